@@ -1,0 +1,110 @@
+"""A spec file to a spec that can be planned, or to everything that is wrong with it.
+
+    text -> source.py (data, places) -> fields.py (single fields) -> here (files, catalog) -> rules.py -> CheckedSpec
+
+All of it happens before the first pass, so that passes never meet a wrong spec, and a user meets all mistakes at once:
+a field that is wrong silences only the rules that read it. This is also the only place where the planner reads files.
+
+It does not plan: whether the cluster is large enough is not asked here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.catalog import GPUS, MODELS, Gpu, Model
+from planner.errors import Problem, SpecError, Violation
+from planner.expert_map import Loads, read_loads
+from planner.fields import check_fields, did_you_mean
+from planner.model_config import ModelConfig, read_model_config
+from planner.rules import broken_rules
+from planner.source import Document, read_document
+from planner.spec import Spec
+
+__all__ = ["CheckedSpec", "check_spec"]
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class CheckedSpec:
+    """A spec without mistakes, and what the files and catalog entries that it names say."""
+
+    spec: Spec
+    model: Model
+    config_digest: str | None  # of the checkpoint's config.json; None for a model of the catalog
+    gpu: Gpu
+    measured_loads: Loads | None  # of expert_load.file
+    document: Document
+
+    def problem(self, violation: Violation) -> Problem:
+        """`violation` with its line, for passes that find the spec infeasible."""
+        return self.document.problem(violation)
+
+
+def check_spec(path: Path) -> CheckedSpec:
+    """The spec in the file at `path`. Raises SpecError with every mistake in it."""
+    document = read_document(path)
+    fields = check_fields(document.data)
+    named = _Named(path.parent, fields.values)
+    rules = broken_rules(fields.values | named.resolved | _given_keys(document))
+    violations = [*fields.violations, *named.violations, *rules]
+    if violations:
+        raise SpecError([document.problem(violation) for violation in violations])
+    return CheckedSpec(
+        spec=Spec.model_validate(document.data),
+        model=named.resolved["model.shapes"],
+        config_digest=named.resolved.get("model.digest"),
+        gpu=named.resolved["cluster.device"],
+        measured_loads=named.resolved.get("expert_load.loads"),
+        document=document,
+    )
+
+
+class _Named:
+    """What the spec only names, looked up: catalog entries and files. Rules read it under paths of its own."""
+
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        self.folder = folder
+        self.violations: list[Violation] = []
+        self.resolved: dict[str, Any] = {}
+        self._resolve(values)
+
+    def _resolve(self, values: dict[str, Any]) -> None:
+        if "model" in values:
+            self._keep("model.shapes", _catalog_entry("S304", "model", values["model"], MODELS))
+        if "model.config" in values:
+            self._keep_config(self._read(read_model_config, values["model.config"]))
+        if "cluster.gpu" in values:
+            self._keep("cluster.device", _catalog_entry("S305", "cluster.gpu", values["cluster.gpu"], GPUS))
+        if values.get("expert_load.file"):
+            self._keep("expert_load.loads", self._read(read_loads, values["expert_load.file"]))
+
+    def _read(self, reader: Callable[[Path, str], Found], written: str) -> Found:
+        return reader(self.folder / written, written)
+
+    def _keep_config(self, found: ModelConfig | Violation) -> None:
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        else:
+            self.resolved |= {"model.shapes": found.model, "model.digest": found.digest}
+
+    def _keep(self, path: str, found: object) -> None:
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        else:
+            self.resolved[path] = found
+
+
+def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Found]) -> Found | Violation:
+    if name in entries:
+        return entries[name]
+    rule = f"{rule_id} must be in the catalog ({', '.join(entries)})"
+    return Violation(path, name, rule, "its figures are not known", did_you_mean(name, list(entries)))
+
+
+def _given_keys(document: Document) -> dict[str, Any]:
+    """Which keys of `expert_load` are written, for the rule that they exclude each other."""
+    section = document.data.get("expert_load", {})
+    return {"expert_load.given": frozenset(section)} if isinstance(section, dict) else {}

@@ -1,0 +1,154 @@
+"""The planner's commands: validate, schema, plan, render.
+
+`stacks/cli.py` registers them beside its own (`add_commands`) and runs them all through `run`, so that every command
+keeps the contract: results on stdout, everything else on stderr, one JSON document with `--format json`, exit status
+0, 1, 2 or 3, never a traceback for what a user can cause. Commands return nothing: they print, or raise TidemillError.
+
+This file prints and decides nothing.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from planner.canonical import pretty_json
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from planner.errors import CallError, OutputError, Problem, SpecError, TidemillError, Violation
+from planner.folder import write_folder
+from planner.plan_text import plan_text
+from planner.render import render_files
+from planner.spec import Spec
+
+__all__ = ["Parser", "add_commands", "add_format", "main", "run"]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises CallError, so that a wrong call is reported like any other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing and leaving."""
+        violation = Violation("", None, "S900 was called wrongly", message, f"see {self.prog} --help")
+        raise CallError([violation.at("tidemill")])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The planner's commands alone, as a function of the command line."""
+    parser = Parser(prog="tidemill", description="Plan DeepSeek-class mixture-of-experts deployments.")
+    add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
+    return run(parser, argv)
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = parser.parse_args(words)
+        arguments.command(arguments)
+        sys.stdout.flush()
+    except TidemillError as error:
+        _report(error.problems, as_json=_wants_json(words))
+        return error.exit_status
+    except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def add_commands(commands: Any) -> None:
+    """Add the planner's commands to what `add_subparsers` returned."""
+    validate = commands.add_parser("validate", help="find every mistake in specs")
+    validate.add_argument("specs", nargs="+", type=Path, metavar="SPEC")
+    add_format(validate)
+    validate.set_defaults(command=_validate)
+
+    schema = commands.add_parser("schema", help="print the spec's JSON Schema, for editors")
+    add_format(schema)
+    schema.set_defaults(command=_schema)
+
+    plan = commands.add_parser("plan", help="show what a spec becomes")
+    plan.add_argument("spec", type=Path, metavar="SPEC")
+    plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
+    add_format(plan)
+    plan.set_defaults(command=_plan)
+
+    render = commands.add_parser("render", help="write a spec's Kubernetes manifests")
+    render.add_argument("spec", type=Path, metavar="SPEC")
+    render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    add_format(render)
+    render.set_defaults(command=_render)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """The option that every command has."""
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
+
+
+def _validate(arguments: argparse.Namespace) -> None:
+    problems: list[Problem] = []
+    for path in arguments.specs:
+        try:
+            check_spec(path)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    if arguments.format == "json":
+        _print_json({"valid": True, "errors": []})
+    else:
+        for path in arguments.specs:
+            print(f"{path}: valid")
+
+
+def _schema(_: argparse.Namespace) -> None:
+    _print_json(Spec.model_json_schema())
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    plan = compile_plan(check_spec(arguments.spec))
+    if arguments.output:
+        _write(arguments.output, pretty_json(plan.as_json()))
+    if arguments.format == "json":
+        _print_json(plan.as_json())
+    else:
+        print(plan_text(plan), end="")
+
+
+def _render(arguments: argparse.Namespace) -> None:
+    plan = compile_plan(check_spec(arguments.spec))
+    files = render_files(plan)
+    write_folder(arguments.output, files)
+    if arguments.format == "json":
+        _print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
+    else:
+        print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        violation = Violation("", None, "S904 must be a writable file", error.strerror or str(error), "choose another")
+        raise OutputError([violation.at(str(path))]) from None
+
+
+def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
+    if as_json:
+        _print_json({"valid": False, "errors": [problem.as_json() for problem in problems]})
+    else:
+        for problem in problems:
+            print(problem, file=sys.stderr)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, sort_keys=True, indent=1))
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Known even where the rest of the command line cannot be parsed."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)

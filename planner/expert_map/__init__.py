@@ -1,0 +1,17 @@
+"""Expert maps: which logical expert sits in which slot of which GPU.
+
+Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked example:
+    load               tokens that chose a logical expert, `[num_moe_layers][num_logical_experts]`, whole numbers
+    replica            one of the slots that hold the same logical expert; tokens are split equally among them
+    physical expert    a slot: 256 + 32 = 288 a layer, numbered GPU by GPU, 288 / 144 = 2 on each
+    max over mean      load of the fullest GPU / mean load of all GPUs; 1.0 is perfect, and it is what a step waits for
+
+The way is that of DeepSeek's EPLB: give replicas to hot experts (`replicate`), then pack slots onto GPUs (`pack`).
+
+Source: github.com/deepseek-ai/EPLB.
+"""
+
+from planner.expert_map.balance import ExpertMap, balance
+from planner.expert_map.loads import Loads, draw_loads, read_loads
+
+__all__ = ["ExpertMap", "Loads", "balance", "draw_loads", "read_loads"]

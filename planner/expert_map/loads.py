@@ -1,0 +1,80 @@
+"""Where the load of experts comes from: measured and read from a file, or drawn.
+
+Loads are whole token counts, so that every later decision compares integers and comes out alike on any machine.
+
+What is drawn: the popularity of each expert of each layer independently from the density x^-alpha on [1, 256], the
+model that the published measurements of expert-parallel imbalance use (alpha 1.01 resembles DeepSeek-R1's routing). No
+sampling noise of a step, no likeness between layers.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from planner.errors import Violation
+
+__all__ = ["Loads", "draw_loads", "read_loads"]
+
+Loads = tuple[tuple[int, ...], ...]  # [num_moe_layers][num_logical_experts]
+
+MOST_POPULAR = 256.0  # as popular as so many least popular experts
+TOKENS_OF_LEAST_POPULAR = 1000
+MAX_LOAD = 2**53
+PATH = "expert_load.file"
+
+
+def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int) -> Loads:
+    """`[num_layers][num_experts]` token counts; the same for the same arguments, on any machine."""
+    generator = random.Random(seed)  # noqa: S311 (its sequence is promised never to change, which numpy's is not)
+    return tuple(
+        tuple(round(TOKENS_OF_LEAST_POPULAR * _popularity(generator.random(), alpha)) for _ in range(num_experts))
+        for _ in range(num_layers)
+    )
+
+
+def _popularity(uniform: float, alpha: float) -> float:
+    """The inverse of the distribution with density x^-alpha on [1, 256]."""
+    if alpha == 1:
+        return float(MOST_POPULAR**uniform)
+    exponent = 1 - alpha
+    return float((1 + uniform * (MOST_POPULAR**exponent - 1)) ** (1 / exponent))
+
+
+def read_loads(path: Path, written: str) -> Loads | Violation:
+    """The loads at `path`, which the spec calls `written`; or what is wrong with them."""
+    try:
+        rows = _read_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
+    except OSError as error:
+        fix = "give the path relative to the spec's folder"
+        return Violation(PATH, written, "S603 must be a readable file", error.strerror or str(error), fix)
+    except (ValueError, RecursionError):
+        return Violation(PATH, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
+    if wrong := _what_is_wrong(rows):
+        return Violation(
+            PATH,
+            written,
+            f"S605 must hold whole token counts up to {MAX_LOAD}, [layers][experts]",
+            wrong,
+            "correct the file",
+        )
+    return tuple(tuple(row) for row in rows)
+
+
+def _read_npy(path: Path) -> Any:
+    import numpy  # only those who have such a file wait for it
+
+    with path.open("rb") as file:
+        return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
+
+
+def _what_is_wrong(rows: Any) -> str | None:
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+        return "it is not a list of rows"
+    if len({len(row) for row in rows}) > 1:
+        return "its rows differ in length"
+    for layer, row in enumerate(rows):
+        for expert, load in enumerate(row):
+            if type(load) is not int or not 0 <= load <= MAX_LOAD:
+                return f"layer {layer}, expert {expert} is {json.dumps(load)[:40]}"
+    return None

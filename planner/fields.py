@@ -1,0 +1,170 @@
+"""What is wrong with single fields: Pydantic's verdict in our words, with the nearest fix.
+
+Also hands the valid rest on (`CheckedFields.values`), so that the rules between fields can still be asked about
+everything that is right, and a user sees all mistakes of a file in one go.
+
+It knows the spec's fields but no rule between two of them: those are in `rules.py`.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from planner.errors import Violation
+from planner.spec import UNION_TAGS, Section, Spec
+
+__all__ = ["CheckedFields", "check_fields", "did_you_mean"]
+
+NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "model_type": "a mapping of keys to values",
+}
+
+
+@dataclass(frozen=True)
+class CheckedFields:
+    """What is wrong, and what is right: dotted path -> value, defaults included."""
+
+    violations: list[Violation]
+    values: dict[str, Any]
+
+
+def check_fields(data: Mapping[str, Any]) -> CheckedFields:
+    """Each field of `data` by itself. A misspelt key is one mistake: the field that was meant is not missing too."""
+    details = _pydantic_errors(data)
+    misspelt = {_meant(detail) for detail in details if detail["type"] == "extra_forbidden"}
+    violations = [_violation(d) for d in details if not (d["type"] == "missing" and _path(d["loc"]) in misspelt)]
+    wrong = {violation.path for violation in violations} | misspelt
+    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")))
+
+
+def did_you_mean(word: Any, choices: list[str]) -> str:
+    """The fix for a word that is not among `choices`."""
+    close = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"write {' or '.join(choices)}"
+
+
+def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
+    try:
+        Spec.model_validate(data)
+    except ValidationError as error:
+        return error.errors(include_url=False)
+    return []
+
+
+def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, field in section.model_fields.items():
+        path = f"{prefix}{name}"
+        if path in wrong or (name not in data and field.is_required()):
+            continue
+        inner = _section_of(field)
+        value = data.get(name, {} if inner else field.default)
+        if inner and isinstance(value, dict):
+            yield from _values(inner, value, wrong, f"{path}.")
+        else:
+            yield path, value
+
+
+def _violation(detail: ErrorDetails) -> Violation:
+    """Pydantic's `detail` in our four parts."""
+    path, kind, value, limits = _path(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "missing":
+        return _missing(path)
+    if kind == "extra_forbidden":
+        return _unknown(detail)
+    if kind in WANTED:
+        rule = f"S203 must be {WANTED[kind]}"
+        return Violation(path, value, rule, f"it is {_noun(value)}", _example(path, value))
+    if kind == "literal_error":
+        choices = [str(choice) for choice in get_args(_field(path).annotation)]
+        rule = f"S204 must be {' or '.join(choices)}"
+        return Violation(path, value, rule, "nothing else is understood", did_you_mean(value, choices))
+    return _out_of_range(path, value, kind, limits)
+
+
+def _missing(path: str) -> Violation:
+    field = _field(path)
+    return Violation(path, None, "S202 is required", _sentence(field), _example(path, None))
+
+
+def _unknown(detail: ErrorDetails) -> Violation:
+    parent, known = _path(detail["loc"][:-1]), list(_section_at(detail["loc"]).model_fields)
+    meant = _meant(detail)
+    fix = f"did you mean {meant.rpartition('.')[2]}?" if meant else "remove it"
+    rule = f"S201 is not a key of {parent or 'the spec'}"
+    return Violation(_path(detail["loc"]), detail["input"], rule, f"known keys: {', '.join(known)}", fix)
+
+
+def _meant(detail: ErrorDetails) -> str | None:
+    """The path of the field that an unknown key is probably meant to be."""
+    *parents, key = detail["loc"]
+    close = difflib.get_close_matches(str(key), _section_at(detail["loc"]).model_fields, n=1, cutoff=0.6)
+    return _path((*parents, close[0])) if close else None
+
+
+def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The section that holds, or should hold, what stands at `location`."""
+    parent = _path(location[:-1])
+    section = _section_of(_field(parent)) if parent else Spec
+    assert section
+    return section
+
+
+def _path(location: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in location if part not in UNION_TAGS)
+
+
+def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -> Violation:
+    if kind == "string_too_short":
+        return Violation(path, value, "S206 must not be empty", _sentence(_field(path)), _example(path, value))
+    if kind == "string_too_long":
+        rule = f"S207 must have at most {limits['max_length']} characters"
+        return Violation(path, value, rule, f"it has {len(value)}", "shorten it")
+    word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
+    return Violation(path, value, f"S205 must be at {word} {bound}", _sentence(_field(path)), f"nearest: {bound}")
+
+
+def _field(path: str) -> FieldInfo:
+    """The declaration of the field at `path`."""
+    section: type[BaseModel] | None = Spec
+    for name in path.split("."):
+        assert section
+        field = section.model_fields[name]
+        section = _section_of(field)
+    return field
+
+
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that `field` holds or, as `model` does, may hold."""
+    candidates = [field.annotation, *(argument for union in get_args(field.annotation) for argument in get_args(union))]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
+
+
+def _noun(value: Any) -> str:
+    return "null" if value is None else NOUNS[type(value)]
+
+
+def _sentence(field: FieldInfo) -> str:
+    """The field's description, as the reason of a message."""
+    assert field.description
+    text = field.description.removesuffix(".")
+    return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"
+
+
+def _example(path: str, value: Any) -> str:
+    """A value that is right: the one that was meant, if it only stands in quotes, else the declared example."""
+    name = path.rpartition(".")[2]
+    field = _field(path)
+    if field.annotation is int and isinstance(value, str) and value.isdecimal():
+        return f"nearest: {int(value)}"
+    if not field.examples:
+        return f"write `{name}:` and its keys below it"
+    return f"for example {name}: {field.examples[0]}"

@@ -1,0 +1,124 @@
+"""Launch files: all that the runtime is told, one document for each unit and one for the gateway.
+
+The only seam between plan and runtime. `tests/contract/launch.schema.json` binds this writer and the reader,
+`runtime/launch.py`. Peers are not listed: they are discovered. Three digests, each over canonical JSON, so that what
+changes restarts only whom it concerns:
+    kv_digest       what prefill and decode must share to exchange KV
+    unit_digest     what the ranks of one unit must share to join
+    launch_digest   the document itself
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from planner import names
+from planner.canonical import digest_of
+from planner.check import CheckedSpec
+from planner.expert_map import ExpertMap
+from planner.names import Ports
+from planner.parallelism import KV_BYTES, kv_dtype
+from planner.placement import Unit
+from planner.spec import Phase, PhaseSpec
+
+__all__ = ["launch_documents"]
+
+LAUNCH_VERSION = 1
+KV_WIRE_VERSION = 1
+NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "gateway", "ports")  # where things are, not what the ranks compute
+
+LaunchDocument = dict[str, Any]
+
+
+def launch_documents(
+    spec: CheckedSpec, units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
+) -> dict[str, LaunchDocument]:
+    """File name -> document, units in order, then the gateway."""
+    documents = {names.launch_file(unit.name): _unit_document(spec, unit, maps[unit.phase]) for unit in units}
+    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec)}
+
+
+def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap) -> LaunchDocument:
+    phase = spec.spec.phase(unit.phase)
+    document: LaunchDocument = {
+        "version": LAUNCH_VERSION,
+        "kind": "unit",
+        "unit": unit.name,
+        "phase": unit.phase,
+        "ranks": [asdict(rank) for rank in unit.ranks],
+        "expert_map": _expert_map(expert_map),
+        "split": "equal",
+        "precision": phase.precision,
+        "overlap": phase.overlap,
+        **_shared_for_kv(spec),
+        "kv_digest": digest_of(_shared_for_kv(spec)),
+        "limits": _limits(phase, phase),
+        "gateway": {"service": names.registry_name(spec.spec.name)},
+        "ports": {
+            "rendezvous": Ports.RENDEZVOUS,
+            "kv": Ports.KV,
+            "registry": Ports.REGISTRY,
+            "metrics": Ports.METRICS,
+        },
+    }
+    joined = {key: value for key, value in document.items() if key not in NOT_IN_UNIT_DIGEST}
+    return _sealed(document | {"unit_digest": digest_of(joined)})
+
+
+def _gateway_document(spec: CheckedSpec) -> LaunchDocument:
+    return _sealed(
+        {
+            "version": LAUNCH_VERSION,
+            "kind": "gateway",
+            "kv_digest": digest_of(_shared_for_kv(spec)),
+            "model": _served_model(spec),
+            "checkpoint": _checkpoint(spec),
+            "limits": _limits(spec.spec.prefill, spec.spec.decode),
+            "ports": {"http": spec.spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
+        }
+    )
+
+
+def _shared_for_kv(spec: CheckedSpec) -> LaunchDocument:
+    dtype = kv_dtype(spec.spec.decode.precision)  # prefill's is equal: a rule
+    kv_cache = {
+        "wire_version": KV_WIRE_VERSION,
+        "dtype": dtype,
+        "bytes_per_token": spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
+    }
+    return {"kv_cache": kv_cache, "model": _served_model(spec), "checkpoint": _checkpoint(spec)}
+
+
+def _served_model(spec: CheckedSpec) -> LaunchDocument:
+    model = spec.spec.model
+    name = model if isinstance(model, str) else model.name
+    return {"name": name or spec.spec.name}
+
+
+def _checkpoint(spec: CheckedSpec) -> LaunchDocument | None:
+    """None where there are no weights to run; such a plan is refused before its documents are written."""
+    model = spec.spec.model
+    if isinstance(model, str) or model.checkpoint is None:
+        return None
+    return {"uri": model.checkpoint, "digest": spec.config_digest}
+
+
+def _expert_map(expert_map: ExpertMap) -> LaunchDocument:
+    return {
+        "sha256": expert_map.sha256,
+        "num_logical_experts": expert_map.num_logical_experts,
+        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
+    }
+
+
+def _limits(prefill: PhaseSpec, decode: PhaseSpec) -> LaunchDocument:
+    """Batches are made in prefill, requests stay in decode; both take requests of one size: a rule."""
+    return {
+        "max_requests": decode.max_requests,
+        "max_request_tokens": decode.max_request_tokens,
+        "max_batch_tokens": prefill.max_batch_tokens,
+    }
+
+
+def _sealed(document: LaunchDocument) -> LaunchDocument:
+    return document | {"launch_digest": digest_of(document)}

@@ -1,0 +1,105 @@
+"""The plan: all decisions, frozen, as one JSON document with a digest.
+
+It is what a review reads, what `render` and `up` carry out, and what a later plan is compared with. Nothing in it
+depends on the machine, the hour or the folder in which it was made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from planner import names
+from planner.canonical import digest_of, pretty_json
+from planner.errors import InfeasibleError, Problem
+from planner.expert_map import ExpertMap
+from planner.parallelism import PhaseLayout
+from planner.placement import Unit
+from planner.spec import Phase, Spec
+
+__all__ = ["Plan"]
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `compile_plan` decided for `spec`."""
+
+    spec: Spec
+    layouts: tuple[PhaseLayout, ...]
+    units: tuple[Unit, ...]
+    expert_maps: Mapping[Phase, ExpertMap]
+    launch_documents: Mapping[str, dict[str, Any]]  # by file name
+    refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+
+    @property
+    def name(self) -> str:
+        """Of the spec, the units and the Kubernetes objects."""
+        return self.spec.name
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the whole plan: equal digests, equal plans."""
+        return digest_of(self._content())
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's plan JSON."""
+        return self._content() | {"digest": self.digest}
+
+    def launch_files(self) -> dict[str, str]:
+        """File name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
+        self.require_runnable()
+        return {name: pretty_json(document) for name, document in self.launch_documents.items()}
+
+    def require_runnable(self) -> None:
+        """Raise InfeasibleError, with every reason, when the bundled runtime cannot run the plan."""
+        if self.refusals:
+            raise InfeasibleError(self.refusals)
+
+    def unit_document(self, unit: Unit) -> dict[str, Any]:
+        """The launch document of `unit`."""
+        return self.launch_documents[names.launch_file(unit.name)]
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "version": PLAN_VERSION,
+            "name": self.name,
+            "spec_digest": digest_of(self.spec.model_dump(mode="json")),
+            "runnable": not self.refusals,
+            "why_not": [problem.message for problem in self.refusals],
+            "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
+            "units": [self._unit_json(unit) for unit in self.units],
+            "expert_maps": {each.sha256: _map_json(each) for each in self.expert_maps.values()},
+        }
+
+    def _unit_json(self, unit: Unit) -> dict[str, Any]:
+        return {
+            "name": unit.name,
+            "phase": unit.phase,
+            "nodes": list(unit.nodes),
+            "ranks": len(unit.ranks),
+            "unit_digest": self.unit_document(unit)["unit_digest"],
+            "expert_map": self.expert_maps[unit.phase].sha256,
+        }
+
+
+def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
+    return {
+        "ep_size": layout.ep_size,
+        "dp_size": layout.dp_size,
+        "nodes_per_unit": layout.nodes_per_unit,
+        "num_logical_experts": layout.num_logical_experts,
+        "num_physical_experts": layout.num_physical_experts,
+        "slots_per_gpu": layout.slots_per_gpu,
+        "routed_per_gpu": layout.slots_per_gpu,
+        "shared_per_gpu": layout.shared_per_gpu,
+        "overlap": layout.overlap,
+    }
+
+
+def _map_json(expert_map: ExpertMap) -> dict[str, Any]:
+    return {
+        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
+        "max_over_mean": list(expert_map.max_over_mean),
+    }

@@ -1,0 +1,109 @@
+"""A plan as text: what one reads in a terminal of 100 columns and pastes into a design review.
+
+It shows what the plan holds and computes nothing of its own beyond means and sums.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from statistics import fmean
+
+from planner.parallelism import PhaseLayout
+from planner.placement import Unit
+from planner.plan import Plan
+from planner.spec import Phase, PhaseSpec
+
+__all__ = ["plan_text"]
+
+WIDTH = 100
+MAX_NODES = 4  # of a unit; of more the first and last are named
+MAX_UNITS = 12  # of a phase; more are counted
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan, ending with a line end."""
+    parts = [_head(plan), _phases(plan), _units(plan), _expert_maps(plan), _runnable(plan)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(plan: Plan) -> str:
+    cluster = plan.spec.cluster
+    used = sum(len(unit.nodes) for unit in plan.units)
+    return "\n".join(
+        (
+            f"Plan {plan.name}",
+            f"  digest    {plan.digest}",
+            f"  cluster   {cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.gpu}, {used} used",
+        )
+    )
+
+
+def _phases(plan: Plan) -> str:
+    head = ("phase", "units", "nodes/unit", "EP", "experts", "slots/GPU", "overlap", "precision")
+    limits_head = ("phase", "max requests/rank", "max request tokens", "max batch tokens")
+    layouts = _table([head, *map(_phase_row, plan.layouts)])
+    limits = _table(
+        [limits_head, *(_limits_row(layout.phase, plan.spec.phase(layout.phase)) for layout in plan.layouts)]
+    )
+    return f"{layouts}\n\n{limits}"
+
+
+def _phase_row(layout: PhaseLayout) -> tuple[str, ...]:
+    redundant = layout.num_physical_experts - layout.num_logical_experts
+    return (
+        layout.phase,
+        str(layout.num_units),
+        str(layout.nodes_per_unit),
+        str(layout.ep_size),
+        f"{layout.num_logical_experts} + {redundant} = {layout.num_physical_experts}",
+        f"{layout.slots_per_gpu} + {layout.shared_per_gpu} shared",
+        layout.overlap,
+        layout.precision,
+    )
+
+
+def _limits_row(phase: Phase, spec: PhaseSpec) -> tuple[str, ...]:
+    return phase, f"{spec.max_requests:,}", f"{spec.max_request_tokens:,}", f"{spec.max_batch_tokens:,}"
+
+
+def _units(plan: Plan) -> str:
+    rows = [("unit", "ranks", "nodes")]
+    more = []
+    for layout in plan.layouts:
+        units = [unit for unit in plan.units if unit.phase == layout.phase]
+        rows += [(unit.name, str(len(unit.ranks)), _node_list(unit)) for unit in units[:MAX_UNITS]]
+        if len(units) > MAX_UNITS:
+            more.append(f"  ... and {len(units) - MAX_UNITS} more {layout.phase} units")
+    return "\n".join([_table(rows), *more])
+
+
+def _node_list(unit: Unit) -> str:
+    if len(unit.nodes) <= MAX_NODES:
+        return ", ".join(unit.nodes)
+    return f"{unit.nodes[0]} to {unit.nodes[-1]}, {len(unit.nodes)} nodes"
+
+
+def _expert_maps(plan: Plan) -> str:
+    rows = [("expert map", "layers", "max/mean load of GPUs: mean", "worst", "sha256")]
+    for phase, each in plan.expert_maps.items():
+        worst = max(each.max_over_mean)
+        layer = each.max_over_mean.index(worst)
+        mean = f"{fmean(each.max_over_mean):.3f}"
+        rows.append((phase, str(len(each.max_over_mean)), mean, f"{worst:.3f} (MoE layer {layer})", each.sha256[7:19]))
+    return _table(rows)
+
+
+def _runnable(plan: Plan) -> str:
+    if not plan.refusals:
+        return "The bundled runtime can run it."
+    reasons = [
+        textwrap.fill(problem.message, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        for problem in plan.refusals
+    ]
+    return "\n".join(["The bundled runtime cannot run it:", *reasons])
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns two spaces apart, indented by two."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(f"  {line}".rstrip() for line in lines)

@@ -1,0 +1,253 @@
+"""The rules between fields: what no field can know about itself.
+
+Each rule is a pure function of the values it names, declared with their paths; the first is the value it is about.
+It is asked only when all of them are right by themselves, so one mistake gives one message and does not hide the next.
+`{phase}` in a path asks the rule once for prefill and once for decode. `model.shapes`, `cluster.gpu`, ... are as
+`check.py` resolved them: already read from the catalog or the files.
+
+A rule does not repair, and does not ask whether the cluster is large enough: that is not a mistake in the spec but
+infeasible, and `placement.py` says so.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner import names
+from planner.catalog import Model
+from planner.errors import Violation
+from planner.expert_map.loads import Loads
+from planner.parallelism import kv_dtype
+from planner.spec import PHASES, Precision
+
+__all__ = ["broken_rules"]
+
+DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+MAX_DNS_LABEL = 63
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule's verdict; who asked knows the path and the value."""
+
+    rule: str
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check and the paths of its arguments."""
+
+    check: Callable[..., Broken | None]
+    reads: tuple[str, ...]
+
+
+RULES: list[Rule] = []
+
+
+def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
+    """Every broken rule of those whose arguments are all in `values`."""
+    for rule in RULES:
+        for paths in _readings(rule):
+            if all(path in values for path in paths):
+                arguments = [values[path] for path in paths]
+                broken = rule.check(*arguments)
+                if broken:
+                    yield Violation(paths[0], arguments[0], broken.rule, broken.reason, broken.fix)
+
+
+def _readings(rule: Rule) -> list[list[str]]:
+    if "{phase}" not in "".join(rule.reads):
+        return [list(rule.reads)]
+    return [[path.format(phase=phase) for path in rule.reads] for phase in PHASES]
+
+
+Check = Callable[..., Broken | None]
+
+
+def _reads(*paths: str) -> Callable[[Check], Check]:
+    def declare(check: Check) -> Check:
+        RULES.append(Rule(check, paths))
+        return check
+
+    return declare
+
+
+# Names
+
+
+@_reads("name")
+def name_is_a_dns_label(name: str) -> Broken | None:
+    """Units, Services and LeaderWorkerSets are named after it."""
+    if DNS_1035.fullmatch(name):
+        return None
+    rule = "S401 must be lower-case letters, digits and hyphens, from a letter to a letter or digit (DNS-1035)"
+    return Broken(rule, "Kubernetes objects are named after it", f"nearest: {_slug(name)}")
+
+
+@_reads("name", "prefill.units", "decode.units")
+def unit_names_fit(name: str, num_prefill: int, num_decode: int) -> Broken | None:
+    """The longest name of a unit is that of the last one of a phase."""
+    longest = max(
+        names.unit_name(name, "prefill", num_prefill - 1), names.unit_name(name, "decode", num_decode - 1), key=len
+    )
+    room = names.MAX_UNIT_NAME - (len(longest) - len(name))
+    if len(name) <= room:
+        return None
+    rule = f"S402 must have at most {room} characters, it has {len(name)}"
+    reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
+    return Broken(rule, reason, f"nearest: {name[:room].rstrip('-')}")
+
+
+@_reads("kubernetes.namespace")
+def namespace_is_a_dns_label(namespace: str) -> Broken | None:
+    """As the API server will insist."""
+    if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
+        return None
+    rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
+    return Broken(rule, "Kubernetes takes no other namespace", f"nearest: {_slug(namespace)}")
+
+
+@_reads("kubernetes.image")
+def image_is_one_word(image: str) -> Broken | None:
+    """An image reference has no spaces; whether it exists only the cluster knows."""
+    without_spaces = "".join(image.split())
+    if image == without_spaces:
+        return None
+    rule = "S404 must be an image reference without spaces"
+    return Broken(rule, "nodes could not pull it", f"nearest: {without_spaces}")
+
+
+@_reads("gateway.port")
+def ports_differ(port: int) -> Broken | None:
+    """The gateway listens for clients, ranks and metrics on one address."""
+    taken = {names.Ports.REGISTRY: "the ranks' registry", names.Ports.METRICS: "metrics"}
+    if port not in taken:
+        return None
+    others = " and ".join(str(other) for other in taken)
+    return Broken(
+        f"S405 must differ from {others}", f"the gateway listens there for {taken[port]}", f"nearest: {port + 1}"
+    )
+
+
+@_reads("model.checkpoint")
+def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
+    """The runtime looks for it in the pod, where the spec's folder means nothing."""
+    if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
+        return None
+    reason = "the runtime looks for it where it runs, not next to the spec"
+    return Broken("S406 must be bundled:NAME or an absolute path", reason, "for example checkpoint: bundled:demo")
+
+
+# Layout
+
+
+@_reads("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes")
+def ep_size_divides_physical_experts(ep_size: int, redundant: int, model: Model) -> Broken | None:
+    """Every GPU of a unit holds equally many slots: the dispatch kernels count on it."""
+    num_logical = model.num_routed_experts
+    num_physical = num_logical + redundant
+    if num_physical % ep_size == 0:
+        return None
+    rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
+    divisors = [size for size in range(1, num_physical + 1) if num_physical % size == 0]
+    return Broken(rule, "all GPUs of a unit hold equally many experts", _nearest(ep_size, divisors))
+
+
+@_reads("{phase}.ep_size", "cluster.gpus_per_node")
+def unit_fills_whole_nodes(ep_size: int, gpus_per_node: int) -> Broken | None:
+    """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
+    if ep_size <= gpus_per_node or ep_size % gpus_per_node == 0:
+        return None
+    rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
+    below = ep_size - ep_size % gpus_per_node
+    return Broken(rule, "a unit has its nodes to itself", f"nearest: {below} or {below + gpus_per_node}")
+
+
+@_reads("{phase}.redundant_experts", "{phase}.ep_size", "model.shapes")
+def replicas_have_gpus_of_their_own(redundant: int, ep_size: int, model: Model) -> Broken | None:
+    """At most one replica of an expert on each GPU."""
+    most = model.num_routed_experts * (ep_size - 1)
+    if redundant <= most:
+        return None
+    rule = f"S503 must be at most {most} ({model.num_routed_experts} experts x {ep_size - 1} further GPUs)"
+    return Broken(rule, "a second replica on the same GPU shares no load", f"nearest: {most}")
+
+
+@_reads("{phase}.max_request_tokens", "model.shapes")
+def requests_fit_the_model(max_request_tokens: int, model: Model) -> Broken | None:
+    """Beyond its positions a model answers nonsense."""
+    most = model.max_position_embeddings
+    if max_request_tokens <= most:
+        return None
+    return Broken(
+        f"S504 must be at most max_position_embeddings ({most})",
+        "the model knows no later positions",
+        f"nearest: {most}",
+    )
+
+
+# Prefill and decode together
+
+
+@_reads("decode.max_request_tokens", "prefill.max_request_tokens")
+def phases_take_equal_requests(decode: int, prefill: int) -> Broken | None:
+    """A request that prefill takes must fit where it goes on."""
+    if decode == prefill:
+        return None
+    rule = f"S505 must equal prefill.max_request_tokens ({prefill})"
+    return Broken(rule, "every request passes through both phases", f"nearest: {prefill}")
+
+
+@_reads("decode.precision", "prefill.precision")
+def phases_exchange_kv(decode: Precision, prefill: Precision) -> Broken | None:
+    """KV travels as it lies in memory: no conversion on the way."""
+    if kv_dtype(decode) == kv_dtype(prefill):
+        return None
+    rule = f"S506 must keep KV as prefill does ({kv_dtype(prefill)}), it keeps {kv_dtype(decode)}"
+    return Broken(rule, f"prefill.precision is {prefill}, and KV is sent as it lies in memory", f"nearest: {prefill}")
+
+
+# Expert load
+
+
+@_reads("expert_load.file", "expert_load.given")
+def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Broken | None:
+    """Measured or drawn, not both."""
+    drawn = sorted(given - {"file"})
+    if file is None or not drawn:
+        return None
+    return Broken(
+        f"S601 must stand alone, not with {' and '.join(drawn)}",
+        "a file leaves nothing to draw",
+        f"remove {' and '.join(drawn)}",
+    )
+
+
+@_reads("expert_load.file", "expert_load.loads", "model.shapes")
+def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
+    """One row an MoE layer, one column a logical expert."""
+    wanted = (model.num_moe_layers, model.num_routed_experts)
+    found = (len(loads), len(loads[0]))
+    if found == wanted:
+        return None
+    rule = (
+        f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
+    )
+    return Broken(rule, "each expert of each layer has a load of its own", "measure it on this model")
+
+
+def _nearest(value: int, allowed: list[int]) -> str:
+    """The allowed numbers on both sides of `value`: `nearest: 96 or 144`."""
+    below = [str(number) for number in allowed if number < value][-1:]
+    above = [str(number) for number in allowed if number > value][:1]
+    return f"nearest: {' or '.join(below + above)}"
+
+
+def _slug(text: str) -> str:
+    """`text` as a DNS label, for a fix."""
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-0123456789")[:MAX_DNS_LABEL].rstrip("-")
+    return slug or "tidemill"

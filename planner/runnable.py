@@ -1,0 +1,48 @@
+"""What the bundled runtime cannot run yet.
+
+A layout that it cannot run still plans, for a design review or for another engine; `render` and `up` refuse it as
+infeasible: the spec is right, the runtime is not there yet. Each refusal goes away with the issue that teaches the
+runtime.
+"""
+
+from collections.abc import Iterator
+
+from planner.check import CheckedSpec
+from planner.errors import Problem, Violation
+from planner.spec import PHASES, Phase
+
+__all__ = ["runtime_refusals"]
+
+
+def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
+    """Why the bundled runtime cannot run `spec`; empty when it can."""
+    violations = [*_without_weights(spec), *_not_on_this_gpu(spec)]
+    for phase in PHASES:
+        violations += _not_in_this_way(spec, phase)
+    return tuple(spec.problem(violation) for violation in violations)
+
+
+def _without_weights(spec: CheckedSpec) -> Iterator[Violation]:
+    model = spec.spec.model
+    if isinstance(model, str):
+        fix = "write model: {config: ..., checkpoint: ...}"
+        yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", fix)
+    elif model.checkpoint is None:
+        fix = "for example checkpoint: bundled:demo"
+        yield Violation("model.checkpoint", None, "S703 is required to run", "a config has no weights", fix)
+
+
+def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
+    if spec.gpu.device != "cpu":
+        reason = "the bundled runtime computes on CPUs so far"
+        yield Violation("cluster.gpu", spec.spec.cluster.gpu, "S704 must be cpu to run", reason, "nearest: cpu")
+
+
+def _not_in_this_way(spec: CheckedSpec, phase: Phase) -> Iterator[Violation]:
+    wanted = spec.spec.phase(phase)
+    if wanted.precision == "fp8":
+        reason = "the bundled runtime has no FP8 kernels so far"
+        yield Violation(f"{phase}.precision", "fp8", "S705 must be bf16 or fp32 to run", reason, "nearest: bf16")
+    if wanted.overlap != "none":
+        reason = "the bundled runtime computes and communicates in turn so far"
+        yield Violation(f"{phase}.overlap", wanted.overlap, "S706 must be none to run", reason, "nearest: none")

@@ -1,0 +1,192 @@
+"""The spec: what a user writes. Every field's type, range, default and meaning; nothing else.
+
+Reject, never coerce: unknown keys are errors (a misspelt `overlpa` must not silently plan without overlap), text is
+never taken for a number, and sections that no pass reads yet are unknown too.
+
+What one field can say about itself is said here and reaches editors through `tidemill schema`; what takes two fields
+to know is in `rules.py`. Field names are the contract's.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+__all__ = [
+    "PHASES",
+    "UNION_TAGS",
+    "ClusterSpec",
+    "ExpertLoadSpec",
+    "GatewaySpec",
+    "KubernetesSpec",
+    "ModelFiles",
+    "Overlap",
+    "Phase",
+    "PhaseSpec",
+    "Precision",
+    "Section",
+    "Spec",
+]
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+Precision = Literal["fp8", "bf16", "fp32"]
+Overlap = Literal["none", "dual_batch", "five_stage"]
+
+
+class Section(BaseModel):
+    """A part of the spec: immutable, without unknown keys, without conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelFiles(Section):
+    """A model by its files."""
+
+    config: str = Field(
+        min_length=1,
+        description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
+        examples=["models/deepseek/config.json"],
+    )
+    checkpoint: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
+        "Without it the spec plans, but does not run.",
+        examples=["bundled:demo"],
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="What /v1/models lists, the spec's name unless given.",
+        examples=["deepseek-r1"],
+    )
+
+
+UNION_TAGS = ("<name>", "<files>")  # Pydantic puts these into the path of an error; no key looks like them
+
+
+def _model_form(value: Any) -> str:
+    return "<files>" if isinstance(value, dict | ModelFiles) else "<name>"
+
+
+class ClusterSpec(Section):
+    """The nodes that the units are placed on, all alike."""
+
+    gpu: str = Field(
+        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process.", examples=["h800"]
+    )
+    nodes: int = Field(ge=1, le=20_000, description="How many nodes there are, called node-0 and so on.", examples=[22])
+    gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    rack_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Nodes in a rack, in order, where a unit is put into one rack where one has room.",
+        examples=[4],
+    )
+
+
+class PhaseSpec(Section):
+    """One phase's units, all alike."""
+
+    units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    ep_size: int = Field(
+        ge=1,
+        le=4096,
+        description="GPUs in a unit, where routed experts are spread over all of them, and attention is data-parallel.",
+        examples=[32],
+    )
+    redundant_experts: int = Field(
+        default=0, ge=0, le=16_384, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32]
+    )
+    overlap: Overlap = Field(
+        default="none",
+        description="How communication hides behind compute: two micro-batches (prefill), or five stages (decode).",
+        examples=["dual_batch"],
+    )
+    precision: Precision = Field(
+        default="bf16",
+        description="Precision of matmuls and dispatch, where fp8 keeps its KV in bf16.",
+        examples=["fp8"],
+    )
+    max_requests: int = Field(
+        default=32, ge=1, le=65_536, description="Requests that one rank works on at a time.", examples=[32]
+    )
+    max_request_tokens: int = Field(
+        default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]
+    )
+    max_batch_tokens: int = Field(
+        default=4096,
+        ge=1,
+        le=10_000_000,
+        description="Prompt tokens that one rank computes in one step, where a longer prompt goes alone.",
+        examples=[4096],
+    )
+
+
+class ExpertLoadSpec(Section):
+    """The load that the expert maps balance: drawn from a power law, or measured."""
+
+    alpha: float = Field(
+        default=1.01,
+        ge=0,
+        le=4,
+        description="Experts' popularity has density x^-alpha on [1, 256], where 1.01 is like DeepSeek-R1's.",
+        examples=[1.01],
+    )
+    seed: int = Field(default=0, ge=0, le=2**53, description="Another seed, other hot experts.", examples=[0])
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Token counts [MoE layers][experts], .npy or .json, relative to this spec, instead of a draw.",
+        examples=["loads.npy"],
+    )
+
+
+class GatewaySpec(Section):
+    """Where clients come in."""
+
+    port: int = Field(
+        default=8000,
+        ge=1024,
+        le=65_535,
+        description="HTTP port, at least 1024 since no process runs as root.",
+        examples=[8000],
+    )
+
+
+class KubernetesSpec(Section):
+    """What only the manifests need."""
+
+    namespace: str = Field(
+        default="tidemill", description="Namespace of all objects, created with them.", examples=["tidemill"]
+    )
+    image: str = Field(
+        default="tidemill-runtime:0.1.0",
+        min_length=1,
+        description="The image that holds the runtime package, as the nodes can pull it.",
+        examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+
+
+class Spec(Section):
+    """A deployment of one mixture-of-experts model, prefill and decode apart."""
+
+    version: Literal[1] = Field(description="Version of this format.", examples=[1])
+    name: str = Field(
+        description="Name of the plan, after which units and Kubernetes objects are named.", examples=["deepseek-r1"]
+    )
+    model: Annotated[
+        Annotated[str, Tag("<name>")] | Annotated[ModelFiles, Tag("<files>")], Discriminator(_model_form)
+    ] = Field(description="A model of the catalog, or a checkpoint's files.", examples=["deepseek-r1"])
+    cluster: ClusterSpec = Field(description="The nodes.")
+    prefill: PhaseSpec = Field(description="Units that compute prompts.")
+    decode: PhaseSpec = Field(description="Units that produce tokens.")
+    expert_load: ExpertLoadSpec = Field(default=ExpertLoadSpec(), description="What the expert maps balance.")
+    gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.")
+    kubernetes: KubernetesSpec = Field(default=KubernetesSpec(), description="What only the manifests need.")
+
+    def phase(self, phase: Phase) -> PhaseSpec:
+        """The section of `phase`."""
+        return self.prefill if phase == "prefill" else self.decode

@@ -1,0 +1,130 @@
+"""A small right spec beside its model's config, and ways to write wrong ones."""
+
+import json
+
+import pytest
+
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from planner.errors import SpecError
+
+SPEC = """\
+version: 1
+name: river
+model:
+  config: config.json
+  checkpoint: bundled:demo
+cluster:
+  gpu: cpu
+  nodes: 3
+  gpus_per_node: 2
+prefill:
+  ep_size: 2
+  redundant_experts: 4
+  overlap: none
+  precision: fp32
+  max_requests: 8
+  max_request_tokens: 2048
+  max_batch_tokens: 2048
+decode:
+  units: 1
+  ep_size: 4
+  redundant_experts: 4
+  overlap: none
+  precision: fp32
+  max_request_tokens: 2048
+expert_load:
+  alpha: 1.01
+  seed: 0
+gateway:
+  port: 8000
+kubernetes:
+  namespace: tidemill
+  image: tidemill-runtime:0.1.0
+"""
+
+CONFIG = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 5,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 32,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.fixture(scope="session")
+def spec_text():
+    """A right spec, one value a line."""
+    return SPEC
+
+
+@pytest.fixture(scope="session")
+def with_line():
+    """A function: the right spec with other text in place of a line (from 1)."""
+
+    def replace(line, text, spec=SPEC):
+        lines = spec.splitlines()
+        lines[line - 1] = text
+        return "\n".join(lines) + "\n"
+
+    return replace
+
+
+@pytest.fixture(scope="session")
+def spec_folder(tmp_path_factory):
+    """A folder with the model's config, two broken ones, and load files."""
+    folder = tmp_path_factory.mktemp("specs")
+    files = {
+        "config.json": CONFIG,
+        "gpt2.json": {"model_type": "gpt2"},
+        "ungrouped.json": CONFIG | {"n_group": 5},
+        "all_dense.json": CONFIG | {"first_k_dense_replace": 5},
+        "loads.json": [[100 + layer + expert for expert in range(32)] for layer in range(4)],
+        "few_layers.json": [[1] * 32] * 3,
+        "negative.json": [[1] * 31 + [-1]] * 4,
+        "ragged.json": [[1, 2], [1]],
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "torn.json").write_text('{"model_type":')
+    return folder
+
+
+@pytest.fixture(scope="session")
+def spec_file(spec_folder):
+    """A function: the path of a file with that text, beside the model's config."""
+
+    def write(text=SPEC, name="spec.yaml"):
+        path = spec_folder / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def problems_of(spec_file):
+    """A function: the problems that a spec text has, in the order of its lines."""
+
+    def check(text):
+        try:
+            check_spec(spec_file(text, "checked.yaml"))
+        except SpecError as error:
+            return error.problems
+        return ()
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def plan_of(spec_file):
+    """A function: the plan of a spec text."""
+
+    def compiled(text=SPEC):
+        return compile_plan(check_spec(spec_file(text, "planned.yaml")))
+
+    return compiled

@@ -1,0 +1,233 @@
+"""The commands: what goes to stdout and stderr, and the exit status."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from planner.cli import main
+
+
+def test_validate_says_valid(spec_file, capsys):
+    """A right spec: exit 0, one line."""
+    path = spec_file()
+    status = main(["validate", str(path)])
+
+    assert (status, capsys.readouterr()) == (0, (f"{path}: valid\n", ""))
+
+
+def test_validate_reports_mistakes_of_all_files(spec_file, with_line, capsys):
+    """Two wrong files: exit 2, nothing on stdout, a line for each mistake."""
+    paths = [str(spec_file(with_line(8, "  nodes: 0"), f"wrong{index}.yaml")) for index in (1, 2)]
+    status = main(["validate", *paths])
+    out, err = capsys.readouterr()
+
+    assert (status, out) == (2, "")
+    assert [line.split(":")[0] for line in err.splitlines()] == paths
+
+
+def test_validate_as_json_is_the_contracts(spec_file, with_line, capsys):
+    """Each error has the keys that other programs rely on."""
+    path = str(spec_file(with_line(20, "  ep_size: 8")))
+    status = main(["validate", path, "--format", "json"])
+    document = json.loads(capsys.readouterr().out)
+
+    assert status == 2
+    assert document == {
+        "valid": False,
+        "errors": [
+            {
+                "file": path,
+                "path": "decode.ep_size",
+                "line": 20,
+                "column": 12,
+                "value": 8,
+                "rule": "S501 must divide num_physical_experts (36 = 32 + 4 redundant)",
+                "reason": "all GPUs of a unit hold equally many experts",
+                "fix": "nearest: 6 or 9",
+                "message": "decode.ep_size (8) must divide num_physical_experts (36 = 32 + 4 redundant); "
+                "all GPUs of a unit hold equally many experts; nearest: 6 or 9",
+            }
+        ],
+    }
+
+
+def test_validate_does_not_place(spec_file, with_line):
+    """Too few nodes is not a mistake: `plan` finds it, with its own exit status."""
+    path = str(spec_file(with_line(8, "  nodes: 1")))
+
+    assert (main(["validate", path]), main(["plan", path])) == (0, 3)
+
+
+def test_infeasible_as_json_is_the_same_document(spec_file, with_line, capsys):
+    """Every command prints the errors JSON when it fails."""
+    status = main(["plan", "--format=json", str(spec_file(with_line(8, "  nodes: 1")))])
+
+    assert (status, [error["path"] for error in json.loads(capsys.readouterr().out)["errors"]]) == (
+        3,
+        ["cluster.nodes"],
+    )
+
+
+def test_plan_text_fits_a_terminal(spec_file, capsys):
+    """At most 100 columns, with the digest that everything else refers to."""
+    main(["plan", str(spec_file())])
+    text = capsys.readouterr().out
+
+    assert max(map(len, text.splitlines())) <= 100
+    assert "sha256:" in text
+    assert "32 + 4 = 36" in text
+
+
+def test_plan_writes_json_whatever_is_printed(spec_file, tmp_path, capsys):
+    """-o is JSON, equal to what --format json prints."""
+    main(["plan", str(spec_file()), "-o", str(tmp_path / "plan.json")])
+    capsys.readouterr()
+    main(["plan", str(spec_file()), "--format", "json"])
+
+    assert (tmp_path / "plan.json").read_text() == capsys.readouterr().out
+
+
+def test_a_plan_that_cannot_be_written_is_exit_1(spec_file, tmp_path, capsys):
+    """S904: the spec is right, the file system is not."""
+    status = main(["plan", str(spec_file()), "-o", str(tmp_path / "none" / "plan.json")])
+
+    assert (status, capsys.readouterr().err.count("\n")) == (1, 1)
+
+
+def test_schema_is_json_schema_with_descriptions(spec_file, capsys):
+    """Editors can complete from it: every field is described and has an example."""
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    Draft202012Validator.check_schema(schema)
+
+    assert sorted(schema["required"]) == ["cluster", "decode", "model", "name", "prefill", "version"]
+    assert all(field["description"] for part in schema["$defs"].values() for field in part["properties"].values())
+
+
+def test_render_writes_the_same_bytes_every_time(spec_file, tmp_path):
+    """Two folders, and one folder twice: equal files."""
+    for folder in ("a", "b", "b"):
+        assert main(["render", str(spec_file()), "-o", str(tmp_path / folder)]) == 0
+
+    assert _files(tmp_path / "a") == _files(tmp_path / "b")
+
+
+def test_render_removes_its_stale_files_and_keeps_others(spec_file, with_line, tmp_path):
+    """A unit that is gone leaves no manifest; a README that someone added stays."""
+    folder = tmp_path / "out"
+    main(["render", str(spec_file(with_line(19, "  units: 2", with_line(8, "  nodes: 5")))), "-o", str(folder)])
+    (folder / "README.md").write_text("ours")
+    assert (folder / "leaderworkerset-river-decode-1.yaml").exists()
+    main(["render", str(spec_file()), "-o", str(folder)])
+
+    assert sorted(name for name in _files(folder) if "decode-1" in name or name == "README.md") == ["README.md"]
+
+
+def test_render_refuses_a_folder_that_it_did_not_write(spec_file, tmp_path, capsys):
+    """S902: exit 2, and nothing in it is touched."""
+    (tmp_path / "notes.txt").write_text("mine")
+    status = main(["render", str(spec_file()), "-o", str(tmp_path)])
+
+    assert (status, _files(tmp_path)) == (2, {"notes.txt": b"mine"})
+    assert "[S902]" in capsys.readouterr().err
+
+
+def test_render_refuses_a_foreign_file_in_its_way(spec_file, tmp_path):
+    """S902: a file of its own folder that it did not write is not overwritten."""
+    folder = tmp_path / "out"
+    main(["render", str(spec_file()), "-o", str(folder)])
+    text = (folder / "kustomization.yaml").read_text()
+    (folder / "kustomization.yaml").write_text(text.replace('  - "namespace-tidemill.yaml"\n', ""))
+
+    assert main(["render", str(spec_file()), "-o", str(folder)]) == 2
+
+
+def test_render_refuses_a_file_in_place_of_the_folder(spec_file, tmp_path, capsys):
+    """S901: a file is not a folder."""
+    (tmp_path / "out").write_text("")
+    status = main(["render", str(spec_file()), "-o", str(tmp_path / "out")])
+
+    assert (status, "[S901]" in capsys.readouterr().err) == (2, True)
+
+
+def test_render_into_a_place_that_cannot_be_written_is_exit_1(spec_file, tmp_path, capsys):
+    """S903: one sentence, whatever the file system says."""
+    (tmp_path / "file").write_text("")
+    status = main(["render", str(spec_file()), "-o", str(tmp_path / "file" / "out")])
+
+    assert (status, "[S903]" in capsys.readouterr().err) == (1, True)
+
+
+def test_render_refuses_what_the_runtime_cannot_run(spec_file, with_line, tmp_path):
+    """Exit 3, and no folder."""
+    status = main(["render", str(spec_file(with_line(13, "  overlap: dual_batch"))), "-o", str(tmp_path / "out")])
+
+    assert (status, (tmp_path / "out").exists()) == (3, False)
+
+
+@pytest.mark.parametrize(
+    "call", [[], ["simulate", "x"], ["plan"], ["plan", "a", "b"], ["validate", "x", "--format", "xml"]]
+)
+def test_a_wrong_call_is_exit_2(call, capsys):
+    """S900: unknown commands, options and numbers of arguments, in one line."""
+    status = main(call)
+    out, err = capsys.readouterr()
+
+    assert (status, out, err.count("\n"), "[S900]" in err) == (2, "", 1, True)
+
+
+def test_a_wrong_call_as_json_is_json(capsys):
+    """A program that asks for JSON gets it even where its call is wrong."""
+    assert main(["simulate", "--format", "json"]) == 2
+    assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("S900")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_mutated_specs_never_cause_a_traceback(data, spec_text, spec_file):
+    """Bytes changed, cut and repeated anywhere: an exit status of the contract, whatever comes out."""
+    content = bytearray(spec_text.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(content)))
+        end = data.draw(st.integers(start, min(len(content), start + 8)))
+        content[start:end] = data.draw(
+            st.binary(max_size=6) | st.sampled_from([b"[", b"{", b": ", b"- ", b"*a", b"9" * 30])
+        )
+
+    assert main(["plan", "--format", "json", str(spec_file(bytes(content)))]) in (0, 2, 3)
+
+
+def test_a_reader_that_stops_early_is_no_traceback(spec_file):
+    """`tidemill plan ... | head -1`."""
+    code = "import sys; from planner.cli import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "plan", "--format", "json", str(spec_file())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        err = process.stderr.read()
+
+    assert (process.returncode, err) == (1, b"")
+
+
+def test_planning_needs_nothing_heavy(spec_file):
+    """A pull-request job can plan: none of torch, numpy, pulumi, kubernetes is imported."""
+    code = (
+        "import sys; from planner.cli import main; status = main()\n"
+        "sys.exit(status or sorted({'torch', 'numpy', 'pulumi', 'kubernetes'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "validate", str(spec_file())], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,0 +1,198 @@
+"""From a checked spec to a plan: placement, digests, what cannot be had and what cannot be run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from planner.errors import InfeasibleError, SpecError
+from planner.plan import Plan
+
+SPECS = Path(__file__).parents[2] / "stacks" / "specs"
+
+
+def test_units_have_their_nodes_to_themselves(plan_of):
+    """Prefill first, in order of nodes; ranks run node by node."""
+    prefill, decode = plan_of().units
+
+    assert (prefill.name, prefill.nodes) == ("river-prefill-0", ("node-0",))
+    assert (decode.name, decode.nodes) == ("river-decode-0", ("node-1", "node-2"))
+    assert [(rank.node, rank.local_rank, rank.rank) for rank in decode.ranks] == [
+        ("node-1", 0, 0),
+        ("node-1", 1, 1),
+        ("node-2", 0, 2),
+        ("node-2", 1, 3),
+    ]
+
+
+def test_a_unit_goes_into_one_rack_where_one_has_room(with_line, plan_of):
+    """With racks of two, the second node of the first rack stays free for a unit of one node."""
+    plan = plan_of(with_line(8, "  nodes: 4\n  rack_size: 2"))
+
+    assert [unit.nodes for unit in plan.units] == [("node-0",), ("node-2", "node-3")]
+
+
+def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, plan_of):
+    """S701: not a mistake in the spec, and with the line and the number."""
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(with_line(8, "  nodes: 2"))
+
+    (problem,) = error.value.problems
+    assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S701", 8, 3)
+    assert problem.message == (
+        "cluster.nodes (2) must be at least 3 (prefill 1 x 1 + decode 1 x 2); "
+        "every unit has its nodes to itself; nearest: 3"
+    )
+
+
+def test_an_unknown_model_is_a_mistake(spec_text, problems_of):
+    """S304: a model that is not in the catalog has no shapes."""
+    (problem,) = problems_of(_with_catalog_model(spec_text, "deepseek-v4"))
+
+    assert problem.message == (
+        "model (deepseek-v4) must be in the catalog (deepseek-r1, deepseek-v3); "
+        "its figures are not known; did you mean deepseek-v3?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule_id", "line", "text", "message"),
+    [
+        (
+            *("S703", 5, ""),
+            "model.checkpoint is required to run; a config has no weights; for example checkpoint: bundled:demo",
+        ),
+        (
+            *("S704", 7, "  gpu: h800"),
+            "cluster.gpu (h800) must be cpu to run; the bundled runtime computes on CPUs so far; nearest: cpu",
+        ),
+        (
+            *("S706", 13, "  overlap: dual_batch"),
+            "prefill.overlap (dual_batch) must be none to run; "
+            "the bundled runtime computes and communicates in turn so far; nearest: none",
+        ),
+    ],
+)
+def test_what_the_runtime_cannot_run_still_plans(rule_id, line, text, message, with_line, plan_of):
+    """The plan says why, and only its launch files are refused."""
+    plan = plan_of(with_line(line, text))
+
+    assert (plan.as_json()["runnable"], plan.as_json()["why_not"]) == (False, [message])
+    with pytest.raises(InfeasibleError, match=rule_id):
+        plan.launch_files()
+
+
+def test_the_published_pair_plans():
+    """DeepSeek's prefill and decode unit: 4 + 18 nodes, 9 and 2 routed experts a GPU, and every reason not to run."""
+    plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
+    prefill, decode = plan.layouts
+
+    assert [len(unit.nodes) for unit in plan.units] == [4, 18]
+    assert (prefill.slots_per_gpu, decode.slots_per_gpu) == (9, 2)
+    assert (prefill.num_physical_experts, decode.num_physical_experts, decode.shared_per_gpu) == (288, 288, 1)
+    assert {problem.rule[:4] for problem in plan.refusals} == {"S702", "S704", "S705", "S706"}
+
+
+def test_latent_kv_of_the_published_model_is_as_published():
+    """70,272 bytes a token in BF16."""
+    plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
+
+    assert plan.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 70_272
+
+
+def test_the_demo_plans_and_runs():
+    """Three nodes of two slots: prefill EP2 on one, decode EP4 on two, 36 slots as 18 and 9 a rank."""
+    plan = compile_plan(check_spec(SPECS / "demo.yaml"))
+    phases = plan.as_json()["phases"]
+
+    assert plan.refusals == ()
+    assert [(len(unit.nodes), len(unit.ranks)) for unit in plan.units] == [(1, 2), (2, 4)]
+    assert (phases["prefill"]["slots_per_gpu"], phases["decode"]["slots_per_gpu"]) == (18, 9)
+
+
+def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
+    """The contract's keys of the passes that exist, and no other."""
+    plan = plan_of().as_json()
+
+    assert sorted(plan) == sorted(
+        ["version", "digest", "spec_digest", "name", "phases", "runnable", "why_not", "units", "expert_maps"]
+    )
+    assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest"]
+    assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])
+
+
+def test_the_same_spec_gives_the_same_bytes(plan_of):
+    """Compiled twice, and independent of comments and of where the file lies."""
+    first, second = json.dumps(plan_of().as_json()), json.dumps(plan_of().as_json())
+
+    assert first == second
+    assert "/tmp" not in first
+
+
+def test_a_comment_changes_nothing(spec_text, plan_of):
+    """Digests are of what the spec says, not of how it is written."""
+    assert plan_of("# hello\n" + spec_text).digest == plan_of(spec_text).digest
+
+
+def test_an_edit_of_one_unit_leaves_the_others_digests(with_line, plan_of):
+    """More requests in decode: decode restarts, prefill does not, and both still exchange KV."""
+    before, after = plan_of(), plan_of(with_line(24, "  max_request_tokens: 2048\n  max_requests: 99"))
+    digests = [[plan.unit_document(unit)["unit_digest"] for unit in plan.units] for plan in (before, after)]
+
+    assert digests[0][0] == digests[1][0]
+    assert digests[0][1] != digests[1][1]
+    assert len({document["kv_digest"] for plan in (before, after) for document in plan.launch_documents.values()}) == 1
+
+
+@st.composite
+def specs(draw):
+    """Specs whose fields are each in range; many ask for too much, or for what does not fit together."""
+    phase = {
+        "units": draw(st.integers(1, 3)),
+        "ep_size": draw(st.sampled_from([1, 2, 3, 4, 6, 8, 9, 12])),
+        "redundant_experts": draw(st.sampled_from([0, 4, 16, 32, 500])),
+        "precision": draw(st.sampled_from(["fp8", "bf16", "fp32"])),
+        "max_request_tokens": draw(st.sampled_from([2, 2048, 4096])),
+    }
+    other = phase | draw(st.fixed_dictionaries({}, optional={"ep_size": st.integers(1, 40), "units": st.just(1000)}))
+    cluster = {
+        "gpu": draw(st.sampled_from(["cpu", "h800"])),
+        "nodes": draw(st.integers(1, 60)),
+        "gpus_per_node": draw(st.integers(1, 8)),
+    }
+    model = {"config": draw(st.sampled_from(["config.json", "ungrouped.json"]))}
+    return {"version": 1, "name": "any", "model": model, "cluster": cluster, "prefill": phase, "decode": other}
+
+
+@settings(max_examples=300, deadline=None)
+@given(spec=specs())
+def test_any_spec_plans_or_is_refused_with_a_reason(spec, spec_file):
+    """Never a traceback: a plan with disjoint units, or a problem with a line."""
+    outcome = _compiled(spec_file(json.dumps(spec, indent=1)))
+    if isinstance(outcome, Plan):
+        _assert_sound(outcome)
+    else:
+        assert all(problem.line and problem.reason and problem.fix for problem in outcome)
+
+
+def _compiled(path):
+    try:
+        return compile_plan(check_spec(path))
+    except (SpecError, InfeasibleError) as error:
+        return error.problems
+
+
+def _assert_sound(plan):
+    nodes = [node for unit in plan.units for node in unit.nodes]
+    assert len(set(nodes)) == len(nodes) <= plan.spec.cluster.nodes
+    for layout in plan.layouts:
+        assert layout.slots_per_gpu * layout.ep_size == layout.num_physical_experts
+        assert layout.ranks_per_node * layout.nodes_per_unit == layout.ep_size
+
+
+def _with_catalog_model(spec_text, name):
+    return spec_text.replace("model:\n  config: config.json\n  checkpoint: bundled:demo\n", f"model: {name}\n")

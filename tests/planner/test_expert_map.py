@@ -1,0 +1,121 @@
+"""Laws of expert maps, for any loads and sizes that a spec can ask for."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planner.expert_map import balance, draw_loads
+from planner.expert_map.pack import pack
+from planner.expert_map.replicate import replicate
+
+
+@st.composite
+def problems(draw):
+    """Loads of one layer, the slots, the GPUs: sizes that `rules.py` lets pass."""
+    num_gpus = draw(st.integers(1, 8))
+    slots_per_gpu = draw(st.integers(1, 6))
+    num_slots = num_gpus * slots_per_gpu
+    num_experts = draw(st.integers(slots_per_gpu, num_slots))
+    assume(num_slots <= num_experts * num_gpus)
+    loads = draw(st.lists(st.integers(0, 50) | st.integers(0, 2**53), min_size=num_experts, max_size=num_experts))
+    return loads, num_slots, num_gpus
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems())
+def test_a_map_serves_every_expert_evenly(problem):
+    """Every expert has a slot, GPUs hold equally many, and none holds an expert twice."""
+    loads, num_slots, num_gpus = problem
+    (slots,) = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
+    per_gpu = num_slots // num_gpus
+    gpus = [slots[start : start + per_gpu] for start in range(0, num_slots, per_gpu)]
+
+    assert set(slots) == set(range(len(loads)))
+    assert [len(gpu) for gpu in gpus] == [per_gpu] * num_gpus
+    assert all(len(set(gpu)) == per_gpu for gpu in gpus)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems())
+def test_the_same_loads_give_the_same_map(problem):
+    """Nothing but the arguments decides."""
+    loads, num_slots, num_gpus = problem
+    first, second = (balance((tuple(loads),), num_slots, num_gpus) for _ in range(2))
+
+    assert (first, first.sha256) == (second, second.sha256)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems())
+def test_max_over_mean_is_between_perfect_and_all_on_one(problem):
+    """The fullest GPU carries at least the mean and at most everything."""
+    loads, num_slots, num_gpus = problem
+    (imbalance,) = balance((tuple(loads),), num_slots, num_gpus).max_over_mean
+
+    assert 1 - 1e-6 <= imbalance <= num_gpus + 1e-6
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems())
+def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
+    """Replication is optimal: the largest replica stays at least as large for any other count of its expert."""
+    loads, num_slots, num_gpus = problem
+    counts = replicate(loads, num_slots, num_gpus)
+    spare = [expert for expert, count in enumerate(counts) if count > 1]
+    hottest = max(
+        (expert for expert in range(len(loads)) if counts[expert] < num_gpus),
+        key=lambda expert: loads[expert] / counts[expert],
+        default=None,
+    )
+
+    assert sum(counts) == num_slots
+    assert 1 <= min(counts) <= max(counts) <= max(1, num_gpus)
+    if hottest is not None:
+        largest = loads[hottest] / counts[hottest]
+        assert all(loads[expert] / (counts[expert] - 1) >= largest * (1 - 1e-12) for expert in spare)
+
+
+def test_hot_experts_get_the_redundant_slots():
+    """One redundant slot goes to the hottest expert; ties go to the lower number."""
+    assert replicate([10, 90, 30, 30], num_slots=6, num_gpus=3) == [1, 3, 1, 1]
+    assert replicate([5, 5, 5, 5], num_slots=6, num_gpus=3) == [2, 2, 1, 1]
+
+
+def test_packing_makes_room_rather_than_holding_an_expert_twice():
+    """When only the GPU that holds an expert has a free slot, another expert moves there."""
+    gpus = pack([90, 80, 10], counts=[1, 1, 2], num_gpus=2)
+
+    assert sorted(sorted(gpu) for gpu in gpus) == [[0, 2], [1, 2]]
+
+
+def test_decode_of_the_published_system_is_as_balanced_as_published():
+    """EP144 with 288 slots on loads of alpha 1.01: DeepSeek's EPLB reaches a mean max/mean of 1.58 there."""
+    expert_map = balance(draw_loads(1.01, 0, num_layers=58, num_experts=256), num_slots=288, num_gpus=144)
+
+    assert sum(expert_map.max_over_mean) / 58 == pytest.approx(1.58, rel=0.03)
+
+
+def test_prefill_of_the_published_system_is_balanced():
+    """EP32 with 288 slots: packed without regard to nodes, at most 1.005."""
+    expert_map = balance(draw_loads(1.01, 0, num_layers=58, num_experts=256), num_slots=288, num_gpus=32)
+
+    assert sum(expert_map.max_over_mean) / 58 < 1.005
+
+
+@settings(max_examples=50, deadline=None)
+@given(alpha=st.floats(0, 4) | st.just(1), seed=st.integers(0, 2**53))
+def test_drawn_loads_depend_on_alpha_and_seed_alone(alpha, seed):
+    """Positive whole counts, at most 256 times apart, the same every time."""
+    loads = draw_loads(alpha, seed, num_layers=2, num_experts=8)
+
+    assert loads == draw_loads(alpha, seed, num_layers=2, num_experts=8)
+    assert all(1000 <= load <= 256_000 for layer in loads for load in layer)
+
+
+def test_another_seed_makes_other_experts_hot():
+    """Seeds differ in which experts are popular."""
+    hottest = Counter(max(range(32), key=draw_loads(1.01, seed, 1, 32)[0].__getitem__) for seed in range(20))
+
+    assert len(hottest) > 5

@@ -1,0 +1,228 @@
+"""The manifests of the demo, as Kubernetes will read them."""
+
+import json
+import re
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+
+import templates
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from planner.render import render_files
+
+DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
+TEMPLATES = sorted(Path(templates.__file__).parent.glob("*.j2"))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """The demo's."""
+    return compile_plan(check_spec(DEMO))
+
+
+@pytest.fixture(scope="module")
+def files(plan):
+    """File name -> text."""
+    return render_files(plan)
+
+
+@pytest.fixture(scope="module")
+def objects(files):
+    """File name -> the one object in it."""
+    return {name: yaml.safe_load(text) for name, text in files.items()}
+
+
+@pytest.fixture(scope="module")
+def applied(objects):
+    """The objects that reach the API server: all but kustomize's own."""
+    return {name: each for name, each in objects.items() if each["kind"] != "Kustomization"}
+
+
+def test_every_object_has_its_file(objects):
+    """One object a file, named by kind and name, and all of them listed for kustomize."""
+    names = [f"{each['kind'].lower()}-{each['metadata']['name']}.yaml" for each in list(objects.values())[1:]]
+
+    assert list(objects) == ["kustomization.yaml", *names]
+    assert objects["kustomization.yaml"]["resources"] == names
+
+
+def test_what_is_rendered(objects):
+    """The demo in objects: gateway, two units, and what they need."""
+    kinds = [each["kind"] for each in objects.values()]
+
+    assert {kind: kinds.count(kind) for kind in sorted(set(kinds))} == {
+        "ConfigMap": 3,
+        "Deployment": 1,
+        "Kustomization": 1,
+        "LeaderWorkerSet": 2,
+        "Namespace": 1,
+        "Service": 4,
+        "ServiceAccount": 2,
+    }
+
+
+def test_every_object_has_our_labels(applied):
+    """Kubernetes' recommended labels and the plan's name; those of a unit also say unit and phase."""
+    for name, each in applied.items():
+        labels = each["metadata"]["labels"]
+        assert {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"} <= labels.keys()
+        assert labels["tidemill.dev/plan"] == "demo"
+        assert (
+            ("tidemill.dev/unit" in labels)
+            == ("tidemill.dev/phase" in labels)
+            == ("code-0" in name or "fill-0" in name)
+        )
+
+
+def test_all_objects_are_in_the_namespace(applied):
+    """But for the namespace itself."""
+    namespaces = {each["metadata"].get("namespace") for each in applied.values() if each["kind"] != "Namespace"}
+
+    assert namespaces == {"tidemill"}
+
+
+def test_digests_are_only_on_object_metadata(applied):
+    """A digest on a pod template would restart pods for a change that does not concern them."""
+    for each in applied.values():
+        assert "sha256" not in json.dumps(each.get("spec", {}))
+    assert "tidemill.dev/plan-digest" in applied["namespace-tidemill.yaml"]["metadata"]["annotations"]
+
+
+def test_nothing_sets_replicas(applied):
+    """Whoever scales owns that field."""
+    assert not [name for name, each in applied.items() if "replicas" in each.get("spec", {})]
+
+
+def test_a_unit_is_a_group_of_pods_one_a_node(applied):
+    """Decode on its two nodes: size 2, pinned there, apart from each other, restarted as one."""
+    spec = applied["leaderworkerset-demo-decode-0.yaml"]["spec"]
+    template = spec["leaderWorkerTemplate"]
+    affinity = template["workerTemplate"]["spec"]["affinity"]
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (apart,) = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+    assert (spec["startupPolicy"], template["size"]) == ("LeaderCreated", 2)
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1", "node-2"]}
+    ]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"]["matchLabels"].items() <= template["workerTemplate"]["metadata"]["labels"].items()
+
+
+def test_selectors_pick_the_pods_they_are_for(applied):
+    """Each Service finds the pods of its unit, or the gateway's, and no others."""
+    pods = {
+        "demo-prefill-0": applied["leaderworkerset-demo-prefill-0.yaml"]["spec"]["leaderWorkerTemplate"][
+            "workerTemplate"
+        ],
+        "demo-decode-0": applied["leaderworkerset-demo-decode-0.yaml"]["spec"]["leaderWorkerTemplate"][
+            "workerTemplate"
+        ],
+        "demo-gateway": applied["deployment-demo-gateway.yaml"]["spec"]["template"],
+    }
+    found = {
+        each["metadata"]["name"]: [
+            pod
+            for pod, template in pods.items()
+            if each["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+        ]
+        for each in applied.values()
+        if each["kind"] == "Service"
+    }
+
+    assert found == {
+        "demo-gateway": ["demo-gateway"],
+        "demo-registry": ["demo-gateway"],
+        "demo-prefill-0": ["demo-prefill-0"],
+        "demo-decode-0": ["demo-decode-0"],
+    }
+
+
+def test_peers_can_be_found_before_they_are_ready(applied):
+    """Waiting for the group must not deadlock: the Services by which ranks meet are published from the start."""
+    early = {
+        each["metadata"]["name"]
+        for each in applied.values()
+        if each["kind"] == "Service" and each["spec"].get("publishNotReadyAddresses")
+    }
+
+    assert early == {"demo-registry", "demo-prefill-0", "demo-decode-0"}
+
+
+def test_pods_are_told_the_runtimes_command_line(applied):
+    """Node and address by the downward API, the leader by LeaderWorkerSet, the launch file from the ConfigMap."""
+    pod = applied["leaderworkerset-demo-decode-0.yaml"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    (container,) = pod["containers"]
+
+    assert container["command"] + container["args"] == [
+        *("python", "-m", "runtime", "node"),
+        "--launch=/etc/tidemill/demo-decode-0.launch.json",
+        "--node=$(NODE_NAME)",
+        "--address=$(POD_IP)",
+        "--leader=$(LWS_LEADER_ADDRESS)",
+        "--gateway=demo-registry",
+    ]
+    assert {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]} == {
+        "NODE_NAME": "spec.nodeName",
+        "POD_IP": "status.podIP",
+    }
+
+
+def test_pods_meet_the_restricted_standard(applied):
+    """No root, no privileges, no service account token, nothing to write to but /tmp."""
+    pods = [
+        applied["deployment-demo-gateway.yaml"]["spec"]["template"]["spec"],
+        applied["leaderworkerset-demo-decode-0.yaml"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"],
+    ]
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_config_maps_hold_the_launch_files_byte_for_byte(applied, plan):
+    """What pods mount is what `tidemill up` would have written."""
+    mounted = {}
+    for each in applied.values():
+        if each["kind"] == "ConfigMap":
+            mounted |= each["data"]
+
+    assert mounted == plan.launch_files()
+
+
+def test_rendering_again_gives_the_same_bytes(files):
+    """From the spec, twice."""
+    assert render_files(compile_plan(check_spec(DEMO))) == files
+
+
+def test_text_of_a_spec_cannot_become_yaml(tmp_path):
+    """Whatever characters an image has, it stays one string."""
+    text = DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/")
+    image = 'x":{{7*7}}#&amp;'
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"{text}\nkubernetes:\n  image: {json.dumps(image)}\n")
+    rendered = render_files(compile_plan(check_spec(path)))
+    deployment = yaml.safe_load(rendered["deployment-demo-gateway.yaml"])
+
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_templates_only_have_holes(template):
+    """No arithmetic, no defaults, branches only on presence; and each parses."""
+    text = template.read_text()
+    jinja2.Environment().parse(text)
+    code = re.findall(r"\{[{%](.*?)[}%]\}", text, flags=re.DOTALL)
+
+    assert not [each for each in code if re.search(r"default|[*/+<>=~]|\bset\b", each)]
+    assert all(each.strip(" -").endswith("is defined") for each in code if re.match(r"-?\s*if\b", each))
