@@ -1,0 +1,128 @@
+"""`python -m runtime`: the commands that pods, `tidemill up` and `tidemill generate` start.
+
+    node       the ranks of one unit on one node          gateway    the HTTP front
+    rank       one of them, started by its node           generate   a checkpoint, offline
+
+Failures that a user can cause are one sentence on stderr and status 1 (2 when the
+call was wrong, 75 when only a peer was lost).
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from runtime.errors import PeerLost, RuntimeFailure, UsageError
+from runtime.launch import RankPlace, UnitLaunch, read_gateway_launch, read_unit_launch
+from runtime.processes import PEER_LOST, ChildDied, die_with_parent
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    arguments = _parser().parse_args(argv)
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
+    try:
+        arguments.run(arguments)
+    except RuntimeFailure as error:
+        print(f"tidemill: {error}", file=sys.stderr)
+        is_echo = isinstance(error, PeerLost) or (isinstance(error, ChildDied) and error.is_echo)
+        return PEER_LOST if is_echo else 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m runtime", description="Tidemill's runtime.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, summary in (("node", _node, "a unit's ranks on one node"), ("rank", _rank, "one rank")):
+        command = _command(commands, name, run, summary)
+        command.add_argument("--launch", type=Path, required=True, help="the unit's launch file")
+        command.add_argument("--node", required=True, help="this node's name in the launch file")
+        command.add_argument("--address", required=True, help="the IP that this node binds and is reached at")
+        command.add_argument("--leader", required=True, help="the address of the unit's first node")
+        command.add_argument("--gateway", help="the gateway's host (default: the launch file's gateway.service)")
+        if name == "rank":
+            command.add_argument("--local-rank", type=int, required=True)
+    gateway = _command(commands, "gateway", _gateway, "the HTTP front")
+    gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
+    gateway.add_argument("--address", required=True, help="the IP to bind")
+    _add_generate(commands)
+    return parser
+
+
+def _add_generate(commands: argparse._SubParsersAction) -> None:
+    generate = _command(commands, "generate", _generate, "greedy text from a checkpoint, offline")
+    generate.add_argument("checkpoint", help="a folder, or bundled:NAME")
+    generate.add_argument("--prompt-ids", type=Path, required=True, help="JSON: a list of lists of token ids")
+    generate.add_argument("--max-tokens", type=int, default=64)
+    generate.add_argument("--ep", type=int, default=1, help="ranks to spread the experts over")
+    generate.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    generate.add_argument(
+        "--expert-map", type=Path, help="JSON [moe_layers][slots] of logical experts (default: contiguous)"
+    )
+    generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
+    generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    generate.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    generate.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+
+
+def _command(commands: argparse._SubParsersAction, name: str, run: object, summary: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=summary)
+    command.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    command.set_defaults(run=run)
+    return command
+
+
+def _node(arguments: argparse.Namespace) -> None:
+    from runtime.node import run_node
+
+    launch = read_unit_launch(arguments.launch)
+    flags = [
+        "--address",
+        arguments.address,
+        "--leader",
+        arguments.leader,
+        "--gateway",
+        _gateway_host(arguments, launch),
+    ]
+    run_node(launch, arguments.launch, arguments.node, flags)
+
+
+def _rank(arguments: argparse.Namespace) -> None:
+    from runtime.worker import Addresses, run_rank
+
+    launch = read_unit_launch(arguments.launch)
+    addresses = Addresses(arguments.address, arguments.leader, _gateway_host(arguments, launch))
+    run_rank(launch, _place(launch, arguments), addresses)
+
+
+def _gateway(arguments: argparse.Namespace) -> None:
+    from runtime.gateway.serve import run
+
+    run(read_gateway_launch(arguments.launch), arguments.address)
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from runtime import generate
+
+    generate.run(generate.Job.from_arguments(arguments))
+
+
+def _gateway_host(arguments: argparse.Namespace, launch: UnitLaunch) -> str:
+    return arguments.gateway or launch.gateway.service
+
+
+def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
+    (place,) = (place for place in launch.ranks_of(arguments.node) if place.local_rank == arguments.local_rank)
+    return place
+
+
+if __name__ == "__main__":
+    exit_status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_status)  # gloo and the network thread have nothing to say any more, and may wait for peers

@@ -1,0 +1,101 @@
+"""Where a checkpoint lies and whether it is whole, decided from names and sizes before any weight is read.
+
+A checkpoint is a Hugging Face folder: `config.json` and safetensors, in one file or in shards with an index. It does
+not load tensors (`weights.py` does) and needs no torch, so that the gateway can use it.
+
+Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+
+__all__ = ["TensorIndex", "check_config_digest", "index_tensors", "read_json", "resolve"]
+
+BUNDLED = "bundled:"
+MAX_HEADER_BYTES = 100 * 2**20  # the limit that safetensors itself sets
+
+
+@dataclass(frozen=True)
+class TensorIndex:
+    """Which file holds which tensor. `shapes` are as stored."""
+
+    files: dict[str, Path]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def resolve(uri: str) -> Path:
+    """The checkpoint's folder: `bundled:NAME` inside this package, else an absolute path. Raises CheckpointError."""
+    folder = Path(__file__).parent / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no checkpoint folder {folder} (checkpoint.uri is {uri!r})")
+    return folder
+
+
+def check_config_digest(folder: Path, digest: str) -> None:
+    """Refuse a checkpoint of other shapes than the plan was made for. Raises CheckpointError."""
+    found = "sha256:" + hashlib.sha256(_read_bytes(folder / "config.json")).hexdigest()
+    if found != digest:
+        raise CheckpointError(f"{folder / 'config.json'} is {found}, the plan was made for {digest}: plan again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's file. Raises CheckpointError."""
+    try:
+        value = json.loads(_read_bytes(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return value
+
+
+def index_tensors(folder: Path) -> TensorIndex:
+    """Read every safetensors header and hold it against its file's size. Raises CheckpointError."""
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _tensor_files(folder):
+        for name, entry in _read_header(path).items():
+            files[name], shapes[name] = path, tuple(entry["shape"])
+    return TensorIndex(files, shapes)
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    return [folder / "model.safetensors"]
+
+
+def _read_header(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if size < 8 or header_bytes > min(size - 8, MAX_HEADER_BYTES):
+                raise CheckpointError(f"{path} is truncated or no safetensors file: {size:,} bytes, header incomplete")
+            header = json.loads(file.read(header_bytes))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise CheckpointError(f"{path} is no safetensors file: its header is not JSON") from None
+    header.pop("__metadata__", None)
+    data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    expected = 8 + header_bytes + data_bytes
+    if size != expected:
+        raise CheckpointError(
+            f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
+        )
+    return header
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,92 @@
+"""What a decode rank does with a step: one more token for each running request.
+
+Requests arrive with their KV, wait until the cache has room, then run until they finish or nobody wants them.
+ask: `has_work`. act: `step`, which may work on nothing, because another rank of the unit has something to do.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.engine import Engine, Running
+from runtime.launch import UnitLaunch
+from runtime.messages import Abort, Handover, Sampling, Token
+from runtime.network import Network
+from runtime.sampling import finish_reason, sample
+
+__all__ = ["Arrival", "DecodePhase"]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request as it came from prefill; `latents` is `[num_layers, num_tokens, latent_dim]`."""
+
+    handover: Handover
+    latents: Tensor
+
+
+@dataclass
+class _Request(Running):
+    request_id: str
+    sampling: Sampling
+    num_generated: int
+
+
+class DecodePhase:
+    """The decode policy of one rank."""
+
+    def __init__(self, engine: Engine, launch: UnitLaunch, network: Network) -> None:
+        self._engine, self._network = engine, network
+        self._cache = engine.new_cache(launch.limits.max_requests, launch.limits.max_request_tokens)
+        self._waiting: deque[Arrival] = deque()
+        self._running: list[_Request] = []
+
+    def take(self, message: Arrival | Abort) -> None:
+        """A request comes, or is no longer wanted."""
+        match message:
+            case Arrival():
+                self._waiting.append(message)
+            case Abort(request_id=request_id):
+                self._abort(request_id)
+
+    def has_work(self) -> bool:
+        """A request runs or waits."""
+        return bool(self._running or self._waiting)
+
+    def step(self) -> None:
+        """Admit what fits; compute one token for each running request; say it."""
+        while self._waiting and self._cache.has_room():
+            self._running.append(self._admit(self._waiting.popleft()))
+        logits = self._engine.decode(self._running, self._cache)
+        for request, logits_V in zip(list(self._running), logits, strict=True):
+            self._advance(request, logits_V)
+
+    def _admit(self, arrival: Arrival) -> _Request:
+        handover = arrival.handover
+        return _Request(
+            last_token=handover.first_token_id,
+            position=handover.num_tokens,
+            cache_slot=self._cache.take(arrival.latents),
+            request_id=handover.request_id,
+            sampling=handover.sampling,
+            num_generated=1,
+        )
+
+    def _advance(self, request: _Request, logits_V: Tensor) -> None:
+        request.last_token = sample(logits_V, request.sampling, request.position)
+        request.position += 1
+        request.num_generated += 1
+        reason = finish_reason(request.last_token, request.num_generated, request.sampling)
+        self._network.say(Token(request.request_id, request.last_token, reason))
+        if reason is not None:
+            self._end(request)
+
+    def _abort(self, request_id: str) -> None:
+        self._waiting = deque(arrival for arrival in self._waiting if arrival.handover.request_id != request_id)
+        for request in [request for request in self._running if request.request_id == request_id]:
+            self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        self._running.remove(request)
+        self._cache.free(request.cache_slot)

@@ -1,0 +1,55 @@
+"""What the gateway says when it cannot answer, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+
+One exception with four ways to make it; each message is a sentence that the caller can act on.
+
+    400 invalid(...)          the request is wrong, or asks for what this server does not do
+    404 unknown_model(...)    another model's name
+    503 unavailable(...)      nobody can answer right now
+    503 rank_failed(...)      the ranks gave the request up; asking again may help
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["ApiError", "invalid", "rank_failed", "unavailable", "unknown_model"]
+
+RETRY_AFTER_S = 1
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON document, the same in an HTTP answer and in a stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Retry-After where asking again may help."""
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The caller's mistake, or a wish that this server does not grant."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    """A model that is not served here."""
+    message = f"the model {asked!r} is not served here, {served!r} is"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def unavailable(message: str) -> ApiError:
+    """No unit can take the request."""
+    return ApiError(503, message, type="server_error", code="not_ready")
+
+
+def rank_failed(reason: str) -> ApiError:
+    """The request was running and ended without an answer."""
+    return ApiError(503, f"the request was given up: {reason}", type="server_error", code="rank_failed")

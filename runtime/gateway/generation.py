@@ -1,0 +1,154 @@
+"""Prompts on their way: sent to a prefill rank, continued by a decode rank, read here as pieces of text.
+
+    Flight        one prompt between its two ranks; puts the tokens in order
+    Generation    all prompts of one HTTP call; turns tokens into pieces
+
+Why tokens need ordering: the first comes on the prefill rank's connection and the others on the decode rank's, and two
+connections promise no order between them. The decode rank's wait until the first is here.
+
+The invariant: however a flight ends, its ranks forget it; whoever still works on it gets an Abort.
+It does not try again on other ranks.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+from uuid import uuid4
+
+from runtime.gateway.calls import Call, GenerationRequest
+from runtime.gateway.errors import rank_failed, unavailable
+from runtime.gateway.rank import Rank
+from runtime.gateway.registry import Registry
+from runtime.gateway.text import TextStream
+from runtime.gateway.tokenizer import Tokenizer
+from runtime.messages import Abort, Failed, Prefill, Token
+from runtime.metrics import GatewayMetrics, RequestClock
+
+__all__ = ["Flight", "Generation", "Piece"]
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What choice `index` grew by; `text` may be empty. The last piece of a choice has its finish_reason."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+class Generation:
+    """The prompts of one call, answered side by side. Whoever makes one closes it."""
+
+    def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
+        self._answers = [Answer(TextStream(tokenizer.token_bytes, request.stops)) for request in call.requests]
+        self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
+        self._flights = [self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)]
+        self.num_prompt_tokens = sum(len(request.prompt_ids) for request in call.requests)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens that the model made so far, a stop token included: it was computed like any other."""
+        return sum(answer.num_tokens for answer in self._answers)
+
+    async def next_piece(self) -> Piece | None:
+        """The next piece of any choice; None when all are complete. Raises ApiError when a rank gave up."""
+        while any(answer.finish_reason is None for answer in self._answers):
+            index, message = await self._arrivals.get()
+            if isinstance(message, Failed):
+                raise rank_failed(message.reason)
+            answer = self._answers[index]
+            if answer.finish_reason is not None:
+                continue  # tokens that were on their way when a stop string ended the answer
+            text = answer.take(message)
+            if answer.finish_reason is not None:
+                self._flights[index].end()
+            return Piece(index, text, answer.finish_reason)
+        return None
+
+    def close(self) -> None:
+        """Nobody reads on: whatever still runs is aborted."""
+        for flight in self._flights:
+            flight.end()
+
+    def _start(self, index: int, request: GenerationRequest, registry: Registry, metrics: GatewayMetrics) -> "Flight":
+        pair = registry.choose_pair()
+        if pair is None:
+            raise unavailable("no prefill unit and decode unit are ready together")
+        clock = RequestClock(metrics, len(request.prompt_ids))
+        flight = Flight(*pair, clock, lambda message: self._arrivals.put_nowait((index, message)))
+        flight.start(request)
+        return flight
+
+
+class Answer:
+    """One choice so far."""
+
+    def __init__(self, text: TextStream) -> None:
+        self._text = text
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def take(self, token: Token) -> str:
+        """The text that one more token makes certain."""
+        self.num_tokens += 1
+        text = "" if token.finish_reason == "stop" else self._text.push(token.token_id)
+        if token.finish_reason is not None:
+            text += self._text.finish()
+        self.finish_reason = "stop" if self._text.is_stopped else token.finish_reason
+        return text
+
+
+class Flight:
+    """One prompt between its two ranks. `deliver` gets its tokens in the order the model made them, or its failure."""
+
+    def __init__(
+        self, prefill: Rank, decode: Rank, clock: RequestClock, deliver: Callable[[Token | Failed], None]
+    ) -> None:
+        self.request_id = uuid4().hex
+        self._prefill, self._decode = prefill, decode
+        self._clock = clock
+        self._deliver = deliver
+        self._num_delivered = 0
+        self._early: list[Token] = []
+
+    def start(self, request: GenerationRequest) -> None:
+        """Send the prompt off."""
+        self._prefill.listen(self.request_id, self._receive)
+        self._decode.listen(self.request_id, self._receive)
+        kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port
+        assert kv_host is not None  # the registry admits no other decode rank
+        assert kv_port is not None
+        self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
+
+    def end(self) -> None:
+        """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once."""
+        self._clock.end(answered=False)
+        for rank in (self._prefill, self._decode):
+            if rank.forget(self.request_id):
+                rank.send(Abort(self.request_id))
+
+    def _receive(self, rank: Rank, message: Token | Failed) -> None:
+        if isinstance(message, Failed):
+            rank.forget(self.request_id)
+            self.end()
+            self._deliver(message)
+        elif rank is self._decode and self._num_delivered == 0:
+            self._early.append(message)
+        else:
+            for token in (message, *self._early):
+                self._pass_on(token)
+            self._early.clear()
+
+    def _pass_on(self, token: Token) -> None:
+        self._num_delivered += 1
+        self._clock.token()
+        if self._num_delivered > 1:
+            self._prefill.forget(self.request_id)  # a decode token: the handover is through
+        if token.finish_reason is not None:
+            self._clock.end(answered=True)
+            self._prefill.forget(self.request_id)
+            self._decode.forget(self.request_id)
+        self._deliver(token)

@@ -1,0 +1,177 @@
+"""The ranks behind the gateway: it takes their connections, checks who they are, and knows which units are ready.
+
+    connection -> Hello (within a deadline) -> admitted as loading -> State ... -> ready -> connection gone -> lost
+
+The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the connected ranks of a unit
+have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
+connection, with one line in the log, and nobody else is touched.
+It does not start, stop or reconnect ranks: they come by themselves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal
+
+from runtime.errors import WireError
+from runtime.gateway.balance import RankLoad, choose_pair
+from runtime.gateway.rank import Rank
+from runtime.messages import FromRank, Hello
+from runtime.wire import FrameReader
+
+__all__ = ["Registry", "Unit"]
+
+HELLO_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The ranks of one unit that have presented themselves, in order."""
+
+    name: str
+    phase: Literal["prefill", "decode"]
+    num_ranks: int
+    ranks: tuple[Rank, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all ranks are here and ready."""
+        return len(self.ranks) == self.num_ranks and all(rank.state == "ready" for rank in self.ranks)
+
+
+class Registry:
+    """All ranks that ever presented themselves, by unit and number."""
+
+    def __init__(self, kv_digest: str) -> None:
+        self._kv_digest = kv_digest
+        self._ranks: dict[tuple[str, int], Rank] = {}
+        self._turns = count()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._is_closing = False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One rank's connection, from Hello to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        try:
+            await self._follow(FrameReader(reader, FromRank), writer)
+        except (WireError, OSError) as error:
+            if not self._is_closing:
+                log.warning("closed the registry connection of %s: %s", writer.get_extra_info("peername"), error)
+        finally:
+            writer.close()
+            del self._connections[task]
+
+    def units(self) -> list[Unit]:
+        """Every known unit, by name."""
+        members: dict[str, list[Rank]] = {}
+        for (name, _), rank in sorted(self._ranks.items()):
+            members.setdefault(name, []).append(rank)
+        return [
+            Unit(name, ranks[0].hello.phase, ranks[0].hello.num_ranks, tuple(ranks)) for name, ranks in members.items()
+        ]
+
+    def choose_pair(self) -> tuple[Rank, Rank] | None:
+        """The prefill and the decode rank for the next request; None while no unit of a phase is ready."""
+        units = [unit for unit in self.units() if unit.is_ready]
+        pair = choose_pair(_loads(units, "prefill"), _loads(units, "decode"), next(self._turns))
+        if pair is None:
+            return None
+        return self._ranks[pair.prefill.unit, pair.prefill.rank], self._ranks[pair.decode.unit, pair.decode.rank]
+
+    def report(self) -> dict[str, Any]:
+        """The body of /readyz."""
+        units = self.units()
+        ready_phases = {unit.phase for unit in units if unit.is_ready}
+        return {"ready": ready_phases == {"prefill", "decode"}, "units": [_report_unit(unit) for unit in units]}
+
+    def give_up(self, reason: str) -> None:
+        """Fail every request that is still running."""
+        for rank in self._ranks.values():
+            rank.lose(reason)
+
+    async def close(self) -> None:
+        """End every connection."""
+        self._is_closing = True
+        for writer in self._connections.values():
+            writer.close()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
+        rank = self._admit(await _read_hello(frames), writer)
+        log.info("%s on %s joined", rank, rank.hello.node)
+        try:
+            while (frame := await frames.read()) is not None:
+                rank.take(frame[0])
+            if not self._is_closing:
+                log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
+        finally:
+            rank.lose(f"{rank} was lost")
+
+    def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+        peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
+        refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
+        if refusal is not None:
+            raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal}")
+        self._drop_predecessors(hello)
+        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
+        return rank
+
+    def _drop_predecessors(self, hello: Hello) -> None:
+        """The lost ranks of an earlier launch of this unit are nobody's peers now."""
+        for key, rank in list(self._ranks.items()):
+            if rank.hello.unit == hello.unit and rank.hello.unit_digest != hello.unit_digest:
+                del self._ranks[key]
+
+
+async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame = await frames.read()
+    except TimeoutError:
+        raise WireError(f"no Hello within {HELLO_TIMEOUT_S:g} s") from None
+    if frame is None:
+        raise WireError("it closed before its Hello")
+    if not isinstance(frame[0], Hello):
+        raise WireError(f"its first message is {type(frame[0]).__name__}, not Hello")
+    return frame[0]
+
+
+def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> str | None:
+    """Why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
+    if hello.kv_digest != kv_digest:
+        return f"its kv_digest is {hello.kv_digest}, the gateway's is {kv_digest}"
+    if not 0 <= hello.rank < hello.num_ranks:
+        return f"it counts {hello.num_ranks} ranks"
+    if hello.phase == "decode" and (hello.kv_host is None or hello.kv_port is None):
+        return "it is a decode rank and takes no KV"
+    for peer in peers:
+        if peer.rank == hello.rank:
+            return f"process {peer.pid} on {peer.node} is connected as that rank"
+        if _identity(peer) != _identity(hello):
+            return f"it was launched as {_identity(hello)}, rank {peer.rank} as {_identity(peer)}"
+    return None
+
+
+def _identity(hello: Hello) -> str:
+    """What the ranks of one unit have in common."""
+    return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
+
+
+def _loads(units: list[Unit], phase: str) -> list[RankLoad]:
+    members = (rank for unit in units if unit.phase == phase for rank in unit.ranks)
+    return [RankLoad(rank.hello.unit, rank.hello.rank, rank.num_requests) for rank in members]
+
+
+def _report_unit(unit: Unit) -> dict[str, Any]:
+    ranks = [
+        {"rank": rank.hello.rank, "node": rank.hello.node, "pid": rank.hello.pid, "state": rank.state}
+        for rank in unit.ranks
+    ]
+    return {"unit": unit.name, "phase": unit.phase, "ranks": ranks}

@@ -1,0 +1,107 @@
+"""OpenAI's answers as JSON documents: whole, or as the chunks of a stream.
+
+The two routes differ in names and in where the text sits; `Dialect` is that difference, everything else is shared.
+It does not decide what is answered, only how it looks.
+Source: OpenAI API reference, the completion and chat.completion objects; DeepSeek API reference for the cache fields.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.gateway.generation import Piece
+
+__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "chunk", "usage", "usage_chunk", "whole"]
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialect(ABC):
+    """How one route writes one answer. `created` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+
+    @property
+    @abstractmethod
+    def objects(self) -> tuple[str, str]:
+        """The names of a whole answer and of a chunk."""
+
+    @abstractmethod
+    def choice(self, piece: Piece) -> Json:
+        """A finished choice, given as one piece."""
+
+    @abstractmethod
+    def delta(self, piece: Piece, *, is_first: bool) -> Json:
+        """What a choice grew by."""
+
+
+class CompletionDialect(Dialect):
+    """/v1/completions: a chunk looks like a whole answer."""
+
+    objects = ("text_completion", "text_completion")
+
+    def choice(self, piece: Piece) -> Json:
+        """The text, plain."""
+        return {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish_reason}
+
+    def delta(self, piece: Piece, *, is_first: bool) -> Json:
+        """The text, plain."""
+        return self.choice(piece)
+
+
+class ChatDialect(Dialect):
+    """/v1/chat/completions: a message, whose role comes with its first chunk."""
+
+    objects = ("chat.completion", "chat.completion.chunk")
+
+    def choice(self, piece: Piece) -> Json:
+        """The assistant's message."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": piece.index, "message": message, "logprobs": None, "finish_reason": piece.finish_reason}
+
+    def delta(self, piece: Piece, *, is_first: bool) -> Json:
+        """The message's growth; nothing but the finish_reason when it ends without text."""
+        role = {"role": "assistant"} if is_first else {}
+        content = {"content": piece.text} if is_first or piece.text else {}
+        return {"index": piece.index, "delta": role | content, "logprobs": None, "finish_reason": piece.finish_reason}
+
+
+def whole(dialect: Dialect, choices: Sequence[Piece], usage: Json) -> Json:
+    """The answer of a call that does not stream; each choice is one piece."""
+    return _document(dialect, dialect.objects[0], [dialect.choice(piece) for piece in choices]) | {"usage": usage}
+
+
+def chunk(dialect: Dialect, piece: Piece, *, is_first: bool, include_usage: bool) -> Json:
+    """One event of a stream. With `include_usage` every chunk has the key, and only the last a value."""
+    document = _document(dialect, dialect.objects[1], [dialect.delta(piece, is_first=is_first)])
+    return document | {"usage": None} if include_usage else document
+
+
+def usage_chunk(dialect: Dialect, usage: Json) -> Json:
+    """The last event before the end, without choices."""
+    return _document(dialect, dialect.objects[1], []) | {"usage": usage}
+
+
+def usage(num_prompt_tokens: int, num_generated_tokens: int) -> Json:
+    """OpenAI's counts and DeepSeek's cache counts. There is no prefix cache, so every prompt token was computed."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_generated_tokens,
+        "total_tokens": num_prompt_tokens + num_generated_tokens,
+        "prompt_cache_hit_tokens": 0,
+        "prompt_cache_miss_tokens": num_prompt_tokens,
+    }
+
+
+def _document(dialect: Dialect, name: str, choices: list[Json]) -> Json:
+    return {
+        "id": dialect.id,
+        "object": name,
+        "created": dialect.created,
+        "model": dialect.model,
+        "choices": choices,
+    }

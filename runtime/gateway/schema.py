@@ -1,0 +1,141 @@
+"""The bodies of the two POST routes: what they may say, and what is refused.
+
+A parameter has one of three fates, so that nothing a caller asks for is dropped in silence:
+    a field below       taken and obeyed (`user` is a label that changes no answer)
+    NEUTRAL             not done here; accepted only at the value that asks for nothing (`n: 1`)
+    anything else       refused by name
+
+`null` always means absent. It does not know limits or tokens (`calls.py` does).
+Source: OpenAI API reference, "Create completion" and "Create chat completion".
+"""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from runtime.gateway.errors import ApiError, invalid
+
+__all__ = ["ChatBody", "CompletionBody", "Message", "StreamOptions", "TextPart", "parse_body"]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "n": (1,),
+    "presence_penalty": (0, 0.0),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+}
+BAD_FIELD = re.compile(r" - at `\$\.(\w+)")
+MISSING_FIELD = re.compile(r"field `(\w+)`$")
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+StopString = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a body: immutable, and refusing keys that it does not know."""
+
+
+class StreamOptions(_Part):
+    """With `include_usage`, one more chunk before the end carries the usage."""
+
+    include_usage: bool = False
+
+
+class TextPart(_Part):
+    """A piece of a message; other kinds (images, audio) are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Part):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class Body(_Part):
+    """What both routes share."""
+
+    model: str
+    max_tokens: PositiveInt | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    seed: Int64 | None = None
+    stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as the list that it may be short for."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionBody(Body, kw_only=True):
+    """`prompt` is a text, texts, token ids, or lists of token ids; several prompts give several choices."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+class ChatBody(Body, kw_only=True):
+    """`max_completion_tokens` is the newer name of `max_tokens`."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: PositiveInt | None = None
+
+
+BodyKind = TypeVar("BodyKind", CompletionBody, ChatBody)
+
+
+def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
+    """The body as `kind`. Raises ApiError, naming the parameter."""
+    wishes = {name: value for name, value in _read_object(raw).items() if value is not None}
+    _refuse_unsupported(wishes, kind)
+    try:
+        body = msgspec.convert({name: value for name, value in wishes.items() if name not in NEUTRAL}, kind)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error)) from None
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options is only for stream: true", "stream_options")
+    return body
+
+
+def _read_object(raw: bytes) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the body cannot be read as JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid("the body is not a JSON object")
+    return document
+
+
+def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
+    for name, value in wishes.items():
+        if name in NEUTRAL:
+            if not _is_neutral(value, NEUTRAL[name]):
+                raise invalid(f"{name} is not supported by this server; leave it out", name, "unsupported_parameter")
+        elif name not in kind.__struct_fields__:
+            raise invalid(f"{name} is unknown to this route; leave it out", name, "unknown_parameter")
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Types count: `logprobs: 0` asks for something, `logprobs: false` does not."""
+    return any(type(value) is type(nothing) and value == nothing for nothing in neutral)
+
+
+def _misfit(complaint: str) -> ApiError:
+    """msgspec's sentence, with the parameter that it points at."""
+    where = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
+    param = where and where[1]
+    return invalid(f"{param}: {complaint}" if param else complaint, param)

@@ -1,0 +1,85 @@
+"""The gateway's process: read the checkpoint's tokenizer, bind three ports on one address, serve until told to stop.
+
+All ports are bound before anything is served, so a taken one is a sentence and not half a gateway. SIGTERM or SIGINT
+stops accepting, gives running answers a few seconds, then closes the ranks' connections.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from contextlib import closing
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from runtime.checkpoint import check_config_digest, resolve
+from runtime.gateway.api import Gateway, create_app
+from runtime.gateway.calls import ServedModel
+from runtime.gateway.registry import Registry
+from runtime.gateway.tokenizer import load_tokenizer
+from runtime.launch import GatewayLaunch
+from runtime.metrics import GatewayMetrics, serve_metrics
+from runtime.sockets import listen
+
+__all__ = ["run"]
+
+GRACE_S = 5
+
+log = logging.getLogger(__name__)
+
+
+def run(launch: GatewayLaunch, address: str) -> None:
+    """Serve on `address` until SIGTERM or SIGINT. Raises RuntimeFailure, one sentence, when it cannot."""
+    logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
+    model = _load_model(launch)
+    measured = CollectorRegistry()
+    with (
+        closing(listen(address, launch.ports.http, "http")) as http,
+        closing(listen(address, launch.ports.registry, "registry")) as ranks,
+        serve_metrics(measured, address, launch.ports.metrics),
+    ):
+        gateway = Gateway(
+            model, Registry(launch.kv_digest), GatewayMetrics(measured, model.name), started=int(time.time())
+        )
+        log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
+        asyncio.run(_serve(gateway, http, ranks))
+
+
+def _load_model(launch: GatewayLaunch) -> ServedModel:
+    folder = resolve(launch.checkpoint.uri)
+    check_config_digest(folder, launch.checkpoint.digest)
+    return ServedModel(launch.model.name, launch.limits.max_request_tokens, load_tokenizer(folder))
+
+
+async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) -> None:
+    config = uvicorn.Config(
+        create_app(gateway),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S + 2,  # for a client that does not read its answer
+    )
+    server = uvicorn.Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _stop, server, gateway.registry)
+    registry_server = await asyncio.start_server(gateway.registry.serve, sock=ranks)
+    try:
+        await server.serve(sockets=[http])
+    finally:
+        registry_server.close()
+        await gateway.registry.close()
+
+
+def _stop(server: uvicorn.Server, registry: Registry) -> None:
+    """Running answers get a grace, then an error: so uvicorn finds nothing to cancel.
+
+    uvicorn itself stops at these signals, but raises them again when it is done; without a handler that would kill us.
+    """
+    server.should_exit = True
+    asyncio.get_running_loop().call_later(GRACE_S, registry.give_up, "the gateway is stopping")

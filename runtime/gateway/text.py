@@ -1,0 +1,77 @@
+"""From tokens to text while they arrive: no half characters, and nothing of a stop string.
+
+    token ids -> bytes -> characters (a partial one waits for its rest) -> text (what may begin a stop string waits)
+
+The invariants, whatever way a text is split into tokens:
+    without a match, the pieces joined are the decoded whole
+    with one, they are the whole up to the stop string that is complete first (the longest, if several end together)
+It does not know stop tokens: those are ids, and the ranks' business.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+__all__ = ["StopMatcher", "TextStream"]
+
+
+class TextStream:
+    """The text of one answer, piece by piece."""
+
+    def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has come; there is no more text then."""
+        return self._matcher.has_matched
+
+    def push(self, token_id: int) -> str:
+        """The text that this token makes certain, often none."""
+        known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
+        return self._matcher.push(self._utf8.decode(self._token_bytes[token_id] if known else b""))
+
+    def finish(self) -> str:
+        """What was held back; a character that was never completed becomes U+FFFD."""
+        return self._matcher.push(self._utf8.decode(b"", final=True)) + self._matcher.release()
+
+
+class StopMatcher:
+    """Passes text on until one of `stops` is in it."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.has_matched = False
+
+    def push(self, text: str) -> str:
+        """The part of the text so far that no stop string can still claim."""
+        if self.has_matched:
+            return ""
+        text = self._held + text
+        match = first_match(text, self._stops)
+        if match is not None:
+            self.has_matched = True
+            self._held = ""
+            return text[:match]
+        certain = len(text) - num_held(text, self._stops)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def release(self) -> str:
+        """The held text, once nothing can follow it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def first_match(text: str, stops: Sequence[str]) -> int | None:
+    """Where the stop string starts that is complete first; of several that end together, the longest."""
+    matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    return min(matches)[1] if matches else None
+
+
+def num_held(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of `text` that may begin a stop string."""
+    starts = (stop[:length] for stop in stops for length in range(1, min(len(stop) - 1, len(text)) + 1))
+    return max((len(start) for start in starts if text.endswith(start)), default=0)

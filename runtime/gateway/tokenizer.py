@@ -1,0 +1,175 @@
+"""A checkpoint's tokenizer: text and conversations to token ids, token ids to bytes.
+
+Why bytes: a token of byte-level BPE may end inside a UTF-8 character, so only bytes can be joined (`text.py` does).
+Read from the checkpoint's folder:
+    tokenizer.json           the vocabulary; its decoder must be ByteLevel, as in all DeepSeek models
+    tokenizer_config.json    bos_token, eos_token, add_bos_token, chat_template
+    config.json, generation_config.json    vocab_size; eos_token_id, a number or a list (the latter file wins)
+
+The invariant: a prompt starts with at most one BOS that we put there. A chat template writes its own.
+
+Sources: openai/gpt-2 `src/encoder.py` (bytes_to_unicode); huggingface/tokenizers `decoders/byte_level` (a token with a
+character outside that table is literal text).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import jinja2
+import msgspec
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.checkpoint import read_json
+from runtime.errors import CheckpointError
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What the gateway needs of a checkpoint. `bos_id` is None when plain prompts get no BOS."""
+
+    encoder: tokenizers.Tokenizer
+    token_bytes: Sequence[bytes]  # by token id; special tokens have no text: b""
+    num_token_ids: int  # that the model knows: an id at or over it cannot be embedded
+    stop_ids: tuple[int, ...]
+    bos_id: int | None
+    special_texts: dict[str, str]  # bos_token and eos_token, for the chat template
+    chat_template: jinja2.Template | None
+
+    def encode(self, text: str) -> list[int]:
+        """A plain prompt's ids, with BOS exactly once where the checkpoint wants it."""
+        ids = self.encoder.encode(text, add_special_tokens=False).ids
+        return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """A conversation's ids, up to where the assistant speaks. Raises jinja2.TemplateError if refused."""
+        assert self.chat_template is not None
+        text = self.chat_template.render(messages=messages, add_generation_prompt=True, **self.special_texts)
+        return self.encoder.encode(text, add_special_tokens=False).ids
+
+
+class _Token(msgspec.Struct):
+    """A special token as older files write it, with its stripping rules."""
+
+    content: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    """What is read of tokenizer_config.json."""
+
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    add_bos_token: bool | None = None
+    chat_template: str | None = None
+
+    def special_texts(self) -> dict[str, str]:
+        """bos_token and eos_token as text, where there are any."""
+        tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        return {name: token.content if isinstance(token, _Token) else token for name, token in tokens.items() if token}
+
+
+class _ModelConfig(msgspec.Struct):
+    """What is read of config.json."""
+
+    vocab_size: int
+    eos_token_id: int | list[int] | None = None
+
+
+class _GenerationConfig(msgspec.Struct):
+    """What is read of generation_config.json."""
+
+    eos_token_id: int | list[int] | None = None
+
+
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read a checkpoint folder's tokenizer. Raises CheckpointError."""
+    encoder = _read_encoder(folder / "tokenizer.json")
+    settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
+    config = _read_settings(folder / "config.json", _ModelConfig)
+    return Tokenizer(
+        encoder=encoder,
+        token_bytes=_token_bytes(encoder),
+        num_token_ids=config.vocab_size,
+        stop_ids=_stop_ids(folder / "generation_config.json", config),
+        bos_id=_leading_bos(folder, encoder, settings),
+        special_texts=settings.special_texts(),
+        chat_template=_compile_template(folder, settings.chat_template),
+    )
+
+
+def _read_settings(path: Path, kind: type[_Settings]) -> _Settings:
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from None
+
+
+def _read_encoder(path: Path) -> tokenizers.Tokenizer:
+    decoder = read_json(path).get("decoder") or {}
+    if decoder.get("type") != "ByteLevel":
+        raise CheckpointError(f"{path} has the decoder {decoder.get('type')!r}; the gateway reads ByteLevel only")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{path} is no tokenizer: {error}") from None
+
+
+def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
+    """`[num_tokens]`: what each token adds to the text."""
+    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+    special = {token_id for token_id, token in encoder.get_added_tokens_decoder().items() if token.special}
+    vocabulary = encoder.get_vocab(with_added_tokens=True)
+    by_id = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        if token_id not in special:
+            is_literal = any(character not in byte_of for character in token)
+            by_id[token_id] = token.encode() if is_literal else bytes(byte_of[character] for character in token)
+    return by_id
+
+
+def byte_characters() -> list[str]:
+    """`[256]`: the character that stands for each byte: itself where it prints, else the next from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
+
+
+def _leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
+    """add_bos_token decides; where it is not said, what the tokenizer itself puts before an empty text."""
+    bos_token = settings.special_texts().get("bos_token")
+    bos_id = encoder.token_to_id(bos_token) if bos_token else None
+    if bos_token and bos_id is None:
+        raise CheckpointError(f"the bos_token {bos_token!r} of {folder / 'tokenizer_config.json'} is in no vocabulary")
+    adds_bos = settings.add_bos_token if settings.add_bos_token is not None else bos_id in encoder.encode("").ids
+    return bos_id if adds_bos else None
+
+
+def _stop_ids(path: Path, config: _ModelConfig) -> tuple[int, ...]:
+    generation = _read_settings(path, _GenerationConfig) if path.exists() else _GenerationConfig()
+    ids = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _compile_template(folder: Path, source: str | None) -> jinja2.Template | None:
+    """The checkpoint's template is foreign code, so it runs in a sandbox; the block settings are transformers'."""
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _raise_from_template
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise CheckpointError(f"the chat_template in {folder / 'tokenizer_config.json'} is broken: {error}") from None
+
+
+def _raise_from_template(message: str) -> None:
+    raise jinja2.TemplateError(message)

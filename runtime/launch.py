@@ -1,0 +1,220 @@
+"""The launch file: all that a unit or the gateway is told before it starts, and the only seam to the planner.
+
+Read once, checked before anything is loaded: an unknown version, an unknown key or a digest that does not match its
+content stops the process with both values printed. Peers are discovered, never listed here.
+
+The three digests, each over canonical JSON (sorted keys, no spaces, ASCII):
+    launch_digest    this very file
+    unit_digest      what the ranks that join one group must share
+    kv_digest        what a prefill and a decode unit must share to exchange latent KV
+
+It does not choose anything: no defaults, no fallbacks. `tests/contract/launch.schema.json` binds it to the planner.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from runtime.errors import LaunchError
+
+__all__ = ["GatewayLaunch", "UnitLaunch", "read_gateway_launch", "read_unit_launch"]
+
+VERSION = 1
+UNIT_DIGEST_KEYS = (
+    *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
+    *("overlap", "kv_cache", "model", "checkpoint", "limits"),
+)
+KV_DIGEST_KEYS = ("kv_cache", "model", "checkpoint")
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the launch file: immutable, and refusing keys that it does not know."""
+
+
+class Model(_Part):
+    """What is served."""
+
+    name: str
+
+
+class Checkpoint(_Part):
+    """Where the weights are, and the sha256 of the `config.json` that the plan was made for."""
+
+    uri: str
+    digest: str
+
+
+class Limits(_Part):
+    """What one rank takes at a time."""
+
+    max_requests: int
+    max_request_tokens: int
+    max_batch_tokens: int
+
+
+class RankPlace(_Part):
+    """Where one global rank runs."""
+
+    node: str
+    local_rank: int
+    rank: int
+
+
+class ExpertMap(_Part):
+    """`physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slots are numbered rank by rank."""
+
+    sha256: str
+    num_logical_experts: int
+    physical_to_logical: list[list[int]]
+
+
+class KvLayout(_Part):
+    """How latent KV looks on the wire and in memory."""
+
+    wire_version: Literal[1]
+    dtype: Literal["fp32", "bf16"]
+    bytes_per_token: int
+
+
+class GatewayRef(_Part):
+    """The DNS name at which ranks find the gateway."""
+
+    service: str
+
+
+class UnitPorts(_Part):
+    """`kv` and `metrics` are the first of one port a local rank."""
+
+    rendezvous: int
+    kv: int
+    registry: int
+    metrics: int
+
+
+class GatewayPorts(_Part):
+    """All on the gateway's one address."""
+
+    http: int
+    registry: int
+    metrics: int
+
+
+class UnitLaunch(_Part, kw_only=True):
+    """The launch file of one prefill or decode unit."""
+
+    version: Literal[1]
+    kind: Literal["unit"]
+    launch_digest: str
+    unit_digest: str
+    kv_digest: str
+    unit: str
+    phase: Literal["prefill", "decode"]
+    ranks: list[RankPlace]
+    expert_map: ExpertMap
+    split: Literal["equal"]
+    precision: Literal["fp32", "bf16"]
+    overlap: Literal["none"]
+    kv_cache: KvLayout
+    model: Model
+    checkpoint: Checkpoint
+    limits: Limits
+    gateway: GatewayRef
+    ports: UnitPorts
+
+    def ranks_of(self, node: str) -> list[RankPlace]:
+        """The ranks that run on `node`, in order."""
+        return [place for place in self.ranks if place.node == node]
+
+
+class GatewayLaunch(_Part, kw_only=True):
+    """The launch file of the gateway."""
+
+    version: Literal[1]
+    kind: Literal["gateway"]
+    launch_digest: str
+    kv_digest: str
+    model: Model
+    checkpoint: Checkpoint
+    limits: Limits
+    ports: GatewayPorts
+
+
+_Launch = TypeVar("_Launch", UnitLaunch, GatewayLaunch)
+
+
+def read_unit_launch(path: Path) -> UnitLaunch:
+    """Read and check a unit's launch file. Raises LaunchError."""
+    document = _read_json(path)
+    launch = _convert(document, UnitLaunch, path)
+    _check_digest(path, "unit_digest", launch.unit_digest, {key: document[key] for key in UNIT_DIGEST_KEYS})
+    _check_digest(path, "kv_digest", launch.kv_digest, {key: document[key] for key in KV_DIGEST_KEYS})
+    _check_digest(path, "expert_map.sha256", launch.expert_map.sha256, launch.expert_map.physical_to_logical)
+    _check_ranks(path, launch)
+    _check_expert_map(path, launch)
+    return launch
+
+
+def read_gateway_launch(path: Path) -> GatewayLaunch:
+    """Read and check the gateway's launch file. Raises LaunchError."""
+    return _convert(_read_json(path), GatewayLaunch, path)
+
+
+def digest_of(value: Any) -> str:
+    """sha256 over canonical JSON."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise LaunchError(f"cannot read the launch file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise LaunchError(f"the launch file {path} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise LaunchError(f"the launch file {path} is not a JSON object")
+    return document
+
+
+def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:
+    """The order matters: an unknown version must be named before its keys are called unknown."""
+    if document.get("version") != VERSION:
+        raise LaunchError(
+            f"the launch file {path} has version {document.get('version')!r}, this runtime reads version {VERSION}"
+        )
+    without_own_digest = {key: value for key, value in document.items() if key != "launch_digest"}
+    _check_digest(path, "launch_digest", document.get("launch_digest"), without_own_digest)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise LaunchError(f"the launch file {path} is refused: {error}") from None
+
+
+def _check_digest(path: Path, name: str, written: Any, content: Any) -> None:
+    computed = digest_of(content)
+    if written != computed:
+        raise LaunchError(f"the launch file {path} was changed: its {name} says {written}, its content is {computed}")
+
+
+def _check_ranks(path: Path, launch: UnitLaunch) -> None:
+    if [place.rank for place in launch.ranks] != list(range(len(launch.ranks))):
+        raise LaunchError(f"the launch file {path} does not number its ranks 0 to {len(launch.ranks) - 1} in order")
+    if len({(place.node, place.local_rank) for place in launch.ranks}) != len(launch.ranks):
+        raise LaunchError(f"the launch file {path} gives one place to two ranks")
+
+
+def _check_expert_map(path: Path, launch: UnitLaunch) -> None:
+    every_expert = set(range(launch.expert_map.num_logical_experts))
+    for layer, slots in enumerate(launch.expert_map.physical_to_logical):
+        if len(slots) % len(launch.ranks):
+            raise LaunchError(
+                f"the launch file {path} does not divide its {len(slots)} slots among {len(launch.ranks)} ranks"
+            )
+        if set(slots) != every_expert:
+            raise LaunchError(
+                f"the launch file {path} leaves an expert of MoE layer {layer} without a slot, or invents one"
+            )

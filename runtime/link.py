@@ -1,0 +1,62 @@
+"""The rank's line to the gateway: it presents itself, says its state, passes requests in and tokens out.
+
+The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
+again is simply called again: Hello and State are said anew on every connection. Tokens said while nobody listens are
+dropped: the gateway that asked for them is gone, and has failed their requests.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.errors import WireError
+from runtime.messages import FromGateway, Hello, RankState, State
+from runtime.wire import FrameReader, encode_frame
+
+__all__ = ["GatewayLink"]
+
+RETRY_S = 0.5
+
+
+class GatewayLink:
+    """Used from one event loop; see `network.py` for the way in from the step loop's thread."""
+
+    def __init__(self, host: str, port: int, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
+        self._host, self._port = host, port
+        self._hello = hello
+        self._state: RankState = "loading"
+        self._receive = receive
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self) -> None:
+        """Keep the line up, for ever."""
+        while True:
+            try:
+                stream, writer = await asyncio.open_connection(self._host, self._port)
+                await self._follow(stream, writer)
+            except (OSError, WireError):
+                pass  # the gateway is not there yet, or went away: call again
+            self._writer = None
+            await asyncio.sleep(RETRY_S)
+
+    def say_state(self, state: RankState) -> None:
+        """Now and on every later connection."""
+        self._state = state
+        self.send(State(state))
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Say it if somebody listens."""
+        if self._writer is not None:
+            self._writer.write(encode_frame(message))
+
+    async def _follow(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self._writer = writer
+            self.send(self._hello)
+            self.send(State(self._state))
+            reader = FrameReader(stream, FromGateway)
+            while (frame := await reader.read()) is not None:
+                self._receive(frame[0])
+        finally:
+            writer.close()

@@ -1,0 +1,129 @@
+"""What gateway, prefill ranks and decode ranks say to each other. One file, so that a request's life can be read off.
+
+    rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
+    gateway -> rank       Prefill starts a request at a prefill rank; Abort ends one anywhere
+    prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
+
+A request: gateway --Prefill--> prefill rank --Token (the first)--> gateway
+                                prefill rank --Handover + KV--> decode rank --Token, Token, ...--> gateway
+"""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "Abort",
+    "Accepted",
+    "Failed",
+    "FromGateway",
+    "FromRank",
+    "Handover",
+    "HandoverReply",
+    "Hello",
+    "Prefill",
+    "RankState",
+    "Refused",
+    "Sampling",
+    "State",
+    "Token",
+]
+
+RankState = Literal["loading", "joining", "ready"]
+FinishReason = Literal["stop", "length"]
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the next token is drawn. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop_ids: list[int]
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.lower):
+    """A message on the wire; its lower-case name is its tag."""
+
+
+class Hello(_Message):
+    """A rank presents itself. `kv_host` is None for a prefill rank, which takes no KV."""
+
+    unit: str
+    phase: Literal["prefill", "decode"]
+    rank: int
+    num_ranks: int
+    node: str
+    pid: int
+    unit_digest: str
+    kv_digest: str
+    kv_host: str | None
+    kv_port: int | None
+
+
+class State(_Message):
+    """The rank's own state; the unit is ready when all its ranks are."""
+
+    state: RankState
+
+
+class Token(_Message):
+    """One more token of a request. With `finish_reason` "stop", `token_id` is the stop id itself and not text."""
+
+    request_id: str
+    token_id: int
+    finish_reason: FinishReason | None
+
+
+class Failed(_Message):
+    """The request ended without an answer."""
+
+    request_id: str
+    reason: str
+
+
+class Prefill(_Message):
+    """Compute this prompt, draw the first token, hand the rest over to the decode rank at `kv_host:kv_port`."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    kv_host: str
+    kv_port: int
+
+
+class Abort(_Message):
+    """Nobody waits for this request any more."""
+
+    request_id: str
+
+
+class Handover(_Message):
+    """A request moves to decode. The payload is `[num_layers, num_tokens, latent_dim]` in `dtype`, C order."""
+
+    request_id: str
+    kv_digest: str
+    num_tokens: int
+    shape: list[int]
+    dtype: Literal["fp32", "bf16"]
+    first_token_id: int
+    sampling: Sampling
+
+
+class Accepted(_Message):
+    """The decode rank has the request and its KV."""
+
+    request_id: str
+
+
+class Refused(_Message):
+    """The decode rank does not take the request."""
+
+    request_id: str
+    reason: str
+
+
+FromRank = Hello | State | Token | Failed
+FromGateway = Prefill | Abort
+HandoverReply = Accepted | Refused

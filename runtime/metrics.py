@@ -1,0 +1,97 @@
+"""What the gateway measures, and the server on which any process of the runtime shows its metrics.
+
+Names and meanings are vLLM's with our prefix, so that dashboards carry over. Seen from the gateway:
+    waiting    sent to a prefill rank, no token yet
+    running    between the first token and the last
+    TTFT, ITL, end to end    seconds between the arrival of tokens here, the HTTP answer not included
+
+It does not count what ranks see (KV, experts, transfers).
+Source: vLLM docs, "Production metrics".
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from runtime.errors import RuntimeFailure
+
+__all__ = ["GatewayMetrics", "RequestClock", "serve_metrics"]
+
+LABELS = ("model_name",)
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
+ITL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+
+@contextmanager
+def serve_metrics(registry: CollectorRegistry, address: str, port: int) -> Iterator[None]:
+    """Serve `registry` over HTTP on its own port and thread. Raises RuntimeFailure when the port cannot be had."""
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        reason = str(error.strerror).lower()
+        raise RuntimeFailure(f"cannot listen on {address}:{port} (metrics): {reason}") from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class GatewayMetrics:
+    """The gateway's metrics of one model."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        def gauge(name: str, meaning: str) -> Gauge:
+            return Gauge(f"tidemill_{name}", meaning, LABELS, registry=registry).labels(model_name)
+
+        def counter(name: str, meaning: str) -> Counter:
+            return Counter(f"tidemill_{name}", meaning, LABELS, registry=registry).labels(model_name)
+
+        def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tidemill_{name}", meaning, LABELS, registry=registry, buckets=buckets).labels(model_name)
+
+        self.running = gauge("num_requests_running", "Requests between their first and last token.")
+        self.waiting = gauge("num_requests_waiting", "Requests without a token yet.")
+        self.ttft = histogram("time_to_first_token_seconds", "Time to the first token.", TTFT_BUCKETS_S)
+        self.itl = histogram("inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS_S)
+        self.e2e = histogram("e2e_request_latency_seconds", "Time to the last token, if it came.", E2E_BUCKETS_S)
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
+        self.generation_tokens = counter("generation_tokens_total", "Tokens generated.")
+
+
+class RequestClock:
+    """Times one request and moves it through the gauges: waiting, then running, then neither."""
+
+    def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._num_prompt_tokens = num_prompt_tokens
+        self._started = time.monotonic()
+        self._last_token: float | None = None
+        self._has_ended = False
+        metrics.waiting.inc()
+
+    def token(self) -> None:
+        """A token is here."""
+        now = time.monotonic()
+        if self._last_token is None:
+            self._metrics.waiting.dec()
+            self._metrics.running.inc()
+            self._metrics.ttft.observe(now - self._started)
+            self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        else:
+            self._metrics.itl.observe(now - self._last_token)
+        self._metrics.generation_tokens.inc()
+        self._last_token = now
+
+    def end(self, *, answered: bool) -> None:
+        """The request is over; the first end counts."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        (self._metrics.waiting if self._last_token is None else self._metrics.running).dec()
+        if answered:
+            self._metrics.e2e.observe(time.monotonic() - self._started)

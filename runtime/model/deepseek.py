@@ -1,0 +1,115 @@
+"""The whole model: embedding, layers (attention, then dense MLP or mixture of experts), norm, head.
+
+One rank's part of it: attention and everything dense is the same on every rank (data parallel, each rank with its own
+requests); of the routed experts a rank holds its slots. Modules are named so that a parameter's name is its tensor's
+name in the checkpoint; only the stacked local experts differ, and `weights.py` knows them.
+
+It keeps no state between steps: the KV cache is its caller's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, TokenDispatcher
+from runtime.expert_load import ExpertLoad
+from runtime.kv_cache import LatentCache
+from runtime.model.config import ModelConfig
+from runtime.model.layers import GatedMlp, RmsNorm, RotaryTable, linear
+from runtime.model.mla import LatentAttention
+from runtime.model.moe import MixtureOfExperts, ReplicaTable
+from runtime.parallel import Group
+
+__all__ = ["DecodeBatch", "DeepseekV3", "PhysicalToLogical"]
+
+PhysicalToLogical = list[list[int]]  # [num_moe_layers][num_physical_experts]; slots are numbered rank by rank
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One new token for each running request: its id and position, and its slot in the KV cache; [B] each."""
+
+    token_ids: Tensor
+    positions: Tensor
+    cache_slots: Tensor
+
+
+class DeepseekV3(nn.Module):
+    """One rank's part of the model. Parameters are empty until `weights.load` fills them."""
+
+    def __init__(self, config: ModelConfig, expert_map: PhysicalToLogical, group: Group, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
+        self.dispatcher = _dispatcher(group, self.load.rows.shape[1])
+        self.rotary = RotaryTable(config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta)
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.utils.skip_init(nn.Embedding, config.vocab_size, config.hidden_size, dtype=dtype)
+        self.model.layers = nn.ModuleList(
+            _Layer(config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype))
+            for layer in range(config.num_hidden_layers)
+        )
+        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.lm_head = linear(config.hidden_size, config.vocab_size, dtype)
+
+    def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Whole prompts from position 0: hidden states [T, D] and latents [num_layers, T, C]. No prompts: T is 0."""
+        lengths = [len(prompt) for prompt in prompts]
+        token_ids_T = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long)
+        positions_T = torch.cat([torch.arange(length) for length in [0, *lengths]])
+        cos, sin = self.rotary.at(positions_T)
+        x_TD, latents = self.model.embed_tokens(token_ids_T), []
+        for layer in self.model.layers:
+            x_TD, latent_TC = layer.prefill(x_TD, cos, sin, lengths)
+            latents.append(latent_TC)
+        return x_TD, torch.stack(latents)
+
+    def decode(self, batch: DecodeBatch, cache: LatentCache) -> Tensor:
+        """One token a request: hidden states [B, D]; the new tokens' latents are written to `cache`. B may be 0."""
+        cos, sin = self.rotary.at(batch.positions)
+        x_BD = self.model.embed_tokens(batch.token_ids)
+        for index, layer in enumerate(self.model.layers):
+            x_BD = layer.decode(x_BD, cos, sin, batch, cache, index)
+        return x_BD
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """[T, vocab] in FP32."""
+        return self.lm_head(self.model.norm(x_TD)).float()
+
+    def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
+        config = self.config
+        moe_layer = layer - config.first_k_dense_replace
+        if moe_layer < 0:
+            return GatedMlp(config.hidden_size, config.intermediate_size, dtype)
+        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts)
+        return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, rank)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.self_attn = LatentAttention(config, dtype)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = feed_forward
+
+    def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+        attended_TD, latent_TC = self.self_attn.prefill(self.input_layernorm(x_TD), cos, sin, lengths)
+        return self._feed_forward(x_TD + attended_TD), latent_TC
+
+    def decode(
+        self, x_BD: Tensor, cos: Tensor, sin: Tensor, batch: DecodeBatch, cache: LatentCache, layer: int
+    ) -> Tensor:
+        normed_BD = self.input_layernorm(x_BD)
+        cache.append(layer, batch.cache_slots, batch.positions, self.self_attn.latent(normed_BD, cos, sin))
+        lengths_B = batch.positions + 1
+        latent_BSC = cache.read(layer, batch.cache_slots, lengths_B)
+        return self._feed_forward(x_BD + self.self_attn.decode(normed_BD, cos, sin, latent_BSC, lengths_B))
+
+    def _feed_forward(self, x_TD: Tensor) -> Tensor:
+        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+
+
+def _dispatcher(group: Group, slots_per_rank: int) -> TokenDispatcher:
+    return LocalDispatcher(slots_per_rank) if group.size == 1 else AllToAllDispatcher(group, slots_per_rank)

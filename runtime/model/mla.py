@@ -1,0 +1,91 @@
+"""Multi-head latent attention: what is cached of a token is one latent vector, not keys and values of every head.
+
+    c, k_rope = down(x)             latent: c [L] compressed KV, k_rope [P] the rotary key that all heads share
+    k, v = up(c)                    keys [H, N] and values [H, V] of a token, from its latent
+    score = (q_nope . k + q_rope . k_rope) / sqrt(N + P)
+
+Two equal forms. Prefill expands keys and values once for many queries. Decode absorbs `up` into the query and the
+output (q_nope . W_uk c == (W_uk^T q_nope) . c), so that it reads the latent cache alone.
+
+Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1 and appendix B; DeepSeek-V3 `inference/model.py`, class MLA.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.model.config import ModelConfig
+from runtime.model.layers import RmsNorm, linear, rotate
+
+__all__ = ["LatentAttention"]
+
+
+class LatentAttention(nn.Module):
+    """The attention of one layer. Parameters are named as published."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        heads, qk_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
+        self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype)
+        self.q_a_layernorm = RmsNorm(config.q_lora_rank, config.rms_norm_eps, dtype)
+        self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype)
+        self.kv_a_proj_with_mqa = linear(config.hidden_size, config.latent_dim, dtype)
+        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, config.rms_norm_eps, dtype)
+        self.kv_b_proj = linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), dtype)
+        self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
+        self.scale = qk_dim**-0.5
+
+    def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+        """Causal attention inside each of the requests that follow each other in x: output [T, D], latent [T, C]."""
+        q_nope_THN, q_rope_THP = self._query(x_TD, cos, sin)
+        latent_TC = self.latent(x_TD, cos, sin)
+        k_THQ, v_THV = self._expand(latent_TC)
+        q_THQ = torch.cat((q_nope_THN, q_rope_THP), -1)
+        requests = zip(q_THQ.split(lengths), k_THQ.split(lengths), v_THV.split(lengths), strict=True)
+        context_THV = torch.cat([v_THV[:0], *(_causal_attention(q, k, v, self.scale) for q, k, v in requests)])
+        return self.o_proj(context_THV.flatten(1)), latent_TC
+
+    def decode(self, x_BD: Tensor, cos: Tensor, sin: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
+        """One token a request against its cached latents, its own included (`lengths` counts it): [B, D]."""
+        q_nope_BHN, q_rope_BHP = self._query(x_BD, cos, sin)
+        w_k_HNL, w_v_HVL = self._up_weights()
+        q_BHC = torch.cat((torch.einsum("bhn,hnl->bhl", q_nope_BHN, w_k_HNL), q_rope_BHP), -1)
+        scores_BHS = (q_BHC @ latent_BSC.mT).float() * self.scale
+        beyond_BS = torch.arange(latent_BSC.shape[1]) >= lengths_B[:, None]
+        weights_BHS = scores_BHS.masked_fill(beyond_BS[:, None], -torch.inf).softmax(-1).to(x_BD.dtype)
+        context_BHL = weights_BHS @ latent_BSC[..., : self.config.kv_lora_rank]
+        return self.o_proj(torch.einsum("bhl,hvl->bhv", context_BHL, w_v_HVL).flatten(1))
+
+    def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """What the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
+        c_TL, k_rope_TP = self.kv_a_proj_with_mqa(x_TD).split(
+            (self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1
+        )
+        return torch.cat((self.kv_a_layernorm(c_TL), rotate(k_rope_TP, cos, sin)), -1)
+
+    def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
+        q_THQ = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD))).unflatten(-1, (-1, nope + rope))
+        q_nope_THN, q_rope_THP = q_THQ.split((nope, rope), -1)
+        return q_nope_THN, rotate(q_rope_THP, cos[:, None], sin[:, None])
+
+    def _expand(self, latent_TC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [T, H, N + P] and values [T, H, V] from latents."""
+        c_TL, k_rope_TP = latent_TC.split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
+        kv_THX = self.kv_b_proj(c_TL).unflatten(-1, (self.config.num_attention_heads, -1))
+        k_nope_THN, v_THV = kv_THX.split((self.config.qk_nope_head_dim, self.config.v_head_dim), -1)
+        k_rope_THP = k_rope_TP[:, None].expand(-1, self.config.num_attention_heads, -1)
+        return torch.cat((k_nope_THN, k_rope_THP), -1), v_THV
+
+    def _up_weights(self) -> tuple[Tensor, Tensor]:
+        """`kv_b_proj` as the maps latent -> key [H, N, L] and latent -> value [H, V, L]."""
+        per_head = self.kv_b_proj.weight.unflatten(0, (self.config.num_attention_heads, -1))
+        w_k_HNL, w_v_HVL = per_head.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
+        return w_k_HNL, w_v_HVL
+
+
+def _causal_attention(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float) -> Tensor:
+    """One request's attention, [T, H, V]."""
+    q, k, v = (x.transpose(0, 1) for x in (q_THQ, k_THQ, v_THV))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(0, 1)

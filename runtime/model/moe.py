@@ -1,0 +1,127 @@
+"""The mixture of experts of one layer: gate, choice of replica, dispatch, local experts, combine, shared expert.
+
+    logical expert    what the gate chooses among, 0..E-1
+    physical slot     where a copy of an expert's weights lies; redundant experts have several
+    replica table     logical expert -> its slots; the split rule says which of them a token uses
+
+Worked example: 32 logical experts + 4 redundant = 36 slots; EP4 holds 9 slots a rank. Expert 7 lies in slots 3 and 20,
+on ranks 0 and 2; under the split "equal" its tokens alternate between the two.
+
+Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, classes Gate and MoE.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.dispatch import TokenDispatcher
+from runtime.expert_load import ExpertLoad
+from runtime.model.config import ModelConfig
+from runtime.model.layers import GatedMlp
+
+__all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
+
+
+class Gate(nn.Module):
+    """Sigmoid scores; the bias takes part in choosing, never in weighing; only the best groups are eligible."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size, dtype=dtype))
+        self.e_score_correction_bias = nn.Parameter(torch.empty(config.n_routed_experts, dtype=torch.float32))
+
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's logical experts [T, K], and their weights [T, K] in FP32."""
+        scores_TE = F.linear(x_TD.float(), self.weight.float()).sigmoid()
+        experts_TK = self._choose(scores_TE + self.e_score_correction_bias)
+        weights_TK = scores_TE.gather(1, experts_TK)
+        if self.config.norm_topk_prob:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+        return experts_TK, weights_TK * self.config.routed_scaling_factor
+
+    def _choose(self, biased_TE: Tensor) -> Tensor:
+        """A group's worth is the sum of its two best experts."""
+        grouped_TGE = biased_TE.unflatten(1, (self.config.n_group, -1))
+        worth_TG = grouped_TGE.topk(2, -1).values.sum(-1)
+        eligible_TG = torch.zeros_like(worth_TG, dtype=torch.bool)
+        eligible_TG.scatter_(1, worth_TG.topk(self.config.topk_group, -1).indices, True)
+        eligible_TE = grouped_TGE.masked_fill(~eligible_TG[..., None], -torch.inf).flatten(1)
+        return eligible_TE.topk(self.config.num_experts_per_tok, -1).indices
+
+
+class ReplicaTable:
+    """Which slots hold each logical expert of one layer, and the split rule "equal" over them."""
+
+    def __init__(self, physical_to_logical: list[int], num_logical_experts: int) -> None:
+        slots: list[list[int]] = [[] for _ in range(num_logical_experts)]
+        for slot, expert in enumerate(physical_to_logical):
+            slots[expert].append(slot)
+        most = max(map(len, slots))
+        self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots])
+        self._slots_ER = torch.tensor([replicas + replicas[:1] * (most - len(replicas)) for replicas in slots])
+        self._tokens_seen = 0
+
+    def choose(self, experts_TK: Tensor, rank: int) -> Tensor:
+        """The slot of each choice, [T, K]: tokens take an expert's replicas in turn, each rank starting at another."""
+        turns_T1 = torch.arange(len(experts_TK))[:, None] + self._tokens_seen + rank
+        self._tokens_seen += len(experts_TK)
+        return self._slots_ER[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
+
+
+class LocalExperts(nn.Module):
+    """The experts in this rank's slots, as stacked matrices: gate and up [slots, 2 I, D], down [slots, D, I]."""
+
+    def __init__(self, num_slots: int, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, intermediate = config.hidden_size, config.moe_intermediate_size
+        self.gate_up = nn.Parameter(torch.empty(num_slots, 2 * intermediate, hidden, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype))
+
+    def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
+        """Rows lie slot after slot, `counts` of each."""
+        slots = zip(rows_RD.split(counts), self.gate_up, self.down, strict=True)
+        return torch.cat([_gated_mlp(rows, gate_up, down) for rows, gate_up, down in slots])
+
+
+class MixtureOfExperts(nn.Module):
+    """One MoE layer on one rank."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        moe_layer: int,
+        replicas: ReplicaTable,
+        dispatcher: TokenDispatcher,
+        load: ExpertLoad,
+        rank: int,
+    ) -> None:
+        super().__init__()
+        self.gate = Gate(config, dtype)
+        self.experts = LocalExperts(load.rows.shape[1], config, dtype)
+        self.shared_experts = GatedMlp(
+            config.hidden_size, config.moe_intermediate_size * config.n_shared_experts, dtype
+        )
+        self.moe_layer, self.replicas, self.dispatcher, self.load, self.rank = (
+            moe_layer,
+            replicas,
+            dispatcher,
+            load,
+            rank,
+        )
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """[T, D] -> [T, D]; a collective of the unit, so T may be 0."""
+        experts_TK, weights_TK = self.gate(x_TD)
+        dispatched = self.dispatcher.dispatch(x_TD, self.replicas.choose(experts_TK, self.rank))
+        self.load.add(self.moe_layer, dispatched.counts)
+        rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
+        routed_TKD = self.dispatcher.combine(rows_RD, dispatched).unflatten(0, experts_TK.shape)
+        routed_TD = (routed_TKD.float() * weights_TK[..., None]).sum(1)
+        return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD)
+
+
+def _gated_mlp(rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    gate, up = F.linear(rows, gate_up).chunk(2, -1)
+    return F.linear(F.silu(gate) * up, down)

@@ -1,0 +1,140 @@
+"""The ranks of one unit as a group: who joined, and the two collectives that expert parallelism needs.
+
+Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socket is bound to the address that this
+node was given, the store's too (torch would take every interface). A peer that leaves is noticed inside the next
+collective, and is the end of this rank: a unit lives or dies as a whole.
+
+`Group` has two forms: `SoloGroup` is the slow reference for `GlooGroup` as well as the whole truth at EP1.
+It carries no tensors by name and sends no objects: shapes are agreed by the callers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.errors import PeerLost
+from runtime.sockets import listen
+
+__all__ = ["GlooGroup", "Group", "MeetingPoint", "SoloGroup", "new_group"]
+
+JOIN_TIMEOUT = timedelta(seconds=300)  # the slowest rank's weights must be loaded by then
+STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where the ranks of a unit find each other. `leads`: this rank serves it; `address`: where this rank binds."""
+
+    leader: str
+    port: int
+    leads: bool
+    address: str
+
+
+class Group(Protocol):
+    """What dispatch and the step loop ask of the ranks together. Rank and size are known before anyone has joined."""
+
+    rank: int
+    size: int
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """Wait until all ranks of the unit are here. Raises RuntimeFailure."""
+
+    def any(self, flag: bool) -> bool:
+        """True on every rank if `flag` is true on one: the lockstep of a step."""
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
+
+
+def new_group(rank: int, size: int) -> Group:
+    """The group of a unit of `size` ranks, not joined yet."""
+    return SoloGroup() if size == 1 else GlooGroup(rank, size)
+
+
+class SoloGroup:
+    """A unit of one rank."""
+
+    rank = 0
+    size = 1
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """There is nobody to wait for."""
+
+    def any(self, flag: bool) -> bool:
+        """Nobody else can say yes."""
+        return flag
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """All rows stay."""
+        assert send == receive == [len(rows)]
+        return rows
+
+
+class GlooGroup:
+    """Ranks as processes on CPUs, over TCP."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """Meet at the store, then connect to every peer."""
+        try:
+            self._store = _store(meeting, self.size)  # kept: the leader serves it for as long as the group lives
+            self._backend = _gloo(self._store, self.rank, self.size, meeting.address)
+        except RuntimeError as error:
+            where = f"{meeting.leader}:{meeting.port}"
+            raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {_first_line(error)}") from None
+
+    def any(self, flag: bool) -> bool:
+        """One all-reduce."""
+        votes = torch.tensor([int(flag)])
+        with _peer_loss_named():
+            self._backend.allreduce([votes]).wait()
+        return bool(votes.item())
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """One variable-size all-to-all. `rows` is contiguous [sum(send), ...]; the result [sum(receive), ...]."""
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        with _peer_loss_named():
+            self._backend.alltoall_base(received, rows, receive, send).wait()
+        return received
+
+
+def _store(meeting: MeetingPoint, size: int) -> dist.Store:
+    if not meeting.leads:
+        return dist.TCPStore(meeting.leader, meeting.port, size, is_master=False, timeout=JOIN_TIMEOUT)
+    listener = listen(meeting.address, meeting.port, "rendezvous").detach()
+    return dist.TCPStore(
+        meeting.address, meeting.port, size, True, JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener
+    )
+
+
+def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
+    """Made directly: `init_process_group` would listen on the host name's address besides, whatever it is told."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = STEP_TIMEOUT
+    return dist.ProcessGroupGloo(dist.PrefixStore("unit", store), rank, size, options)
+
+
+@contextmanager
+def _peer_loss_named() -> Iterator[None]:
+    """gloo says RuntimeError for everything; inside a collective it means that a peer is not there."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"a rank of this unit is gone ({_first_line(error)})") from None
+
+
+def _first_line(error: BaseException) -> str:
+    """gloo's own words without the source line before them and the advice after them."""
+    words = str(error).splitlines()[0].split(". This is typically", 1)[0]
+    return words.partition("] ")[2] if words.startswith("[") else words

@@ -1,0 +1,100 @@
+"""Child processes that end together: when one dies the others are killed, when we die they die.
+
+Used by a node for its ranks, and by `generate`. A child that dies says why in its last line on stderr; exit status
+`PEER_LOST` marks a death that only followed another's, so that the report names the cause and not the echo.
+It does not restart anything.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from runtime.errors import RuntimeFailure
+
+__all__ = ["PEER_LOST", "Child", "ChildDied", "die_with_parent", "kill", "wait_together"]
+
+PEER_LOST = 75
+CAUSE_GRACE_S = 1.0  # after the first death, how long others may take to show themselves as its cause
+POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class ChildDied(RuntimeFailure):
+    """A child ended before it was asked to; `is_echo` when it only lost a peer."""
+
+    def __init__(self, sentence: str, is_echo: bool) -> None:
+        super().__init__(sentence)
+        self.is_echo = is_echo
+
+
+class Child:
+    """`python -m runtime ARGUMENTS`, its stderr passed on line by line under its name."""
+
+    def __init__(self, name: str, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        command = [sys.executable, "-m", "runtime", *arguments, "--parent", str(os.getpid())]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._last_line = ""
+        self._relay = threading.Thread(target=self._pass_on_stderr, daemon=True)
+        self._relay.start()
+
+    def describe_death(self) -> str:
+        """Why the child ended, in a clause."""
+        status = self.process.returncode
+        if status < 0:
+            return f"{self.name} was killed by {signal.Signals(-status).name}"
+        self._relay.join(timeout=1)
+        return f"{self.name} ended with status {status}: {self._last_line or 'it said nothing'}"
+
+    def _pass_on_stderr(self) -> None:
+        for line in self.process.stderr or ():
+            self._last_line = line.strip().removeprefix("tidemill: ") or self._last_line
+            print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)
+
+
+def wait_together(children: Sequence[Child]) -> None:
+    """Wait until all children end well. When one does not, kill the others and raise ChildDied naming the cause."""
+    try:
+        while not (dead := [child for child in children if child.process.poll()]):
+            if all(child.process.returncode == 0 for child in children):
+                return
+            time.sleep(POLL_S)
+        cause = _cause(children, dead)
+        raise ChildDied(cause.describe_death(), is_echo=cause.process.returncode == PEER_LOST)
+    finally:
+        kill(children)
+
+
+def kill(children: Sequence[Child]) -> None:
+    """End what still runs, and reap it."""
+    for child in children:
+        child.process.kill()
+    for child in children:
+        child.process.wait()
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when process `parent` ends, however it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _cause(children: Sequence[Child], dead: list[Child]) -> Child:
+    """The first death that is not the echo of another, waited for a little."""
+    deadline = time.monotonic() + CAUSE_GRACE_S
+    while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        dead = [child for child in children if child.process.poll()]
+    return next((child for child in dead if child.process.returncode != PEER_LOST), dead[0])

@@ -1,0 +1,113 @@
+"""One rank: load, join the unit, say ready, then step for ever in lockstep with its peers.
+
+    loading -> joining -> ready
+
+Each turn of the loop: take what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
+step, each with its own requests or none. A lost peer ends the rank, because a unit lives or dies as a whole.
+"""
+
+import os
+import queue
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.checkpoint import check_config_digest, resolve
+from runtime.decode import Arrival, DecodePhase
+from runtime.engine import DTYPES, Engine
+from runtime.kv_transfer import KvReceiver, KvSender, check_layout
+from runtime.launch import RankPlace, UnitLaunch
+from runtime.messages import Hello
+from runtime.metrics import serve_metrics
+from runtime.network import Inbox, Network
+from runtime.parallel import Group, MeetingPoint, new_group
+from runtime.prefill import PrefillPhase
+from runtime.rank_metrics import RankMetrics
+from runtime.sockets import listen
+
+__all__ = ["Addresses", "run_rank"]
+
+IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where this rank's node is, and whom it calls; `leader` is the address of the unit's first node."""
+
+    address: str
+    leader: str
+    gateway: str
+
+
+def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
+    """Serve until killed. Raises RuntimeFailure."""
+    folder = resolve(launch.checkpoint.uri)
+    check_config_digest(folder, launch.checkpoint.digest)
+    metrics, inbox = RankMetrics(launch, place.rank), Inbox()
+    kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
+    hello = _hello(launch, place, addresses.address, kv_port)
+    network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
+    with serve_metrics(metrics.registry, addresses.address, launch.ports.metrics + place.local_rank):
+        network.open_link()
+        engine, group = _bring_up(launch, place, addresses, folder, network)
+        metrics.watch(engine.model)
+        phase = _phase(engine, launch, network, metrics)
+        if kv_port is not None:
+            network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
+        group.any(True)  # nobody is ready before everybody is
+        network.say_state("ready")
+        step_for_ever(phase, group, inbox)
+
+
+def step_for_ever(phase: PrefillPhase | DecodePhase, group: Group, inbox: Inbox) -> None:
+    """The lockstep loop. Raises PeerLost when the unit breaks."""
+    while True:
+        while not inbox.empty():
+            phase.take(inbox.get())
+        if group.any(phase.has_work()):
+            phase.step()
+        else:
+            _wait_for_work(inbox, phase)
+
+
+def _hello(launch: UnitLaunch, place: RankPlace, address: str, kv_port: int | None) -> Hello:
+    return Hello(
+        unit=launch.unit,
+        phase=launch.phase,
+        rank=place.rank,
+        num_ranks=len(launch.ranks),
+        node=place.node,
+        pid=os.getpid(),
+        unit_digest=launch.unit_digest,
+        kv_digest=launch.kv_digest,
+        kv_host=None if kv_port is None else address,
+        kv_port=kv_port,
+    )
+
+
+def _bring_up(
+    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network
+) -> tuple[Engine, Group]:
+    """Load, then join: nobody waits inside a collective for the slowest loader."""
+    group = new_group(place.rank, len(launch.ranks))
+    engine = Engine(folder, launch.expert_map.physical_to_logical, group, DTYPES[launch.precision])
+    check_layout(launch.kv_cache, engine.token_shape)
+    network.say_state("joining")
+    leads = addresses.leader == addresses.address and place.local_rank == 0
+    group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, leads, addresses.address))
+    return engine, group
+
+
+def _phase(engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> PrefillPhase | DecodePhase:
+    if launch.phase == "prefill":
+        return PrefillPhase(engine, launch, network, metrics)
+    return DecodePhase(engine, launch, network)
+
+
+def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
+    return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
+
+
+def _wait_for_work(inbox: Inbox, phase: PrefillPhase | DecodePhase) -> None:
+    with suppress(queue.Empty):
+        phase.take(inbox.get(timeout=IDLE_WAIT_S))

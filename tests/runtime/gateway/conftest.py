@@ -1,0 +1,324 @@
+"""A real gateway process on loopback, a tokenizer of a few hundred tokens, and ranks that are only fakes.
+
+The fake ranks speak the wire protocol and compute nothing, so that a test can say which token comes when. Real ranks
+are tested in `tests/runtime/`.
+"""
+
+import asyncio
+import http.client
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import runtime
+from runtime.gateway.tokenizer import load_tokenizer
+from runtime.launch import digest_of
+from runtime.messages import FromGateway, Hello, Prefill, State, Token
+from runtime.wire import FrameReader, encode_frame
+
+ADDRESS = "127.0.0.1"
+BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
+BOS_ID, EOS_ID = 0, 1
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    "{% if message.role == 'user' %}<｜User｜>{% elif message.role == 'assistant' %}<｜Assistant｜>{% endif %}"
+    "{{ message.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+)
+KV_DIGEST = "sha256:" + "a" * 64
+UNIT_DIGEST = "sha256:" + "b" * 64
+MAX_REQUEST_TOKENS = 128
+PATIENCE_S = 10
+
+
+def eventually(condition, what):
+    """The first true value of `condition()`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint():
+    """Writes a checkpoint folder without weights; keyword arguments overrule tokenizer_config.json."""
+
+    def write(folder: Path, **overrides) -> Path:
+        encoder = tokenizers.Tokenizer(models.BPE())
+        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        encoder.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        special = [BOS, EOS, USER, ASSISTANT]
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+        encoder.train_from_iterator(["the mill grinds with the tide, naïve café 日本語 日本語 👍👍"] * 8, trainer)
+        encoder.save(str(folder / "tokenizer.json"))
+        settings = {"bos_token": BOS, "eos_token": EOS, "add_bos_token": True, "chat_template": CHAT_TEMPLATE}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | overrides))
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "eos_token_id": EOS_ID}))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def checkpoint(write_checkpoint, tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint):
+    return load_tokenizer(checkpoint)
+
+
+@dataclass
+class GatewayProcess:
+    """A gateway and where it listens."""
+
+    process: subprocess.Popen
+    ports: dict[str, int]
+    launch_file: Path
+    log_file: Path
+
+    def get(self, path, port="http"):
+        """(status, body)."""
+        return self.call("GET", path, port=port)
+
+    def call(self, method, path, body=None, port="http"):
+        connection = http.client.HTTPConnection(ADDRESS, self.ports[port], timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def ready_report(self):
+        return json.loads(self.get("/readyz")[1])
+
+    def state_of(self, unit):
+        """[state of each rank], or None when the unit is unknown."""
+        units = {entry["unit"]: entry for entry in self.ready_report()["units"]}
+        return [rank["state"] for rank in units[unit]["ranks"]] if unit in units else None
+
+    def log(self):
+        return self.log_file.read_text()
+
+    def metric(self, name):
+        """The value of a sample without a bucket."""
+        samples = [line for line in self.get("/metrics", port="metrics")[1].splitlines() if line.startswith(name + "{")]
+        return float(samples[0].rsplit(" ", 1)[1])
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+def free_ports(count):
+    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def start_gateway(checkpoint, tmp_path_factory):
+    """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers."""
+    started = []
+
+    def start(ports=None, wait=True) -> GatewayProcess:
+        folder = tmp_path_factory.mktemp("gateway")
+        ports = dict(zip(("http", "registry", "metrics"), free_ports(3), strict=True)) | (ports or {})
+        config = checkpoint / "config.json"
+        config_digest = subprocess.check_output(["sha256sum", config], text=True).split()[0]
+        launch = {
+            "version": 1,
+            "kind": "gateway",
+            "kv_digest": KV_DIGEST,
+            "model": {"name": "org/tiny"},
+            "checkpoint": {"uri": str(checkpoint), "digest": f"sha256:{config_digest}"},
+            "limits": {"max_requests": 8, "max_request_tokens": MAX_REQUEST_TOKENS, "max_batch_tokens": 256},
+            "ports": ports,
+        }
+        launch_file = folder / "gateway.launch.json"
+        launch_file.write_text(json.dumps(launch | {"launch_digest": digest_of(launch)}))
+        log_file = folder / "log"
+        environment = os.environ | {"PYTHONPATH": str(Path(runtime.__file__).parents[1])}
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "runtime", "gateway", "--launch", launch_file, "--address", ADDRESS],
+                stderr=log,
+                stdout=log,
+                env=environment,
+            )
+        gateway = GatewayProcess(process, ports, launch_file, log_file)
+        started.append(gateway)
+        if wait:
+            eventually(lambda: answers(gateway), f"the gateway answers; its log: {gateway.log()}")
+        return gateway
+
+    yield start
+    for gateway in started:
+        if gateway.process.poll() is None:
+            gateway.process.kill()
+            gateway.process.wait()
+
+
+def answers(gateway):
+    try:
+        return gateway.get("/health")[0] == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def gateway(start_gateway):
+    """One gateway for all tests; each brings units of its own."""
+    return start_gateway()
+
+
+@pytest.fixture
+def client(gateway):
+    base_url = f"http://{ADDRESS}:{gateway.ports['http']}/v1"
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def loop():
+    """An event loop in a thread, where the fake ranks live."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+class FakeRank:
+    """A rank that says what the test tells it to; `heard` holds what the gateway said."""
+
+    def __init__(self, loop, port, hello: Hello):
+        self.hello = hello
+        self.heard: queue.Queue[FromGateway] = queue.Queue()
+        self.on_prefill = None
+        self._loop = loop
+        self._reader, self._writer = self._run(asyncio.open_connection(ADDRESS, port))
+        self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
+        self.say(hello)
+
+    def say(self, message):
+        self.write(encode_frame(message))
+
+    def write(self, data: bytes):
+        self._loop.call_soon_threadsafe(self._writer.write, data)
+
+    def hear(self) -> FromGateway:
+        return self.heard.get(timeout=PATIENCE_S)
+
+    def leave(self):
+        self._loop.call_soon_threadsafe(self._writer.close)
+
+    def is_closed_by_gateway(self):
+        return self._listening.done()
+
+    async def _listen(self):
+        frames = FrameReader(self._reader, FromGateway)
+        while (frame := await frames.read()) is not None:
+            self.heard.put(frame[0])
+            if isinstance(frame[0], Prefill) and self.on_prefill:
+                asyncio.ensure_future(self.on_prefill(frame[0]))  # noqa: RUF006  # the loop outlives every test
+
+    def _run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
+
+
+class FakePair:
+    """A prefill unit and a decode unit of one rank each.
+
+    With `reply` (token ids, the last one being the stop id or the last of max_tokens) they answer every prompt: the
+    first token from the prefill rank, the others from the decode rank, the last not before `last_may_come` is set.
+    """
+
+    def __init__(self, prefill: FakeRank, decode: FakeRank):
+        self.prefill, self.decode = prefill, decode
+        self.reply = None
+        self.last_may_come = threading.Event()
+        self.last_may_come.set()
+        prefill.on_prefill = self._answer
+
+    async def _answer(self, prompt: Prefill):
+        for index, token_id in enumerate(self.reply or ()):
+            is_last = index == len(self.reply) - 1
+            if is_last:
+                await asyncio.to_thread(self.last_may_come.wait, PATIENCE_S)
+            finish_reason = None if not is_last else "stop" if token_id in prompt.sampling.stop_ids else "length"
+            (self.prefill if index == 0 else self.decode).say(Token(prompt.request_id, token_id, finish_reason))
+
+
+unit_numbers = itertools.count()
+
+
+@pytest.fixture
+def join(gateway, loop):
+    """Makes fake ranks that join the gateway, or another one `at`; all leave when the test is over."""
+    joined = []
+
+    def join(at=gateway, **hello) -> FakeRank:
+        phase = hello.get("phase", "prefill")
+        kv = {"kv_host": "10.0.0.9", "kv_port": 29600} if phase == "decode" else {"kv_host": None, "kv_port": None}
+        defaults = {
+            "unit": f"{phase}-{next(unit_numbers)}",
+            "phase": phase,
+            "rank": 0,
+            "num_ranks": 1,
+            "node": "node-0",
+            "pid": 4711,
+            "unit_digest": UNIT_DIGEST,
+            "kv_digest": KV_DIGEST,
+        }
+        rank = FakeRank(loop, at.ports["registry"], Hello(**(defaults | kv | hello)))
+        joined.append(rank)
+        return rank
+
+    yield join
+    for rank in joined:
+        rank.leave()
+    eventually(lambda: all_lost(gateway), "every fake rank is lost")
+
+
+def all_lost(gateway):
+    return all(rank["state"] == "lost" for unit in gateway.ready_report()["units"] for rank in unit["ranks"])
+
+
+@pytest.fixture
+def pair(gateway, join):
+    """A ready prefill and a ready decode unit."""
+    ranks = [join(phase=phase) for phase in ("prefill", "decode")]
+    for rank in ranks:
+        rank.say(State("ready"))
+    eventually(lambda: gateway.ready_report()["ready"], "the pair is ready")
+    return FakePair(*ranks)
+
+
+@pytest.fixture
+def until():
+    return eventually

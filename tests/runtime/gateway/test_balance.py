@@ -1,0 +1,52 @@
+"""The choice of a pair: the fewest requests, in turn among equals, the same whatever order the ranks are listed in."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.gateway.balance import Pair, RankLoad, choose_pair, least_loaded
+
+loads = st.lists(
+    st.builds(RankLoad, st.sampled_from(["unit-0", "unit-1"]), st.integers(0, 3), st.integers(0, 3)),
+    min_size=1,
+    unique_by=lambda load: (load.unit, load.rank),
+)
+
+
+def test_each_phase_gives_its_least_loaded_rank():
+    """Prefill and decode are chosen apart."""
+    prefill = [RankLoad("p", 0, 2), RankLoad("p", 1, 1)]
+    decode = [RankLoad("d", 0, 0), RankLoad("d", 1, 5)]
+
+    assert choose_pair(prefill, decode, turn=7) == Pair(RankLoad("p", 1, 1), RankLoad("d", 0, 0))
+
+
+def test_without_both_phases_there_is_no_pair():
+    """One phase alone cannot answer."""
+    rank = RankLoad("u", 0, 0)
+
+    assert choose_pair([], [rank], turn=0) is None
+    assert choose_pair([rank], [], turn=0) is None
+
+
+@given(loads, st.integers(0, 100))
+def test_no_rank_has_fewer_requests_than_the_chosen(ranks, turn):
+    """The chosen rank has the minimum."""
+    assert least_loaded(ranks, turn).num_requests == min(load.num_requests for load in ranks)
+
+
+@given(loads, st.integers(0, 100))
+def test_consecutive_turns_use_every_equal_rank(ranks, turn):
+    """Ranks that are equally loaded are all chosen, one after another."""
+    fewest = min(load.num_requests for load in ranks)
+    equals = {load for load in ranks if load.num_requests == fewest}
+
+    assert {least_loaded(ranks, turn + step) for step in range(len(equals))} == equals
+
+
+@given(loads, st.integers(0, 100), st.randoms())
+def test_the_order_of_the_list_does_not_matter(ranks, turn, random):
+    """Ranks are compared by name and number, not by where they stand."""
+    shuffled = list(ranks)
+    random.shuffle(shuffled)
+
+    assert least_loaded(shuffled, turn) == least_loaded(ranks, turn)

@@ -1,0 +1,163 @@
+"""Bodies become requests within the limits; everything else is refused by name."""
+
+import json
+
+import pytest
+
+from runtime.gateway.calls import ServedModel, chat_call, completion_call
+from runtime.gateway.errors import ApiError
+
+
+@pytest.fixture
+def model(tokenizer):
+    return ServedModel("tiny", 64, tokenizer)
+
+
+def completion(model, /, **wishes):
+    return completion_call(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model)
+
+
+def chat(model, /, **wishes):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "mill"}]} | wishes
+    return chat_call(json.dumps(body).encode(), model)
+
+
+def test_defaults_are_openais(model):
+    """A completion without wishes: temperature 1, top_p 1, 16 tokens, eos as stop, no stream."""
+    call = completion(model)
+
+    (request,) = call.requests
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.max_tokens) == (1, 1, 16)
+    assert (request.sampling.stop_ids, request.stops) == ([1], ())
+    assert not call.stream
+
+
+def test_a_chat_may_use_all_that_is_left(model):
+    """Without max_tokens a chat gets max_request_tokens less its prompt."""
+    (request,) = chat(model).requests
+
+    assert len(request.prompt_ids) + request.sampling.max_tokens == model.max_request_tokens
+
+
+def test_a_completion_without_room_for_its_default_gets_the_room(model):
+    """16 tokens is what an unsaid max_tokens means at most."""
+    (request,) = completion(model, prompt=[5] * 60).requests
+
+    assert request.sampling.max_tokens == 4
+
+
+def test_null_means_absent(model):
+    """Clients that send every parameter as null get the defaults."""
+    nulls = dict.fromkeys(("max_tokens", "temperature", "stop", "n", "logprobs", "stream", "tools", "seed"))
+
+    assert completion(model, **nulls).requests[0].sampling.max_tokens == 16
+
+
+def test_seeds_differ_unless_said(model):
+    """An absent seed is drawn for each request, a given one is kept."""
+    assert completion(model).requests[0].sampling.seed != completion(model).requests[0].sampling.seed
+    assert completion(model, seed=-3).requests[0].sampling.seed == -3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_requests"),
+    [("mill", 1), (["mill", "tide"], 2), ([5, 6, 7], 1), ([[5, 6], [7]], 2)],
+)
+def test_a_prompt_has_four_forms(model, prompt, num_requests):
+    """A text, texts, token ids, lists of token ids: one request for each prompt."""
+    assert len(completion(model, prompt=prompt).requests) == num_requests
+
+
+def test_token_ids_are_taken_as_they_are(model):
+    """Ids are the caller's business: no BOS is added."""
+    assert completion(model, prompt=[5, 6]).requests[0].prompt_ids == [5, 6]
+
+
+def test_text_parts_are_joined(model):
+    """A message's content may be a list of text parts."""
+    parts = [{"type": "text", "text": "mi"}, {"type": "text", "text": "ll"}]
+
+    in_parts = chat(model, messages=[{"role": "user", "content": parts}])
+    assert in_parts.requests[0].prompt_ids == chat(model).requests[0].prompt_ids
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_knows_both_names_of_max_tokens(model, name):
+    """The newer name means the same."""
+    assert chat(model, **{name: 3}).requests[0].sampling.max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("wishes", "param"),
+    [
+        *[({name: value}, name) for name, value in [("n", 2), ("best_of", 3), ("echo", True), ("suffix", "x")]],
+        *[({"logprobs": value}, "logprobs") for value in (0, 5, True)],
+        *[({name: 0.5}, name) for name in ("frequency_penalty", "presence_penalty", "min_p", "top_k")],
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"model": None}, "model"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [320]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
+    """Nothing is ignored in silence: each is a 400 whose param and message name the parameter."""
+    with pytest.raises(ApiError) as error:
+        completion(model, **wishes)
+
+    assert (error.value.status, error.value.param) == (400, param)
+    assert param in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("wishes", "complaint"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "name"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "system comes first"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "one parameter"),
+    ],
+)
+def test_a_chat_refuses_what_its_template_cannot_say(model, wishes, complaint):
+    """Other roles, other content and the template's own objections are 400s."""
+    with pytest.raises(ApiError, match=complaint) as error:
+        chat(model, **wishes)
+
+    assert error.value.status == 400
+
+
+def test_too_long_a_request_is_refused_with_the_numbers(model):
+    """The message has the limit, the prompt and the wish."""
+    with pytest.raises(ApiError) as error:
+        completion(model, prompt=[5] * 60, max_tokens=10)
+
+    assert error.value.code == "context_length_exceeded"
+    assert error.value.message == (
+        "this model takes 64 tokens, prompt and answer together; 70 were asked for (60 in the prompt, 10 to generate)"
+    )
+
+
+def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):
+    """Even a default of one token is too much then."""
+    with pytest.raises(ApiError, match="65 were asked for"):
+        completion(model, prompt=[5] * 64)

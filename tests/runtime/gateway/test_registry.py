@@ -1,0 +1,135 @@
+"""Who may join the gateway, when a unit is ready, and what happens to connections that misbehave."""
+
+import socket
+
+import pytest
+
+from runtime.messages import State, Token
+from runtime.wire import encode_frame
+
+
+def test_a_unit_is_ready_when_all_its_ranks_are(gateway, join, until):
+    """Two of two ranks ready make the unit ready; one of two does not. /readyz shows each."""
+    decode = join(phase="decode")
+    decode.say(State("ready"))
+    first = join(unit="pair", num_ranks=2, rank=0, node="node-a", pid=17)
+    first.say(State("ready"))
+    until(lambda: gateway.state_of("pair") == ["ready"], "the first rank is ready")
+    assert gateway.get("/readyz")[0] == 503
+
+    second = join(unit="pair", num_ranks=2, rank=1)
+    for state in ("joining", "ready"):
+        second.say(State(state))
+        until(lambda state=state: gateway.state_of("pair") == ["ready", state], f"the second rank is {state}")
+
+    assert gateway.get("/readyz")[0] == 200
+    (unit,) = [unit for unit in gateway.ready_report()["units"] if unit["unit"] == "pair"]
+    assert unit["phase"] == "prefill"
+    assert unit["ranks"][0] == {"rank": 0, "node": "node-a", "pid": 17, "state": "ready"}
+
+
+def test_a_rank_is_loading_until_it_says_otherwise(gateway, join, until):
+    """Hello alone is not readiness."""
+    join(unit="fresh")
+
+    until(lambda: gateway.state_of("fresh") == ["loading"], "the rank is loading")
+
+
+def test_a_lost_rank_may_come_back(gateway, join, until):
+    """A closed connection is lost; Hello again takes the old place."""
+    join(unit="phoenix").leave()
+    until(lambda: gateway.state_of("phoenix") == ["lost"], "the rank is lost")
+
+    join(unit="phoenix", pid=4712).say(State("ready"))
+    until(lambda: gateway.state_of("phoenix") == ["ready"], "the rank is back")
+
+
+def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
+    """Once all its ranks are lost, a unit may return with another digest and size; the old ranks are gone."""
+    ranks = [join(unit="relaunched", num_ranks=2, rank=rank) for rank in range(2)]
+    for rank in ranks:
+        rank.leave()
+    until(lambda: gateway.state_of("relaunched") == ["lost", "lost"], "both ranks are lost")
+
+    join(unit="relaunched", unit_digest="sha256:" + "c" * 64)
+    until(lambda: gateway.state_of("relaunched") == ["loading"], "the new launch replaced the old")
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        ({"kv_digest": "sha256:other"}, "its kv_digest is sha256:other, the gateway's is sha256:aaa"),
+        ({"rank": 2, "num_ranks": 2}, "it counts 2 ranks"),
+        ({"phase": "decode", "kv_host": None}, "it is a decode rank and takes no KV"),
+    ],
+)
+def test_a_rank_that_does_not_fit_is_refused_with_a_reason(gateway, join, until, hello, reason):
+    """The connection is closed, the log says why, and /readyz never shows the rank."""
+    rank = join(unit="stranger", **hello)
+
+    until(rank.is_closed_by_gateway, "the gateway closes the connection")
+    until(lambda: reason in gateway.log(), f"the log says {reason!r}")
+    assert gateway.state_of("stranger") is None
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ({"rank": 0, "pid": 18}, "process 17 on node-0 is connected as that rank"),
+        ({"rank": 1, "unit_digest": "sha256:other"}, "it was launched as prefill of 2 with unit_digest sha256:other"),
+    ],
+)
+def test_a_second_rank_must_be_another_of_the_same_launch(gateway, join, until, second, reason):
+    """A live duplicate and a rank of another launch are refused; the first stays."""
+    join(unit="taken", num_ranks=2, pid=17)
+    until(lambda: gateway.state_of("taken") == ["loading"], "the first rank joined")
+
+    late = join(**({"unit": "taken", "num_ranks": 2} | second))
+
+    until(late.is_closed_by_gateway, "the gateway closes the second connection")
+    until(lambda: reason in gateway.log(), f"the log says {reason!r}")
+    assert gateway.state_of("taken") == ["loading"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n", "does not speak Tidemill's wire protocol"),
+        (b"TDML\x00\x02" + 14 * b"\x00", "speaks wire version 2"),
+        (encode_frame(State("ready")), "its first message is State, not Hello"),
+        (encode_frame(Token("x", 1, None), payload_bytes=2**40), "payload of 1,099,511,627,776 bytes"),
+        (b"TDML", "inside a frame"),
+        (b"", "it closed before its Hello"),
+    ],
+)
+def test_a_stranger_on_the_registry_port_costs_nobody_but_itself(gateway, until, sent, reason):
+    """Garbage ends that connection with one line in the log; the gateway goes on."""
+    lines_before = gateway.log().count(reason)
+    with socket.create_connection(("127.0.0.1", gateway.ports["registry"]), timeout=10) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(1) == b""
+
+    until(lambda: gateway.log().count(reason) == lines_before + 1, f"the log says {reason!r}")
+    assert gateway.get("/health")[0] == 200
+    assert "Traceback" not in gateway.log()
+
+
+def test_garbage_after_hello_loses_the_rank(gateway, join, until):
+    """A rank that breaks the protocol in service is closed and lost."""
+    rank = join(unit="confused")
+    until(lambda: gateway.state_of("confused") == ["loading"], "the rank joined")
+
+    rank.say(rank.hello)
+
+    until(rank.is_closed_by_gateway, "the gateway closes the connection")
+    until(lambda: gateway.state_of("confused") == ["lost"], "the rank is lost")
+    assert "rank 0 of unit confused said Hello twice" in gateway.log()
+
+
+def test_a_silent_connection_is_closed_at_the_deadline(gateway):
+    """Whoever does not say Hello in time is closed."""
+    with socket.create_connection(("127.0.0.1", gateway.ports["registry"]), timeout=10) as silent:
+        assert silent.recv(1) == b""
+
+    assert "no Hello within 5 s" in gateway.log()

@@ -1,0 +1,103 @@
+"""Reading a checkpoint's tokenizer: BOS once, stop ids from where they are, broken files in one sentence."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, processors
+from tokenizers.pre_tokenizers import ByteLevel
+
+from runtime.errors import CheckpointError
+from runtime.gateway.tokenizer import byte_characters, load_tokenizer
+
+BOS, BOS_ID, ASSISTANT_ID = "<｜begin▁of▁sentence｜>", 0, 3
+
+
+def test_byte_characters_are_those_of_the_tokenizers_library():
+    """The table has 256 different characters, the library's own alphabet."""
+    assert sorted(byte_characters()) == sorted(ByteLevel.alphabet())
+
+
+def test_a_plain_prompt_starts_with_one_bos(tokenizer):
+    """BOS is put before a prompt, and not before one that has it."""
+    assert tokenizer.encode("mill") == tokenizer.encode(BOS + "mill")
+    assert tokenizer.encode("mill").count(BOS_ID) == 1
+
+
+def test_a_chat_starts_with_the_templates_bos_only(tokenizer):
+    """The template writes BOS, so the gateway does not."""
+    ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+
+    assert ids[0] == BOS_ID
+    assert ids.count(BOS_ID) == 1
+    assert ids[-1] == ASSISTANT_ID
+
+
+@pytest.mark.parametrize("bos_token", [BOS, {"content": BOS, "lstrip": False}])
+def test_bos_may_be_written_with_its_stripping_rules(write_checkpoint, tmp_path, bos_token):
+    """DeepSeek-V3's tokenizer_config.json writes bos_token as an object, newer ones as a string."""
+    assert load_tokenizer(write_checkpoint(tmp_path, bos_token=bos_token)).bos_id == BOS_ID
+
+
+def test_a_checkpoint_may_want_no_bos(write_checkpoint, tmp_path):
+    """add_bos_token: false is obeyed."""
+    assert BOS_ID not in load_tokenizer(write_checkpoint(tmp_path, add_bos_token=False)).encode("mill")
+
+
+def test_without_add_bos_token_the_post_processor_decides(write_checkpoint, tmp_path):
+    """A tokenizer whose own template puts BOS in front gets one, and not two."""
+    folder = write_checkpoint(tmp_path)
+    encoder = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encoder.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
+    encoder.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS}))
+
+    assert load_tokenizer(folder).encode("mill").count(BOS_ID) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "generation_config", "stop_ids"),
+    [(1, None, (1,)), (1, 2, (2,)), (1, [1, 3], (1, 3)), (None, None, ())],
+)
+def test_generation_config_overrules_config(write_checkpoint, tmp_path, config, generation_config, stop_ids):
+    """eos_token_id may be a number, a list or absent; generation_config.json wins."""
+    folder = write_checkpoint(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "eos_token_id": config}))
+    if generation_config is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_config}))
+
+    assert load_tokenizer(folder).stop_ids == stop_ids
+
+
+def test_special_tokens_have_no_text(tokenizer):
+    """Their bytes are empty, so they never show in an answer."""
+    assert [tokenizer.token_bytes[token_id] for token_id in range(4)] == [b""] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("tokenizer.json", None, "cannot read"),
+        ("tokenizer.json", "{", "is not JSON"),
+        ("tokenizer.json", '{"decoder": {"type": "ByteLevel"}}', "is no tokenizer"),
+        ("tokenizer.json", '{"decoder": {"type": "Metaspace"}}', "'Metaspace'; the gateway reads ByteLevel only"),
+        ("tokenizer_config.json", None, "cannot read"),
+        ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "chat_template in"),
+        ("tokenizer_config.json", '{"chat_template": 7}', "chat_template"),
+        ("tokenizer_config.json", '{"bos_token": 7}', "bos_token"),
+        ("tokenizer_config.json", '{"bos_token": "<none>"}', "bos_token"),
+        ("config.json", "{}", "vocab_size"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "eos_token_id"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(write_checkpoint, tmp_path, name, content, complaint):
+    """A missing or broken file is a CheckpointError that names it."""
+    folder = write_checkpoint(tmp_path)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+
+    with pytest.raises(CheckpointError, match=complaint) as error:
+        load_tokenizer(folder)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
