@@ -1,0 +1,212 @@
+"""The `tidemill` command: the planner's commands, and those that run something on this machine.
+
+    up, down, status    a plan as processes here         generate    a checkpoint, offline
+
+This file prints and decides nothing; `planner/cli.py` says how results and mistakes are reported.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from planner.check import check_spec
+from planner.cli import Parser, add_commands, add_format, run
+from planner.compiler import compile_plan
+from planner.plan import Plan
+from stacks.local.deployment import find_running, follow, start, stop
+from stacks.local.errors import LocalError
+from stacks.local.progress import UpProgress
+from stacks.local.record import Record, RunFolder
+
+__all__ = ["main"]
+
+DEMO = Path(__file__).parent / "specs" / "demo.yaml"
+NOTHING: dict[str, Any] = {"endpoint": None, "plan_digest": None, "units": []}
+TRY_BODY = {"prompt": "A list is", "max_tokens": 32, "temperature": 0}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script; its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["generate"]:
+        return _generate(words)  # the runtime's own command: one parser, one help text
+    parser = Parser(prog="tidemill", description="Plan and run DeepSeek-class mixture-of-experts inference.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    add_commands(commands)
+    _add_local_commands(commands)
+    return run(parser, words)
+
+
+def _add_local_commands(commands: Any) -> None:
+    up = commands.add_parser("up", help="run a spec's plan on this machine")
+    up.add_argument("spec", nargs="?", type=Path, default=DEMO, metavar="SPEC", help="default: the bundled demo")
+    up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
+    up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
+    up.set_defaults(command=_up)
+
+    down = commands.add_parser("down", help="stop what `up` started")
+    down.set_defaults(command=_down)
+
+    status = commands.add_parser("status", help="show what runs on this machine")
+    status.set_defaults(command=_status)
+
+    for command in (down, status):
+        command.add_argument("spec", nargs="?", type=Path, metavar="SPEC", help="default: whatever runs")
+    for command in (up, down, status):
+        add_format(command)
+    commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    began = time.monotonic()
+    plan = compile_plan(check_spec(arguments.spec))
+    plan.require_runnable()
+    folder = _same_plan_running(plan)
+    if folder is not None:
+        _say_already_running(folder, arguments)
+        return
+    planned = time.monotonic() - began
+    folder = start(plan, arguments.host, detached=arguments.detach)
+    with suppress(KeyboardInterrupt):
+        record = _wait_until_ready(folder)
+        _say_ready(record, planned, time.monotonic() - began, arguments)
+        if arguments.detach:
+            return
+        _stay(folder)
+    _say("stopping")
+    stop(folder)
+
+
+def _same_plan_running(plan: Plan) -> RunFolder | None:
+    folder = find_running(plan.name)
+    record = folder.read() if folder else None
+    if record is not None and record.plan_digest != plan.digest:
+        raise LocalError(
+            f"R107 {plan.name} already runs here with another plan",
+            f"running {record.plan_digest}, this spec is {plan.digest}",
+            "stop it first: tidemill down",
+        )
+    return folder
+
+
+def _wait_until_ready(folder: RunFolder) -> Record:
+    with UpProgress(Console(stderr=True)) as progress:
+        for record in follow(folder):
+            progress.show(record)
+            if record.is_ready:
+                return record
+    raise LocalError(
+        f"R108 {folder.name} was stopped before it was ready", "another process stopped it", "start it again"
+    )
+
+
+def _stay(folder: RunFolder) -> None:
+    """In the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
+    _say("Ctrl-C stops it")
+    said: set[str] = set()
+    for record in follow(folder):
+        for unit in record.units:
+            if unit.reason is not None and unit.name not in said:
+                _say(f"{unit.name} failed: {unit.reason}")
+                said.add(unit.name)
+
+
+def _say_ready(record: Record, planned: float, total: float, arguments: argparse.Namespace) -> None:
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
+    _say(f"ready in {total:.1f} s ({stages})")
+    _say_up(record, arguments)
+
+
+def _say_already_running(folder: RunFolder, arguments: argparse.Namespace) -> None:
+    record = folder.read()
+    assert record is not None  # its supervisor wrote one
+    _say(f"{record.name} already runs here with this plan (supervisor: process {record.supervisor})")
+    _say_up(record, arguments)
+
+
+def _say_up(record: Record, arguments: argparse.Namespace) -> None:
+    if arguments.format == "json":
+        _print_json(_record_json(record))
+        return
+    print(f"endpoint: {record.endpoint}/v1")
+    print(f"plan: {record.plan_digest}")
+    print(f"try: {_curl(record)}", flush=True)
+
+
+def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
+    """Each stage's own seconds, from the moments at which stages were reached."""
+    names = {"gateway": "gateway", "loading": "processes", "joining": "loading", "ready": "joining"}
+    seconds, previous = [("planning", planned)], 0.0
+    for reached, moment in sorted(record.stages.items(), key=lambda stage: stage[1]):
+        seconds.append((names[reached], moment - previous))
+        previous = moment
+    return seconds
+
+
+def _down(arguments: argparse.Namespace) -> None:
+    folder = _find(arguments.spec)
+    if folder is not None:
+        stop(folder)
+    name = folder.name if folder else None
+    if arguments.format == "json":
+        _print_json({"stopped": name})
+    else:
+        print(f"{name} is stopped" if name else "nothing runs here")
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    folder = _find(arguments.spec)
+    record = folder.read() if folder else None
+    if arguments.format == "json":
+        _print_json(_record_json(record) if record else NOTHING)
+    elif record is None:
+        print("nothing runs here")
+    else:
+        print(f"{record.name}: {record.endpoint}/v1, plan {record.plan_digest}")
+        for unit in record.units:
+            print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+
+
+def _find(spec: Path | None) -> RunFolder | None:
+    return find_running(check_spec(spec).spec.name if spec else None)
+
+
+def _generate(words: Sequence[str]) -> int:
+    """The runtime is started only as a process."""
+    return subprocess.run([sys.executable, "-m", "runtime", *words], check=False).returncode
+
+
+def _record_json(record: Record) -> dict[str, Any]:
+    units = [
+        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
+        | ({"reason": unit.reason} if unit.reason else {})
+        for unit in record.units
+    ]
+    return {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units}
+
+
+def _curl(record: Record) -> str:
+    body = json.dumps({"model": record.model} | TRY_BODY)
+    header = "Content-Type: application/json"
+    return f"curl {record.endpoint}/v1/completions -H {shlex.quote(header)} -d {shlex.quote(body)}"
+
+
+def _because(reason: str | None) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, sort_keys=True, indent=1))

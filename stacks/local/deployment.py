@@ -1,0 +1,134 @@
+"""Starting, following and stopping a deployment on this machine.
+
+The supervisor is a process of its own from the first moment, so that `up` and `up --detach` differ only in who waits.
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from planner import names
+from planner.plan import Plan
+from stacks.local.errors import LocalError
+from stacks.local.layout import lay_out_locally
+from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root
+from stacks.local.supervisor import end_with, supervise
+
+__all__ = ["find_running", "follow", "run_folder", "start", "stop"]
+
+POLL_S = 0.1
+STOP_TIMEOUT_S = 20.0
+
+
+def run_folder(name: str) -> RunFolder:
+    """Where the deployment `name` is recorded."""
+    return RunFolder(state_root() / name)
+
+
+def find_running(name: str | None) -> RunFolder | None:
+    """The running deployment of that name, or the only one; None when there is none. Raises LocalError for several."""
+    running = [folder for folder in running_deployments() if name in (None, folder.name)]
+    if len(running) > 1:
+        names = ", ".join(folder.name for folder in running)
+        raise LocalError(
+            f"R103 several deployments run here ({names})", "which one is meant is not clear", "name its spec"
+        )
+    return running[0] if running else None
+
+
+def start(plan: Plan, host: str, *, detached: bool) -> RunFolder:
+    """Write the plan's files and start its supervisor, which ends with us unless `detached`. Raises LocalError."""
+    _require_runtime()
+    folder = run_folder(plan.name)
+    layout = lay_out_locally(plan, folder.launch_folder, host)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    _write_launch_files(folder.launch_folder, plan)
+    units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
+    record = Record(plan.name, plan.digest, layout.endpoint, _model_name(plan), units)
+    _fork(lambda started: supervise(folder, layout, record, started), folder.path / "supervisor.log", detached)
+    return folder
+
+
+def follow(folder: RunFolder) -> Iterator[Record]:
+    """The record at every change, for as long as the supervisor lives. Raises LocalError when the deployment fails."""
+    last = None
+    while True:
+        is_running = folder.is_running()  # asked before reading, so that the last words are read
+        record = folder.read()
+        if record is not None and record != last:
+            yield record
+            last = record
+        if not is_running:
+            break
+        time.sleep(POLL_S)
+    if last is not None and last.failure is not None:
+        raise LocalError(f"R104 {folder.name} could not go on", last.failure, f"its logs are in {folder.path}")
+
+
+def stop(folder: RunFolder) -> None:
+    """End the deployment and wait until it has ended. Raises LocalError when it does not."""
+    record = folder.read()
+    assert record is not None  # the supervisor writes it before anything else
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    if folder.is_running():
+        os.kill(record.supervisor, signal.SIGTERM)
+    while folder.is_running():
+        if time.monotonic() > deadline:
+            rule = f"R105 {folder.name} did not stop within {STOP_TIMEOUT_S:.0f} s"
+            raise LocalError(
+                rule, f"its supervisor is process {record.supervisor}", "kill it; its processes go with it"
+            )
+        time.sleep(POLL_S)
+
+
+def _require_runtime() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
+
+
+def _write_launch_files(folder: Path, plan: Plan) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, text in plan.launch_files().items():
+        (folder / name).write_text(text)
+
+
+def _model_name(plan: Plan) -> str:
+    """As /v1/models will list it."""
+    name: str = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["model"]["name"]
+    return name
+
+
+def _fork(run: Callable[[Callable[[], None]], None], log: Path, detached: bool) -> None:
+    """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    if os.fork():
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
+        return
+    os.setsid()
+    _redirect_output(log)
+    if not detached:
+        end_with(parent)
+    status = 1
+    try:
+        run(lambda: os.close(writer))
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        os._exit(status)
+
+
+def _redirect_output(log: Path) -> None:
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    source = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, stream in ((source, 0), (sink, 1), (sink, 2)):
+        os.dup2(descriptor, stream)

@@ -1,0 +1,14 @@
+"""What can go wrong with a deployment on this machine: exit status 1, one line with what, why and what to do."""
+
+from planner.errors import TidemillError, Violation
+
+__all__ = ["LocalError"]
+
+
+class LocalError(TidemillError):
+    """The deployment cannot be started, stopped or found. `rule` starts with its id."""
+
+    exit_status = 1
+
+    def __init__(self, rule: str, reason: str, fix: str) -> None:
+        super().__init__([Violation("", None, rule, reason, fix).at("tidemill")])

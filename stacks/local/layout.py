@@ -1,0 +1,81 @@
+"""Which processes a plan becomes on this machine, and with which addresses.
+
+Every node gets a loopback address of its own: the gateway HOST, node 0 the next, node 1 the one after. So each port of
+the launch files is used as it stands, and what the runtime is told here differs from a pod's in addresses alone.
+"""
+
+import ipaddress
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner import names
+from planner.plan import Plan
+from stacks.local.errors import LocalError
+
+__all__ = ["Layout", "NodeProcess", "lay_out_locally"]
+
+
+@dataclass(frozen=True)
+class NodeProcess:
+    """One process to start: a node of a unit, or the gateway (`unit` is None)."""
+
+    name: str
+    unit: str | None
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The processes of a plan, and where it will answer."""
+
+    gateway_host: str
+    http_port: int
+    gateway: NodeProcess
+    nodes: tuple[NodeProcess, ...]
+
+    @property
+    def endpoint(self) -> str:
+        """Without `/v1`."""
+        return f"http://{self.gateway_host}:{self.http_port}"
+
+
+def lay_out_locally(plan: Plan, folder: Path, host: str) -> Layout:
+    """The processes of `plan`, whose launch files lie in `folder`. Raises LocalError when `host` is not loopback."""
+    addresses = _node_addresses(plan, host)
+    gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
+    nodes = []
+    for unit in plan.units:
+        for node in unit.nodes:
+            place = ("--node", node, "--address", addresses[node], "--leader", addresses[unit.nodes[0]])
+            command = _runtime(
+                "node", "--launch", str(folder / names.launch_file(unit.name)), *place, "--gateway", host
+            )
+            nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
+    return Layout(
+        gateway_host=host,
+        http_port=plan.spec.gateway.port,
+        gateway=NodeProcess("gateway", None, _runtime("gateway", "--launch", str(gateway_launch), "--address", host)),
+        nodes=tuple(nodes),
+    )
+
+
+def _node_addresses(plan: Plan, host: str) -> dict[str, str]:
+    first = _loopback(host)
+    node_names = dict.fromkeys(node for unit in plan.units for node in unit.nodes)
+    return {node: str(_loopback(str(first + 1 + index))) for index, node in enumerate(node_names)}
+
+
+def _loopback(host: str) -> ipaddress.IPv4Address:
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:
+        address = None
+    if address is None or not address.is_loopback:
+        rule = f"R102 --host ({host}) must be in 127.0.0.0/8, with room above it for the nodes"
+        raise LocalError(rule, "a deployment on this machine has no authentication", "for example 127.0.0.1")
+    return address
+
+
+def _runtime(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "runtime", *arguments)

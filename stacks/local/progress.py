@@ -1,0 +1,47 @@
+"""What a user watches while a deployment comes up: a bar a unit on a terminal, a line a change elsewhere."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from stacks.local.record import Record
+from stacks.local.supervisor import ORDER
+
+__all__ = ["UpProgress"]
+
+
+class UpProgress:
+    """A context manager; `show` each record as it comes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+        )
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> "UpProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def show(self, record: Record) -> None:
+        """Bring every unit's bar to its state."""
+        for unit in record.units:
+            if unit.name not in self._tasks:
+                self._tasks[unit.name] = self._bars.add_task(f"{unit.name} ({unit.ranks} ranks)", total=3, state="")
+            reached = ORDER.index(unit.state) if unit.state in ORDER else 0
+            self._bars.update(self._tasks[unit.name], completed=reached, state=unit.state)
+            if not self._console.is_terminal and self._said.get(unit.name) != unit.state:
+                self._console.print(f"{unit.name}: {unit.state}", highlight=False)
+                self._said[unit.name] = unit.state

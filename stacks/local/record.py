@@ -1,0 +1,136 @@
+"""What runs on this machine: one folder for each deployment, and in it a record that its supervisor keeps true.
+
+    $XDG_STATE_HOME/tidemill/NAME/   lock              held by the supervisor for as long as it lives
+                                     deployment.json   the record, replaced as a whole at every change
+                                     launch/           the plan's launch files
+                                     *.log             what each process said on stderr
+
+Whether a supervisor lives is asked of the lock, never of a process number, which the kernel may have given away again.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from stacks.local.errors import LocalError
+
+__all__ = ["Record", "RunFolder", "UnitRecord", "running_deployments", "state_root"]
+
+ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
+READABLE_NAME = re.compile(r"[a-z0-9-]+")
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """One unit as its supervisor last saw it. `reason` says why it failed."""
+
+    name: str
+    phase: str
+    state: str  # starting | loading | joining | ready | failed
+    ranks: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One deployment. `stages` are seconds since the supervisor began, by what had been reached then."""
+
+    name: str
+    plan_digest: str
+    endpoint: str
+    model: str
+    units: tuple[UnitRecord, ...]
+    supervisor: int = 0  # its process; 0 before there is one
+    stages: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None  # why the whole deployment ended, once it has
+
+    @property
+    def is_ready(self) -> bool:
+        """Every unit answers."""
+        return all(unit.state == "ready" for unit in self.units)
+
+    def with_unit(self, unit: UnitRecord) -> "Record":
+        """The record with one unit replaced."""
+        units = tuple(unit if known.name == unit.name else known for known in self.units)
+        return replace(self, units=units)
+
+
+class RunFolder:
+    """A deployment's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The deployment's."""
+        return self.path.name
+
+    @property
+    def launch_folder(self) -> Path:
+        """Where the plan's launch files lie."""
+        return self.path / "launch"
+
+    def read(self) -> Record | None:
+        """The record, or None before there is one."""
+        try:
+            document = json.loads((self.path / "deployment.json").read_text())
+        except FileNotFoundError:
+            return None
+        return _record(document)
+
+    def write(self, record: Record) -> None:
+        """Replace the record; a reader sees the old one or the new one."""
+        partial = self.path / "deployment.json.partial"
+        partial.write_text(json.dumps(asdict(record), indent=1))
+        partial.replace(self.path / "deployment.json")
+
+    def is_running(self) -> bool:
+        """A supervisor holds the lock."""
+        try:
+            with (self.path / "lock").open() as lock:
+                return not _try_lock(lock)
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the deployment's one supervisor. Raises LocalError when there is one."""
+        with (self.path / "lock").open("a") as lock:
+            if not _try_lock(lock):
+                raise LocalError(f"R101 {self.name} is being run by another process", *ONE_AT_A_TIME)
+            yield
+
+
+def state_root() -> Path:
+    """Where deployments are recorded (XDG base directory specification)."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "tidemill"
+
+
+def running_deployments() -> list[RunFolder]:
+    """Every deployment of this user that has a living supervisor, by name."""
+    root = state_root()
+    if not root.is_dir():
+        return []
+    folders = [RunFolder(path) for path in sorted(root.iterdir()) if READABLE_NAME.fullmatch(path.name)]
+    return [folder for folder in folders if folder.is_running()]
+
+
+def _record(document: dict[str, Any]) -> Record:
+    units = tuple(UnitRecord(**unit) for unit in document.pop("units"))
+    return Record(units=units, **document)
+
+
+def _try_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""Real deployments: the console script, real processes, real sockets. Each has its own loopback addresses and state."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+REPOSITORY = Path(__file__).parents[2]
+DEMO_SPEC = REPOSITORY / "stacks" / "specs" / "demo.yaml"
+CHECKPOINT = REPOSITORY / "runtime" / "demo"
+UP_TIMEOUT_S = 240
+HOSTS = (f"127.78.{number}.1" for number in count(1))
+
+__all__ = ["CHECKPOINT", "DEMO_SPEC", "HOSTS", "Tidemill", "get_json", "samples", "total", "wait_until"]
+
+
+@dataclass
+class Tidemill:
+    """The command, with a state folder and addresses of its own."""
+
+    host: str
+    state: Path
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess:
+        """Run to the end."""
+        return subprocess.run(
+            self.command(*words),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=UP_TIMEOUT_S,
+            check=False,
+        )
+
+    def start(self, *words: str | Path) -> subprocess.Popen:
+        """Start, in a process group of its own, as a terminal would."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(self.command(*words), env=self.environment, process_group=0, **pipes)
+
+    def up(self, *words: str | Path) -> subprocess.CompletedProcess:
+        """`up --detach` on this instance's addresses."""
+        return self.run("up", *words, "--detach", "--host", self.host)
+
+    def status(self) -> dict:
+        """The JSON of `status`."""
+        return json.loads(self.run("status", "--format", "json").stdout)
+
+    def processes(self) -> list[int]:
+        """Every living process of ours that was started with this state folder, the supervisor included."""
+        marker = f"XDG_STATE_HOME={self.state}".encode()
+        ours = [pid for pid in _process_ids() if marker in _environment_of(pid)]
+        return [pid for pid in ours if any(name in _command_of(pid) for name in (b"runtime", b"tidemill"))]
+
+    @staticmethod
+    def command(*words: str | Path) -> list[str]:
+        """The installed console script."""
+        return [str(Path(sys.executable).with_name("tidemill")), *map(str, words)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process that is started here."""
+        return {**os.environ, "XDG_STATE_HOME": str(self.state)}
+
+
+def get_json(url: str) -> dict:
+    """GET, whatever the status."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        return json.load(error)
+
+
+def samples(host: str, port: int) -> list:
+    """Every sample of a metrics port."""
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    return [sample for family in families for sample in family.samples]
+
+
+def total(all_samples: list, name: str, **labels: str) -> float:
+    """The sum of the samples of that name that have these labels."""
+    return sum(s.value for s in all_samples if s.name == name and labels.items() <= s.labels.items())
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> float:
+    """Wait for `condition`; the seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "waited too long"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def _process_ids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _environment_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
+
+
+def _command_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

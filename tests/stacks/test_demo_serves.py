@@ -1,0 +1,212 @@
+"""The bundled demo, really up: six ranks, a gateway, the public OpenAI client."""
+
+import json
+import subprocess
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from tests.stacks.deployments import DEMO_SPEC, Tidemill, get_json, samples, total
+
+MODEL = "tidemill-demo"
+PROMPT = "The baker opened the shop at dawn and"
+BYTES_PER_TOKEN = 5 * (64 + 16) * 4  # layers x latent x FP32
+
+
+@pytest.fixture(scope="module")
+def client(demo: Tidemill) -> OpenAI:
+    return OpenAI(base_url=f"http://{demo.host}:8000/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def launch(demo: Tidemill) -> dict:
+    """The launch files that the processes were started with, by unit."""
+    folder = demo.state / "tidemill" / "demo" / "launch"
+    documents = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+    return {document.get("unit", "gateway"): document for document in documents}
+
+
+def rank_samples(demo: Tidemill, phase: str) -> list[list]:
+    """The metrics of each rank of the phase's unit, in order of rank."""
+    prefix = demo.host.rpartition(".")[0]
+    nodes = {"prefill": [2], "decode": [3, 4]}[phase]
+    return [samples(f"{prefix}.{node}", 9400 + local) for node in nodes for local in (0, 1)]
+
+
+def test_up_runs_the_very_plan_that_plan_prints(demo, launch):
+    """The digests that run are those of `tidemill plan`."""
+    plan = json.loads(demo.run("plan", DEMO_SPEC, "--format", "json").stdout)
+
+    assert demo.status()["plan_digest"] == plan["digest"]
+    assert {unit["name"]: unit["unit_digest"] for unit in plan["units"]} == {
+        name: document["unit_digest"] for name, document in launch.items() if name != "gateway"
+    }
+
+
+def test_curl_gets_a_completion(demo):
+    """The line that `up` prints, run as it is, gets text."""
+    printed = demo.run("up", "--host", demo.host).stdout
+    (line,) = [line for line in printed.splitlines() if line.startswith("try: ")]
+
+    answer = json.loads(subprocess.run(line.removeprefix("try: "), shell=True, capture_output=True, check=True).stdout)
+
+    assert answer["choices"][0]["text"]
+
+
+def test_a_second_up_says_what_runs(demo):
+    """It starts nothing, says so, and succeeds."""
+    before = demo.processes()
+
+    done = demo.up()
+
+    assert done.returncode == 0
+    assert "demo already runs here with this plan" in done.stderr
+    assert demo.processes() == before
+
+
+def test_up_with_another_plan_of_that_name_is_refused(demo, write_spec):
+    """The running plan is not replaced behind its users' backs."""
+    done = demo.up(write_spec(decode__redundant_experts=8))
+
+    assert done.returncode == 1
+    assert "demo already runs here with another plan" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_status_names_every_unit(demo):
+    """Two units, ready, with their ranks."""
+    status = demo.status()
+
+    assert status["endpoint"] == f"http://{demo.host}:8000"
+    assert [(unit["name"], unit["phase"], unit["state"], unit["ranks"]) for unit in status["units"]] == [
+        ("demo-prefill-0", "prefill", "ready", 2),
+        ("demo-decode-0", "decode", "ready", 4),
+    ]
+
+
+def test_openai_lists_the_model(client):
+    """`models.list` names it."""
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_openai_completes_and_chats(client):
+    """Text, a finish reason, and a usage that adds up."""
+    completion = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0)
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "What is a list?"}], max_tokens=12, temperature=0
+    )
+
+    assert completion.choices[0].text
+    assert chat.choices[0].message.content
+    for usage in (completion.usage, chat.usage):
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_the_first_chunk_arrives_before_the_last_token_is_computed(client, demo):
+    """Streaming is real: when the client has the first piece, most tokens do not exist yet."""
+    before = total(samples(demo.host, 9400), "tidemill_generation_tokens_total")
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+
+    chunks = iter(client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=200, temperature=0, **options))
+    first = next(chunks)
+    computed = total(samples(demo.host, 9400), "tidemill_generation_tokens_total") - before
+    rest = list(chunks)
+
+    assert first.choices[0].text
+    assert computed < rest[-1].usage.completion_tokens
+
+
+def test_streamed_text_equals_the_whole_answer(client):
+    """The pieces add up to what is answered without streaming."""
+    request = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**request, stream=True) if chunk.choices]
+
+    assert "".join(pieces) == client.completions.create(**request).choices[0].text
+
+
+def test_served_text_equals_the_offline_text(client, demo, tmp_path):
+    """Prefill EP2, a KV transfer and decode EP4 give the tokens of one offline process."""
+    prompts = [[0, 5 + number, 100 + number, 2000 + number] for number in range(6)]
+    (tmp_path / "ids.json").write_text(json.dumps(prompts))
+
+    offline = demo.run("generate", "bundled:demo", "--prompt-ids", tmp_path / "ids.json", "--max-tokens", "24")
+    served = client.completions.create(model=MODEL, prompt=prompts, max_tokens=24, temperature=0)
+
+    decode = _decoder()
+    expected = [decode([token for token in ids if token != 1]) for ids in json.loads(offline.stdout)["outputs"]]
+    assert [choice.text for choice in sorted(served.choices, key=lambda choice: choice.index)] == expected
+
+
+def test_disaggregation_is_real(client, demo):
+    """Decode computes no prompt token, and prefill sends exactly the prompt's latents, plus framing."""
+    sent_before = [
+        total(rank, "tidemill_kv_transfer_bytes_total", part="payload") for rank in rank_samples(demo, "prefill")
+    ]
+    handovers_before = sum(total(r, "tidemill_kv_transfer_seconds_count") for r in rank_samples(demo, "prefill"))
+
+    usage = client.completions.create(model=MODEL, prompt=[PROMPT] * 6, max_tokens=4, temperature=0).usage
+
+    prefill, decode = rank_samples(demo, "prefill"), rank_samples(demo, "decode")
+    sent = sum(total(rank, "tidemill_kv_transfer_bytes_total", part="payload") for rank in prefill) - sum(sent_before)
+    framing = sum(total(rank, "tidemill_kv_transfer_bytes_total", part="framing") for rank in prefill)
+    handovers = sum(total(rank, "tidemill_kv_transfer_seconds_count") for rank in prefill)
+    assert handovers - handovers_before == 6
+    assert sent == usage.prompt_tokens * BYTES_PER_TOKEN
+    assert 0 < framing < handovers * 1024
+    assert sum(total(rank, "tidemill_computed_prompt_tokens_total") for rank in decode) == 0
+    assert sum(total(rank, "tidemill_computed_prompt_tokens_total") for rank in prefill) > 0
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_expert_parallelism_is_real(client, demo, launch, phase):
+    """Every rank works for its own slots of the map, every replica gets tokens, and bytes cross between ranks."""
+    client.completions.create(model=MODEL, prompt=[f"{PROMPT} {n}" for n in range(24)], max_tokens=24, temperature=0)
+
+    ranks = rank_samples(demo, phase)
+    layers = launch[f"demo-{phase}-0"]["expert_map"]["physical_to_logical"]
+    slots_per_rank = len(layers[0]) // len(ranks)
+    for number, rank in enumerate(ranks):
+        assert total(rank, "tidemill_dispatch_bytes_total") > 0
+        held = {(s.labels["moe_layer"], s.labels["slot"], s.labels["expert"]) for s in rank if s.name == ROWS}
+        assert held == {
+            (str(layer), str(slot), str(expert))
+            for layer, experts in enumerate(layers)
+            for slot, expert in enumerate(experts[number * slots_per_rank : (number + 1) * slots_per_rank])
+        }
+    assert all(rows > 0 for rows in _rows_of_replicas(ranks, layers))
+
+
+def test_mistakes_are_answered_as_openai_answers_them(client):
+    """A prompt that cannot fit is the client's error, with the numbers."""
+    with pytest.raises(BadRequestError, match="2,048"):
+        client.completions.create(model=MODEL, prompt=[[7] * 2040], max_tokens=100)
+
+
+def test_readyz_says_ready(demo):
+    """Every rank of every unit is named with its process."""
+    report = get_json(f"http://{demo.host}:8000/readyz")
+
+    assert report["ready"]
+    assert sum(len(unit["ranks"]) for unit in report["units"]) == 6
+
+
+ROWS = "tidemill_expert_rows_total"
+
+
+def _rows_of_replicas(ranks: list[list], layers: list[list[int]]) -> list[float]:
+    """Rows of every slot whose expert has more than one."""
+    return [
+        sample.value
+        for rank in ranks
+        for sample in rank
+        if sample.name == ROWS and layers[int(sample.labels["moe_layer"])].count(int(sample.labels["expert"])) > 1
+    ]
+
+
+def _decoder():
+    from tokenizers import Tokenizer
+
+    from tests.stacks.deployments import CHECKPOINT
+
+    return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).decode
