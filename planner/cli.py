@@ -48,16 +48,12 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
     """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = parser.parse_args(words)
-        arguments.command(arguments)
+        status = _run(parser, words)
         sys.stdout.flush()
-    except TidemillError as error:
-        _report(error.problems, as_json=_wants_json(words))
-        return error.exit_status
     except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return status
 
 
 def add_commands(commands: Any) -> None:
@@ -87,6 +83,16 @@ def add_commands(commands: Any) -> None:
 def add_format(parser: argparse.ArgumentParser) -> None:
     """The option that every command has."""
     parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
+
+
+def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    try:
+        arguments = parser.parse_args(words)
+        arguments.command(arguments)
+    except TidemillError as error:
+        _report(error.problems, as_json=_wants_json(words))
+        return error.exit_status
+    return 0
 
 
 def _validate(arguments: argparse.Namespace) -> None:

@@ -8,6 +8,8 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 
 import os
 import queue
+import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.decode import Arrival, DecodePhase
 from runtime.engine import DTYPES, Engine
+from runtime.errors import RuntimeFailure
 from runtime.kv_transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
 from runtime.messages import Hello
@@ -28,11 +31,13 @@ from runtime.sockets import listen
 __all__ = ["Addresses", "run_rank"]
 
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
+RESOLVE_TIMEOUT_S = 120.0
+RESOLVE_RETRY_S = 0.5
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where this rank's node is, and whom it calls; `leader` is the address of the unit's first node."""
+    """Where this rank's node is, and whom it calls; `leader` is the host of the unit's first node."""
 
     address: str
     leader: str
@@ -93,9 +98,22 @@ def _bring_up(
     engine = Engine(folder, launch.expert_map.physical_to_logical, group, DTYPES[launch.precision])
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")
-    leads = addresses.leader == addresses.address and place.local_rank == 0
-    group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, leads, addresses.address))
+    leader = _resolve(addresses.leader)
+    leads = leader == addresses.address and place.local_rank == 0
+    group.join(MeetingPoint(leader, launch.ports.rendezvous, leads, addresses.address))
     return engine, group
+
+
+def _resolve(host: str) -> str:
+    """The IP of the unit's leader. In a cluster its name may appear only after this pod has started."""
+    deadline = time.monotonic() + RESOLVE_TIMEOUT_S
+    while True:
+        try:
+            return socket.gethostbyname(host)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeFailure(f"the unit's leader {host} has no address: {error.strerror}") from None
+        time.sleep(RESOLVE_RETRY_S)
 
 
 def _phase(engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> PrefillPhase | DecodePhase:
