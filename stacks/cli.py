@@ -31,7 +31,7 @@ __all__ = ["main"]
 
 DEMO = Path(__file__).parent / "specs" / "demo.yaml"
 NOTHING: dict[str, Any] = {"endpoint": None, "plan_digest": None, "units": []}
-TRY_BODY = {"prompt": "A list is", "max_tokens": 32, "temperature": 0}
+TRY_BODY = {"prompt": "Return a list of", "max_tokens": 32, "temperature": 0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
