@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from runtime.errors import WireError
-from runtime.messages import FromGateway, Hello, RankState, State
+from runtime.errors import RuntimeFailure, WireError
+from runtime.messages import FromGateway, Hello, RankState, Rejected, State
 from runtime.wire import FrameReader, encode_frame
 
 __all__ = ["GatewayLink"]
@@ -30,7 +30,7 @@ class GatewayLink:
         self._writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
-        """Keep the line up, for ever."""
+        """Keep the line up, for ever. Raises RuntimeFailure when the gateway refuses this rank for good."""
         while True:
             try:
                 stream, writer = await asyncio.open_connection(self._host, self._port)
@@ -57,6 +57,8 @@ class GatewayLink:
             self.send(State(self._state))
             reader = FrameReader(stream, FromGateway)
             while (frame := await reader.read()) is not None:
+                if isinstance(frame[0], Rejected):
+                    raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
                 self._receive(frame[0])
         finally:
             writer.close()

@@ -1,7 +1,7 @@
 """What gateway, prefill ranks and decode ranks say to each other. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
-    gateway -> rank       Prefill starts a request at a prefill rank; Abort ends one anywhere
+    gateway -> rank       Prefill starts a request at a prefill rank; Abort ends one anywhere; Rejected ends the rank
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
 
 A request: gateway --Prefill--> prefill rank --Token (the first)--> gateway
@@ -24,6 +24,7 @@ __all__ = [
     "Prefill",
     "RankState",
     "Refused",
+    "Rejected",
     "Sampling",
     "State",
     "Token",
@@ -99,6 +100,12 @@ class Abort(_Message):
     request_id: str
 
 
+class Rejected(_Message):
+    """The gateway does not take this rank, and would not if it called again."""
+
+    reason: str
+
+
 class Handover(_Message):
     """A request moves to decode. The payload is `[num_layers, num_tokens, latent_dim]` in `dtype`, C order."""
 
@@ -125,5 +132,5 @@ class Refused(_Message):
 
 
 FromRank = Hello | State | Token | Failed
-FromGateway = Prefill | Abort
+FromGateway = Prefill | Abort | Rejected
 HandoverReply = Accepted | Refused

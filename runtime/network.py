@@ -30,6 +30,7 @@ class Network:
     """All connections of one rank."""
 
     def __init__(self, gateway_host: str, gateway_port: int, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
+        self._inbox = inbox
         self._link = GatewayLink(gateway_host, gateway_port, hello, inbox.put)
         self._kv_sender = kv_sender
         self._loop = asyncio.new_event_loop()
@@ -70,7 +71,14 @@ class Network:
     def _start(self, work: Callable[[], object]) -> None:
         task = self._loop.create_task(work())
         self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """What went wrong here ends the rank: the step loop finds it in the inbox, and raises it."""
+        self._tasks.discard(task)
+        error = task.exception()
+        if error is not None:
+            self._inbox.put(error)
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)

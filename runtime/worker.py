@@ -68,7 +68,7 @@ def step_for_ever(phase: PrefillPhase | DecodePhase, group: Group, inbox: Inbox)
     """The lockstep loop. Raises PeerLost when the unit breaks."""
     while True:
         while not inbox.empty():
-            phase.take(inbox.get())
+            _take(phase, inbox.get())
         if group.any(phase.has_work()):
             phase.step()
         else:
@@ -126,6 +126,13 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
 
 
+def _take(phase: PrefillPhase | DecodePhase, message: object) -> None:
+    """A message, or what ended the network thread."""
+    if isinstance(message, BaseException):
+        raise message
+    phase.take(message)
+
+
 def _wait_for_work(inbox: Inbox, phase: PrefillPhase | DecodePhase) -> None:
     with suppress(queue.Empty):
-        phase.take(inbox.get(timeout=IDLE_WAIT_S))
+        _take(phase, inbox.get(timeout=IDLE_WAIT_S))

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from runtime.errors import WireError
 from runtime.gateway.balance import RankLoad, choose_pair
 from runtime.gateway.rank import Rank
-from runtime.messages import FromRank, Hello
-from runtime.wire import FrameReader
+from runtime.messages import FromRank, Hello, Rejected
+from runtime.wire import FrameReader, encode_frame
 
 __all__ = ["Registry", "Unit"]
 
@@ -118,6 +118,7 @@ class Registry:
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
+            writer.write(encode_frame(Rejected(refusal)))
             raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal}")
         self._drop_predecessors(hello)
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
