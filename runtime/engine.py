@@ -20,9 +20,7 @@ from runtime.model.config import read_model_config
 from runtime.model.deepseek import DecodeBatch, DeepseekV3, PhysicalToLogical
 from runtime.parallel import Group
 
-__all__ = ["DTYPES", "Engine", "Running"]
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+__all__ = ["Engine", "Running"]
 
 
 @dataclass

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.engine import DTYPES
 from runtime.errors import RuntimeFailure, WireError
 from runtime.launch import KvLayout, UnitLaunch
 from runtime.messages import Accepted, Handover, HandoverReply, Refused
+from runtime.precision import DTYPES
 from runtime.rank_metrics import RankMetrics
 from runtime.wire import FrameReader, encode_frame
 

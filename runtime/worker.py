@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.decode import Arrival, DecodePhase
-from runtime.engine import DTYPES, Engine
+from runtime.engine import Engine
 from runtime.errors import RuntimeFailure
 from runtime.kv_transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
@@ -24,6 +24,7 @@ from runtime.messages import Hello
 from runtime.metrics import serve_metrics
 from runtime.network import Inbox, Network
 from runtime.parallel import Group, MeetingPoint, new_group
+from runtime.precision import DTYPES
 from runtime.prefill import PrefillPhase
 from runtime.rank_metrics import RankMetrics
 from runtime.sockets import listen

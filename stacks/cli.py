@@ -22,7 +22,7 @@ from planner.check import check_spec
 from planner.cli import Parser, add_commands, add_format, run
 from planner.compiler import compile_plan
 from planner.plan import Plan
-from stacks.local.deployment import find_running, follow, start, stop
+from stacks.local.deployment import find_running, follow, require_runtime, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
 from stacks.local.record import Record, RunFolder
@@ -181,8 +181,14 @@ def _find(spec: Path | None) -> RunFolder | None:
 
 
 def _generate(words: Sequence[str]) -> int:
-    """The runtime is started only as a process."""
-    return subprocess.run([sys.executable, "-m", "runtime", *words], check=False).returncode
+    """The runtime is started only as a process; how its own processes ended among themselves is not the user's."""
+    try:
+        require_runtime()
+    except LocalError as error:
+        _say(str(error))
+        return error.exit_status
+    status = subprocess.run([sys.executable, "-m", "runtime", *words], check=False).returncode
+    return status if status in (0, 2) else 1
 
 
 def _record_json(record: Record) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root
 from stacks.local.supervisor import end_with, supervise
 
-__all__ = ["find_running", "follow", "run_folder", "start", "stop"]
+__all__ = ["find_running", "follow", "require_runtime", "run_folder", "start", "stop"]
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 20.0
@@ -41,9 +41,15 @@ def find_running(name: str | None) -> RunFolder | None:
     return running[0] if running else None
 
 
+def require_runtime() -> None:
+    """Raise LocalError where the base install has no runtime."""
+    if importlib.util.find_spec("torch") is None:
+        raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
+
+
 def start(plan: Plan, host: str, *, detached: bool) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`. Raises LocalError."""
-    _require_runtime()
+    require_runtime()
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, host)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -84,11 +90,6 @@ def stop(folder: RunFolder) -> None:
                 rule, f"its supervisor is process {record.supervisor}", "kill it; its processes go with it"
             )
         time.sleep(POLL_S)
-
-
-def _require_runtime() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
 
 
 def _write_launch_files(folder: Path, plan: Plan) -> None:
