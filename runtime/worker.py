@@ -27,7 +27,7 @@ from runtime.parallel import Group, MeetingPoint, new_group
 from runtime.precision import DTYPES
 from runtime.prefill import PrefillPhase
 from runtime.rank_metrics import RankMetrics
-from runtime.sockets import listen
+from runtime.sockets import check_address, listen
 
 __all__ = ["Addresses", "run_rank"]
 
@@ -47,6 +47,7 @@ class Addresses:
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
     """Serve until killed. Raises RuntimeFailure."""
+    check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.digest)
     metrics, inbox = RankMetrics(launch, place.rank), Inbox()

@@ -1,0 +1,156 @@
+"""Processes that end together, and the commands that start them: one sentence for each way to fail."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.check import check_spec
+from planner.compiler import compile_plan
+
+DEMO_SPEC = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
+
+
+@pytest.fixture
+def launch_file(tmp_path):
+    """The demo's decode unit, as the planner writes it."""
+    path = tmp_path / "demo-decode-0.launch.json"
+    path.write_text(compile_plan(check_spec(DEMO_SPEC)).launch_files()[path.name])
+    return path
+
+
+def run_node(launch_file, **changes):
+    """`python -m runtime node` to its end, with some flags changed."""
+    flags = {"node": "node-1", "address": "127.79.0.3", "leader": "127.79.0.3", "gateway": "127.79.0.1"} | changes
+    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file)]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def assert_one_sentence(done, *words):
+    """Status 1, no traceback, and a last line that says what happened."""
+    last_line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert last_line.startswith("tidemill: ")
+    assert all(word in last_line for word in words), last_line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_launch_file_is_named(tmp_path):
+    """The path and the system's reason."""
+    assert_one_sentence(run_node(tmp_path / "none.json"), "none.json", "No such file")
+
+
+def test_a_node_that_the_unit_does_not_have_is_named(launch_file):
+    """With the nodes that it has."""
+    assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "node-1, node-2")
+
+
+def test_a_wrong_version_names_both(launch_file):
+    """The file's and the runtime's."""
+    launch_file.write_text(launch_file.read_text().replace('"version": 1', '"version": 7'))
+
+    assert_one_sentence(run_node(launch_file), "version 7", "reads version 1")
+
+
+def test_a_changed_launch_file_prints_both_digests(launch_file):
+    """What it says and what it is."""
+    document = json.loads(launch_file.read_text())
+    document["limits"]["max_requests"] += 1
+    launch_file.write_text(json.dumps(document))
+
+    done = run_node(launch_file)
+
+    assert_one_sentence(done, "launch_digest", document["launch_digest"])
+    assert done.stderr.count("sha256:") == 2
+
+
+def test_an_address_of_all_interfaces_is_refused(launch_file):
+    """Nothing here listens to the whole world."""
+    assert_one_sentence(run_node(launch_file, address="0.0.0.0"), "0.0.0.0 means all of them")
+
+
+PARENT = """
+import sys
+from runtime.processes import Child, wait_together
+wait_together([Child(name, ["generate", *sys.argv[1:]]) for name in ("one", "two")])
+"""
+
+
+def test_children_die_with_a_killed_parent(tmp_path):
+    """SIGKILL gives the parent no chance to clean up; the kernel does it."""
+    pipe = tmp_path / "never.json"  # reading it blocks, so the children stay
+    os.mkfifo(pipe)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, "bundled:demo", "--prompt-ids", str(pipe)])
+    children = wait_for(lambda: len(found := children_of(parent.pid)) == 2 and found)
+
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+SIBLINGS = """
+import sys
+from runtime.processes import ChildDied, Child, wait_together
+
+class Script(Child):
+    "A child that runs Python given as text."
+    def __init__(self, name, text):
+        import subprocess, threading
+        self.name, self._last_line = name, ""
+        self.process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+        self._relay = threading.Thread(target=self._pass_on_stderr, daemon=True)
+        self._relay.start()
+
+try:
+    wait_together([Script(f"child {number}", text) for number, text in enumerate(sys.argv[1:])])
+except ChildDied as error:
+    print(error, "| echo" if error.is_echo else "| cause", file=sys.stdout)
+"""
+SLEEP = "import time; time.sleep(600)"
+FAIL = "import sys; print('tidemill: no such thing', file=sys.stderr); sys.exit(1)"
+LOSE_PEER = "import sys; print('tidemill: a rank is gone', file=sys.stderr); sys.exit(75)"
+FAIL_LATER = f"import time; time.sleep(0.5); {FAIL}"
+
+
+@pytest.mark.parametrize(
+    ("children", "said"),
+    [
+        ((SLEEP, FAIL), "child 1 ended with status 1: no such thing | cause"),
+        ((LOSE_PEER, FAIL_LATER), "child 1 ended with status 1: no such thing | cause"),
+        ((LOSE_PEER, SLEEP), "child 0 ended with status 75: a rank is gone | echo"),
+        ((SLEEP, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), "child 1 was killed by SIGKILL | cause"),
+        (("", ""), ""),
+    ],
+    ids=["one fails", "the echo comes first", "only an echo", "killed", "all end well"],
+)
+def test_the_first_death_that_is_no_echo_is_the_cause(children, said):
+    """The others are killed, and the report names who died first of itself."""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", SIBLINGS, *children], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == said
+    assert time.monotonic() - began < 300  # the sleepers were not waited for
+
+
+def wait_for(found):
+    """What `found()` returns, once it is true."""
+    deadline = time.monotonic() + 60
+    while not (result := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return result
+
+
+def children_of(pid):
+    """The living children of a process."""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
