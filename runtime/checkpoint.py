@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from runtime.errors import CheckpointError
 
 __all__ = ["TensorIndex", "check_config_digest", "index_tensors", "read_json", "resolve"]
@@ -27,6 +29,13 @@ class TensorIndex:
 
     files: dict[str, Path]
     shapes: dict[str, tuple[int, ...]]
+
+
+class _TensorEntry(msgspec.Struct):
+    """What a safetensors header says of one tensor; its type is the reader's to check."""
+
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]  # from the end of the header
 
 
 def resolve(uri: str) -> Path:
@@ -61,7 +70,7 @@ def index_tensors(folder: Path) -> TensorIndex:
     shapes: dict[str, tuple[int, ...]] = {}
     for path in _tensor_files(folder):
         for name, entry in _read_header(path).items():
-            files[name], shapes[name] = path, tuple(entry["shape"])
+            files[name], shapes[name] = path, entry.shape
     return TensorIndex(files, shapes)
 
 
@@ -72,26 +81,30 @@ def _tensor_files(folder: Path) -> list[Path]:
     return [folder / "model.safetensors"]
 
 
-def _read_header(path: Path) -> dict[str, dict[str, Any]]:
+def _read_header(path: Path) -> dict[str, _TensorEntry]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             header_bytes = int.from_bytes(file.read(8), "little")
             if size < 8 or header_bytes > min(size - 8, MAX_HEADER_BYTES):
                 raise CheckpointError(f"{path} is truncated or no safetensors file: {size:,} bytes, header incomplete")
-            header = json.loads(file.read(header_bytes))
+            entries = _decode_header(file.read(header_bytes))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise CheckpointError(f"{path} is no safetensors file: its header is not JSON") from None
-    header.pop("__metadata__", None)
-    data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    expected = 8 + header_bytes + data_bytes
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: {error}") from None
+    expected = 8 + header_bytes + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise CheckpointError(
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
-    return header
+    return entries
+
+
+def _decode_header(header: bytes) -> dict[str, _TensorEntry]:
+    fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    fields.pop("__metadata__", None)
+    return {name: msgspec.json.decode(entry, type=_TensorEntry) for name, entry in fields.items()}
 
 
 def _read_bytes(path: Path) -> bytes:

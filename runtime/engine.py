@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime import weights
 from runtime.errors import CheckpointError
 from runtime.kv_cache import LatentCache
-from runtime.model.config import read_model_config
+from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DecodeBatch, DeepseekV3, PhysicalToLogical
 from runtime.parallel import Group
 
@@ -46,10 +46,7 @@ class Engine:
         """Load what this rank holds. Raises CheckpointError."""
         self.config = read_model_config(folder)
         self.dtype = dtype
-        if len(expert_map) != self.config.num_moe_layers:
-            raise CheckpointError(
-                f"the expert map has {len(expert_map)} MoE layers, the checkpoint {self.config.num_moe_layers}"
-            )
+        _check_expert_map(expert_map, self.config)
         self.model = DeepseekV3(self.config, expert_map, group, dtype)
         self.tensor_names = weights.load(self.model, folder, progress)
 
@@ -85,3 +82,12 @@ class Engine:
             torch.tensor([request.cache_slot for request in running], dtype=torch.long),
         )
         return self.model.logits(self.model.decode(batch, cache))
+
+
+def _check_expert_map(expert_map: PhysicalToLogical, config: ModelConfig) -> None:
+    if len(expert_map) != config.num_moe_layers:
+        raise CheckpointError(
+            f"the expert map has {len(expert_map)} MoE layers, the checkpoint {config.num_moe_layers}"
+        )
+    if any(set(layer) != set(range(config.n_routed_experts)) for layer in expert_map):
+        raise CheckpointError(f"the expert map is not one of the checkpoint's {config.n_routed_experts} experts")

@@ -201,6 +201,8 @@ def _check_digest(path: Path, name: str, written: Any, content: Any) -> None:
 
 
 def _check_ranks(path: Path, launch: UnitLaunch) -> None:
+    if not launch.ranks:
+        raise LaunchError(f"the launch file {path} has no ranks")
     if [place.rank for place in launch.ranks] != list(range(len(launch.ranks))):
         raise LaunchError(f"the launch file {path} does not number its ranks 0 to {len(launch.ranks) - 1} in order")
     if len({(place.node, place.local_rank) for place in launch.ranks}) != len(launch.ranks):
@@ -208,6 +210,8 @@ def _check_ranks(path: Path, launch: UnitLaunch) -> None:
 
 
 def _check_expert_map(path: Path, launch: UnitLaunch) -> None:
+    if len({len(slots) for slots in launch.expert_map.physical_to_logical}) != 1:
+        raise LaunchError(f"the launch file {path} does not give every MoE layer the same number of slots")
     every_expert = set(range(launch.expert_map.num_logical_experts))
     for layer, slots in enumerate(launch.expert_map.physical_to_logical):
         if len(slots) % len(launch.ranks):

@@ -16,7 +16,8 @@ def sample(logits_V: Tensor, sampling: Sampling, position: int) -> int:
     """The token that follows `position`."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
-    probabilities_V = _nucleus((logits_V / sampling.temperature).softmax(-1), sampling.top_p)
+    below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
+    probabilities_V = _nucleus((below_best_V / sampling.temperature).softmax(-1), sampling.top_p)
     generator = torch.Generator().manual_seed(hash((sampling.seed, position)) & (2**63 - 1))
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
 

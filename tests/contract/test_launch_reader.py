@@ -1,0 +1,81 @@
+"""What the planner writes the runtime reads: the demo's plan goes through the only seam between them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from runtime.checkpoint import check_config_digest, resolve
+from runtime.errors import LaunchError
+from runtime.kv_transfer import check_layout
+from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
+from runtime.model.config import read_model_config
+from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
+from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, sealed, with_leaf_changed
+
+HERE = Path(__file__).parent
+DEMO = HERE.parents[1] / "stacks" / "specs" / "demo.yaml"
+VALIDATOR = Draft202012Validator(json.loads((HERE / "launch.schema.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """File name -> path of the demo's launch files, as the planner writes them."""
+    folder = tmp_path_factory.mktemp("plan")
+    for name, text in compile_plan(check_spec(DEMO)).launch_files().items():
+        (folder / name).write_text(text)
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def units(files):
+    """Phase -> launch."""
+    launches = [read_unit_launch(path) for name, path in files.items() if name != "gateway.launch.json"]
+    return {launch.phase: launch for launch in launches}
+
+
+def test_the_runtime_reads_every_file(files, units):
+    """A prefill unit of two ranks, a decode unit of four, and a gateway; one KV digest for all."""
+    gateway = read_gateway_launch(files["gateway.launch.json"])
+
+    assert {phase: len(launch.ranks) for phase, launch in units.items()} == {"prefill": 2, "decode": 4}
+    assert {launch.kv_digest for launch in (*units.values(), gateway)} == {gateway.kv_digest}
+    assert {launch.ports.registry for launch in (*units.values(), gateway)} == {gateway.ports.registry}
+
+
+def test_the_plan_fits_the_checkpoint(units):
+    """The config's digest, the KV bytes of a token and the map's layers are the bundled model's."""
+    for launch in units.values():
+        folder = resolve(launch.checkpoint.uri)
+        config = read_model_config(folder)
+        check_config_digest(folder, launch.checkpoint.digest)
+        check_layout(launch.kv_cache, (config.num_hidden_layers, config.latent_dim))
+        assert len(launch.expert_map.physical_to_logical) == config.num_moe_layers
+        assert launch.expert_map.num_logical_experts == config.n_routed_experts
+
+
+def test_any_changed_value_is_refused(files, tmp_path):
+    """No single value of the planner's files can be edited without the runtime noticing."""
+    path = tmp_path / "edited.json"
+    for name, original in files.items():
+        read = read_gateway_launch if name == "gateway.launch.json" else read_unit_launch
+        document = json.loads(original.read_text())
+        for leaf in leaves(document):
+            path.write_text(json.dumps(with_leaf_changed(document, leaf)))
+            with pytest.raises(LaunchError):
+                read(path)
+
+
+@pytest.mark.parametrize("document", [UNIT, GATEWAY], ids=["unit", "gateway"])
+def test_the_runtimes_own_test_documents_are_of_the_schema(document):
+    """What tests/runtime feeds the reader is what the schema allows, so its refusals are about the contract."""
+    VALIDATOR.validate(sealed(document))
+
+
+def test_the_digests_are_over_the_same_keys():
+    """The reader's lists are the ones which the schema describes."""
+    assert UNIT_DIGEST_KEYS == SCHEMAS_UNIT_DIGEST_KEYS
+    assert KV_DIGEST_KEYS == ("kv_cache", "model", "checkpoint")

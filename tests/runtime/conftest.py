@@ -1,0 +1,157 @@
+"""The bundled checkpoint, prompts from outside its training text, the real command, and small random models."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+import runtime
+from runtime.checkpoint import resolve
+from runtime.model.config import ModelConfig, read_model_config
+from runtime.model.deepseek import DeepseekV3
+from runtime.parallel import SoloGroup
+
+ROOT = Path(runtime.__file__).parents[1]
+PROMPTS = Path(__file__).with_name("prompts.txt")
+COMMAND_TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """The bundled checkpoint's folder."""
+    return resolve("bundled:demo")
+
+
+@pytest.fixture(scope="session")
+def demo_config(demo):
+    return read_model_config(demo)
+
+
+@pytest.fixture(scope="session")
+def prompts(demo):
+    """Token ids of each line of prompts.txt."""
+    tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
+    return [tokenizer.encode(line).ids for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def redundant_map(demo_config):
+    """[num_moe_layers][36]: 32 experts and 4 redundant ones; slots shuffled, each layer otherwise."""
+    generator = torch.Generator().manual_seed(7)
+    experts = demo_config.n_routed_experts
+
+    def layer() -> list[int]:
+        redundant = torch.randperm(experts, generator=generator)[:4]
+        slots = torch.cat((torch.arange(experts), redundant))
+        return slots[torch.randperm(len(slots), generator=generator)].tolist()
+
+    return [layer() for _ in range(demo_config.num_moe_layers)]
+
+
+@pytest.fixture(scope="session")
+def run_runtime():
+    """Runs `python -m runtime ARGUMENTS` to its end."""
+
+    def run(*arguments, timeout=COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "runtime", *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def generate(run_runtime, tmp_path_factory):
+    """Runs `generate` on prompts, and returns its outputs."""
+
+    def generate(prompts, *flags, checkpoint="bundled:demo", expert_map=None) -> list[list[int]]:
+        folder = tmp_path_factory.mktemp("generate")
+        (folder / "prompts.json").write_text(json.dumps(prompts))
+        if expert_map is not None:
+            (folder / "map.json").write_text(json.dumps(expert_map))
+            flags = (*flags, "--expert-map", folder / "map.json")
+        done = run_runtime("generate", checkpoint, "--prompt-ids", folder / "prompts.json", *flags)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["outputs"]
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """Finds a TCP port on loopback that nobody listens on."""
+
+    def find() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            return probe.getsockname()[1]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def small_config():
+    """A model that random weights fill in no time: 1 dense and 2 MoE layers, 8 experts in 4 groups."""
+    return ModelConfig(
+        vocab_size=50,
+        hidden_size=24,
+        intermediate_size=32,
+        moe_intermediate_size=12,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        num_attention_heads=3,
+        q_lora_rank=10,
+        kv_lora_rank=8,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=4,
+        v_head_dim=5,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=64,
+    )
+
+
+@pytest.fixture(scope="session")
+def random_model():
+    """Makes a whole model on one rank, its weights drawn by `seed`."""
+
+    def make(config: ModelConfig, seed=0) -> DeepseekV3:
+        expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
+        return fill(DeepseekV3(config, expert_map, SoloGroup(), torch.float32), seed)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def filled():
+    """Draws a module's weights by `seed`: matrices keep their inputs' size, norms stay near 1."""
+    return fill
+
+
+@torch.no_grad()
+def fill(module, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        drawn = torch.randn(parameter.shape, generator=generator)
+        is_norm = name.endswith("norm.weight")
+        parameter.copy_(1 + 0.1 * drawn if is_norm else drawn / parameter.shape[-1] ** 0.5)
+    return module

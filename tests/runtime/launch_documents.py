@@ -1,0 +1,88 @@
+"""A small valid launch file as a document, and its digests computed anew after a change."""
+
+import copy
+import json
+
+from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, digest_of
+
+ZERO = "sha256:" + "0" * 64
+UNIT = {
+    "version": 1,
+    "kind": "unit",
+    "launch_digest": ZERO,
+    "unit_digest": ZERO,
+    "kv_digest": ZERO,
+    "unit": "demo-decode-0",
+    "phase": "decode",
+    "ranks": [
+        {"node": "node-0", "local_rank": 0, "rank": 0},
+        {"node": "node-1", "local_rank": 0, "rank": 1},
+    ],
+    "expert_map": {
+        "sha256": ZERO,
+        "num_logical_experts": 3,
+        "physical_to_logical": [[0, 1, 2, 0], [2, 1, 0, 1]],
+    },
+    "split": "equal",
+    "precision": "fp32",
+    "overlap": "none",
+    "kv_cache": {"wire_version": 1, "dtype": "fp32", "bytes_per_token": 96},
+    "model": {"name": "org/small"},
+    "checkpoint": {"uri": "bundled:demo", "digest": ZERO},
+    "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32},
+    "gateway": {"service": "demo-gateway"},
+    "ports": {"rendezvous": 29500, "kv": 29600, "registry": 29700, "metrics": 29800},
+}
+GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "model", "checkpoint", "limits")} | {
+    "kind": "gateway",
+    "ports": {"http": 8000, "registry": 29700, "metrics": 29800},
+}
+
+
+def sealed(document, **changes):
+    """A copy with `changes` (a__b names a key of a part) and every digest right."""
+    document = copy.deepcopy(document)
+    for path, value in changes.items():
+        *parts, key = path.split("__")
+        place = document
+        for part in parts:
+            place = place[part]
+        place[key] = value
+    if document["kind"] == "unit":
+        document["expert_map"]["sha256"] = digest_of(document["expert_map"]["physical_to_logical"])
+        document["unit_digest"] = digest_of({key: document[key] for key in UNIT_DIGEST_KEYS})
+        document["kv_digest"] = digest_of({key: document[key] for key in KV_DIGEST_KEYS})
+    return resealed(document)
+
+
+def resealed(document):
+    """A copy whose launch_digest alone is made right."""
+    rest = {key: value for key, value in document.items() if key != "launch_digest"}
+    return {**copy.deepcopy(rest), "launch_digest": digest_of(rest)}
+
+
+def leaves(value, path=()):
+    """The path of every value that is neither object nor list."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(part, (*path, key))
+    else:
+        yield path
+
+
+def with_leaf_changed(document, path):
+    """A copy where the value at `path` is another of its own type."""
+    document = copy.deepcopy(document)
+    *parts, key = path
+    place = document
+    for part in parts:
+        place = place[part]
+    place[key] = place[key] + 1 if isinstance(place[key], int) else place[key][:-1] + "~"
+    return document
+
+
+def write(folder, document):
+    """To a file, as it is."""
+    path = folder / "launch.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path

@@ -1,0 +1,131 @@
+"""Prefill (keys and values expanded) and decode (absorbed, over the latent cache) are one computation."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.kv_cache import LatentCache
+from runtime.model.deepseek import DecodeBatch
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # FP32 sums in another order
+
+shapes = st.fixed_dictionaries(
+    {
+        "num_attention_heads": st.integers(1, 4),
+        "q_lora_rank": st.integers(2, 12),
+        "kv_lora_rank": st.integers(2, 12),
+        "qk_nope_head_dim": st.integers(1, 8),
+        "qk_rope_head_dim": st.sampled_from([2, 4, 6]),
+        "v_head_dim": st.integers(1, 8),
+    }
+)
+prompt = st.lists(st.integers(0, 49), min_size=1, max_size=12)
+
+
+@torch.inference_mode()
+def decode(model, cache, slots, tokens, position):
+    """Hidden states [B, D] of one step at `position` of every request."""
+    positions = torch.full((len(slots),), position)
+    return model.decode(DecodeBatch(torch.tensor(tokens), positions, torch.tensor(slots)), cache)
+
+
+@torch.inference_mode()
+def prefill(model, prompts):
+    return model.prefill(prompts)
+
+
+def empty(config):
+    return torch.zeros(config.num_hidden_layers, 0, config.latent_dim)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes=shapes, tokens=prompt, seed=st.integers(0, 1000))
+def test_decoding_token_by_token_equals_prefill(small_config, random_model, shapes, tokens, seed):
+    """Both forms give the same hidden states and the same latents, for any head sizes."""
+    config = replace(small_config, **shapes)
+    model = random_model(config, seed)
+    cache = LatentCache(config, 1, len(tokens), torch.float32)
+    slot = cache.take(empty(config))
+    decoded = torch.cat([decode(model, cache, [slot], [token], n) for n, token in enumerate(tokens)])
+    hidden, latents = prefill(model, [tokens])
+    length = torch.tensor([len(tokens)])
+    cached = torch.cat([cache.read(n, torch.tensor([slot]), length) for n in range(config.num_hidden_layers)])
+
+    torch.testing.assert_close(decoded, hidden, **TOLERANCE)
+    torch.testing.assert_close(cached, latents, **TOLERANCE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompts=st.lists(prompt, min_size=1, max_size=5), seed=st.integers(0, 1000))
+def test_prompts_together_equal_each_alone(small_config, random_model, prompts, seed):
+    """Prompts of one prefill step do not see each other."""
+    model = random_model(small_config, seed)
+    alone = [prefill(model, [tokens]) for tokens in prompts]
+    hidden, latents = prefill(model, prompts)
+
+    torch.testing.assert_close(hidden, torch.cat([part for part, _ in alone]), **TOLERANCE)
+    torch.testing.assert_close(latents, torch.cat([part for _, part in alone], 1), **TOLERANCE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompts=st.lists(prompt, min_size=2, max_size=5), seed=st.integers(0, 1000))
+def test_a_request_decodes_the_same_in_any_company(small_config, random_model, prompts, seed):
+    """Requests of other lengths in the batch leave a request's next hidden state as it is alone."""
+    model = random_model(small_config, seed)
+    cache = LatentCache(small_config, len(prompts), 16, torch.float32)
+    slots = torch.tensor([cache.take(prefill(model, [tokens])[1]) for tokens in prompts])
+    batch = DecodeBatch(torch.tensor([tokens[-1] for tokens in prompts]), torch.tensor(list(map(len, prompts))), slots)
+    with torch.inference_mode():
+        together = model.decode(batch, cache)
+    alone = [
+        decode(model, cache, [int(slot)], [tokens[-1]], len(tokens))
+        for slot, tokens in zip(slots, prompts, strict=True)
+    ]
+
+    torch.testing.assert_close(together, torch.cat(alone), **TOLERANCE)
+
+
+def test_what_a_reused_cache_slot_held_before_does_not_matter(small_config, random_model):
+    """A short request in the slot of a longer one that ended decodes as in a fresh cache."""
+    model = random_model(small_config)
+    latents = prefill(model, [[1, 2]])[1]
+    used, fresh = (LatentCache(small_config, 1, 16, torch.float32) for _ in range(2))
+    used.free(used.take(torch.full((small_config.num_hidden_layers, 16, small_config.latent_dim), 1e3)))
+
+    assert torch.equal(
+        decode(model, used, [used.take(latents)], [3], 2), decode(model, fresh, [fresh.take(latents)], [3], 2)
+    )
+
+
+def test_a_token_does_not_see_what_follows_it(small_config, random_model):
+    """Attention is causal: a longer prompt begins with the hidden states of a shorter one."""
+    model = random_model(small_config)
+
+    torch.testing.assert_close(prefill(model, [[4, 5, 6, 7, 8]])[0][:3], prefill(model, [[4, 5, 6]])[0], **TOLERANCE)
+
+
+def test_a_token_sees_the_order_of_what_came_before(small_config, random_model):
+    """Positions count: the same earlier tokens in another order give another hidden state."""
+    model = random_model(small_config)
+    one, other = (prefill(model, [tokens])[0][-1] for tokens in ([4, 5, 6], [5, 4, 6]))
+
+    assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_without_requests_are_empty(small_config, random_model, dtype):
+    """A rank with nothing to do still steps, and gets no rows."""
+    model = random_model(small_config).to(dtype)
+    cache = LatentCache(small_config, 2, 16, dtype)
+    nothing = torch.zeros(0, dtype=torch.long)
+    hidden, latents = prefill(model, [])
+    with torch.inference_mode():
+        decoded = model.decode(DecodeBatch(nothing, nothing, nothing), cache)
+        logits = model.logits(decoded)
+
+    assert hidden.shape == decoded.shape == (0, small_config.hidden_size)
+    assert latents.shape == (small_config.num_hidden_layers, 0, small_config.latent_dim)
+    assert logits.shape == (0, small_config.vocab_size)

@@ -1,0 +1,177 @@
+"""Every (token, choice) pair reaches its slot and comes back in its place, on one rank or over real processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.dispatch import LocalDispatcher
+from runtime.model.moe import ReplicaTable
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("dispatch_rank.py")
+SLOTS_PER_RANK, HIDDEN, TOP_K = 3, 5, 2
+ROW_BYTES = HIDDEN * 4
+
+# tokens of each rank, one line a round
+ROUNDS = {
+    2: [(4, 6), (0, 3), (5, 0), (0, 0), (1, 1), (40, 2)],
+    4: [(4, 6, 1, 3), (0, 3, 0, 0), (0, 0, 0, 0), (9, 0, 0, 9), (1, 1, 1, 1), (30, 2, 17, 0)],
+}
+
+
+def scaled_by_slot(dispatcher, x, slots):
+    """What the ranks' "experts" compute, through `dispatcher`: each row times its slot's number plus one."""
+    dispatched = dispatcher.dispatch(x, slots)
+    slot_of_row = torch.arange(len(dispatched.counts)).repeat_interleave(torch.tensor(dispatched.counts))
+    return dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched), dispatched
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_tokens=st.integers(0, 12), top_k=st.integers(1, 4), num_slots=st.integers(1, 9), seed=st.integers(0, 999))
+def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
+    """Rows are grouped by slot, counted, and come back in the order of the pairs."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_tokens, HIDDEN, generator=generator)
+    slots = torch.randint(num_slots, (num_tokens, top_k), generator=generator)
+    combined, dispatched = scaled_by_slot(LocalDispatcher(num_slots), x, slots)
+    pairs = [(token, slot) for token, choices in enumerate(slots.tolist()) for slot in choices]
+    by_slot = [x[token] for wanted in range(num_slots) for token, slot in pairs if slot == wanted]
+
+    assert dispatched.counts == [sum(slot == wanted for _, slot in pairs) for wanted in range(num_slots)]
+    assert torch.equal(dispatched.rows_RD, torch.stack(by_slot) if pairs else x.new_empty(0, HIDDEN))
+    assert combined.tolist() == [(x[token] * (slot + 1)).tolist() for token, slot in pairs]
+
+
+@pytest.fixture(scope="module", params=sorted(ROUNDS), ids="EP{}".format)
+def exchange(request, tmp_path_factory, free_port):
+    """(inputs, each rank's results) of all rounds, computed by real processes over gloo."""
+    size = request.param
+    folder = tmp_path_factory.mktemp("dispatch")
+    inputs = draw_inputs(size)
+    np.savez(folder / "input.npz", **{name: value.numpy() for name, value in inputs.items()})
+    port = free_port()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, *map(str, (rank, size, port, SLOTS_PER_RANK)), folder],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+    return size, inputs, [np.load(folder / f"{rank}.npz", allow_pickle=False) for rank in range(size)]
+
+
+def draw_inputs(size):
+    """Random slots in most rounds; in the last, everybody wants rank 1's first slot."""
+    generator = torch.Generator().manual_seed(size)
+    inputs = {}
+    for number, counts in enumerate(ROUNDS[size]):
+        for rank, count in enumerate(counts):
+            slots = torch.randint(size * SLOTS_PER_RANK, (count, TOP_K), generator=generator)
+            is_last = number == len(ROUNDS[size]) - 1
+            inputs[f"x_{number}_{rank}"] = torch.randn(count, HIDDEN, generator=generator)
+            inputs[f"slots_{number}_{rank}"] = torch.full_like(slots, SLOTS_PER_RANK) if is_last else slots
+    return inputs
+
+
+def test_all_to_all_equals_local(exchange):
+    """Every rank gets back, row for row and bit for bit, what it would compute with all slots at home."""
+    size, inputs, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        for rank in range(size):
+            x, slots = inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]
+            expected, _ = scaled_by_slot(LocalDispatcher(size * SLOTS_PER_RANK), x, slots)
+            assert torch.equal(torch.from_numpy(results[rank][f"combined_{number}"]), expected)
+
+
+def test_all_to_all_counts_what_each_slot_got(exchange):
+    """The ranks' counts, one after another, are how often each slot was chosen on all ranks together."""
+    size, inputs, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        chosen = torch.cat([inputs[f"slots_{number}_{rank}"].flatten() for rank in range(size)])
+        counted = [count for rank in range(size) for count in results[rank][f"counts_{number}"].tolist()]
+        assert counted == chosen.bincount(minlength=size * SLOTS_PER_RANK).tolist()
+
+
+def test_bytes_sent_are_the_rows_for_others(exchange):
+    """A rank's counter grows by exactly the rows whose slot lives elsewhere, times a row's bytes."""
+    size, inputs, results = exchange
+
+    for rank in range(size):
+        expected = 0
+        for number in range(len(ROUNDS[size])):
+            ranks_chosen = inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK
+            expected += int((ranks_chosen != rank).sum()) * ROW_BYTES
+            assert results[rank][f"bytes_{number}"] == expected
+        assert expected > 0
+
+
+@st.composite
+def expert_maps(draw):
+    """(physical_to_logical of one layer, number of logical experts); every expert has a slot."""
+    experts = draw(st.integers(1, 8))
+    redundant = draw(st.lists(st.integers(0, experts - 1), max_size=6))
+    return draw(st.permutations([*range(experts), *redundant])), experts
+
+
+@given(drawn=expert_maps(), num_tokens=st.integers(0, 20), rank=st.integers(0, 3), seed=st.integers(0, 999))
+def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed):
+    """Whatever replica a token gets, it is one of the expert that the gate chose."""
+    expert_map, num_experts = drawn
+    generator = torch.Generator().manual_seed(seed)
+    experts = torch.randint(num_experts, (num_tokens, 3), generator=generator)
+    slots = ReplicaTable(expert_map, num_experts).choose(experts, rank)
+
+    assert slots.shape == experts.shape
+    assert torch.equal(torch.tensor(expert_map)[slots], experts)
+
+
+@given(drawn=expert_maps(), steps=st.lists(st.integers(0, 9), min_size=1, max_size=12), rank=st.integers(0, 3))
+def test_replicas_share_an_experts_tokens_equally(drawn, steps, rank):
+    """When all tokens choose one expert, over any steps, no two of its replicas differ by more than one token."""
+    expert_map, num_experts = drawn
+    expert = expert_map[0]
+    table = ReplicaTable(expert_map, num_experts)
+    chosen = torch.cat([table.choose(torch.full((tokens, 1), expert), rank).flatten() for tokens in steps])
+    counts = [int((chosen == slot).sum()) for slot, held in enumerate(expert_map) if held == expert]
+
+    assert sum(counts) == sum(steps)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_every_replica_gets_tokens_under_random_choices():
+    """1,000 random tokens reach every slot, and replicas of one expert roughly equally."""
+    expert_map = [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 6]
+    experts = torch.rand(1000, 8, generator=torch.Generator().manual_seed(1)).topk(2).indices
+    slots = ReplicaTable(expert_map, 8).choose(experts, rank=0)
+    counts = slots.flatten().bincount(minlength=len(expert_map)).tolist()
+
+    assert min(counts) > 0
+    for expert in (1, 6):
+        replicas = [counts[slot] for slot, held in enumerate(expert_map) if held == expert]
+        assert max(replicas) < 1.5 * min(replicas)
+
+
+def test_one_token_steps_reach_every_replica():
+    """A request that decodes alone, one token a step, still uses all replicas in turn."""
+    table = ReplicaTable([0, 1, 0, 0], 2)
+    chosen = {table.choose(torch.tensor([[0]]), rank=0).item() for _ in range(6)}
+
+    assert chosen == {0, 2, 3}

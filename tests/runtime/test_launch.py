@@ -1,0 +1,149 @@
+"""A launch file is taken whole and unchanged, or refused in one sentence before anything is loaded."""
+
+import pytest
+
+from runtime.errors import LaunchError
+from runtime.launch import UNIT_DIGEST_KEYS, digest_of, read_gateway_launch, read_unit_launch
+from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, resealed, sealed, with_leaf_changed, write
+
+UNIT_LEAVES = sorted(leaves(UNIT), key=str)
+WHERE_TO_MEET = ("gateway", "ports")  # may differ between the ranks of a unit, so only launch_digest covers them
+BROKEN_RULES = {
+    "slots that do not divide": {"expert_map__physical_to_logical": [[0, 1, 2], [0, 1, 2]]},
+    "an expert without slot": {"expert_map__physical_to_logical": [[0, 1, 2, 0], [0, 1, 0, 1]]},
+    "an expert that does not exist": {"expert_map__physical_to_logical": [[0, 1, 2, 3], [0, 1, 2, 0]]},
+    "a negative expert": {"expert_map__physical_to_logical": [[0, 1, 2, -1], [0, 1, 2, 0]]},
+    "layers of different length": {"expert_map__physical_to_logical": [[0, 1, 2, 0], [0, 1, 2, 0, 1, 2]]},
+    "ranks out of order": {"ranks": UNIT["ranks"][::-1]},
+    "two ranks in one place": {"ranks": [{"node": "node-0", "local_rank": 0, "rank": rank} for rank in (0, 1)]},
+    "no ranks": {"ranks": []},
+    "no layers": {"expert_map__physical_to_logical": []},
+}
+MALFORMED = {
+    "an unknown key": {"surprise": 1},
+    "an unknown key in a part": {"limits__surprise": 1},
+    "a word for a number": {"limits__max_requests": "eight"},
+    "a number for a word": {"unit": 7},
+    "an unknown phase": {"phase": "training"},
+    "an unknown split": {"split": "by mood"},
+    "an unknown precision": {"precision": "fp64"},
+    "an unknown KV wire version": {"kv_cache__wire_version": 2},
+    "an expert that is no integer": {"expert_map__physical_to_logical": [[0, 1, 2, 0.5], [0, 1, 2, 0]]},
+}
+
+
+def refusal(read, path):
+    with pytest.raises(LaunchError) as error:
+        read(path)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    assert str(path) in sentence
+    return sentence
+
+
+def test_a_unit_reads_what_is_written(tmp_path):
+    """All values arrive, and a node finds its ranks."""
+    launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
+
+    assert (launch.unit, launch.phase, launch.kv_cache.bytes_per_token) == ("demo-decode-0", "decode", 96)
+    assert launch.expert_map.physical_to_logical == UNIT["expert_map"]["physical_to_logical"]
+    assert [place.rank for place in launch.ranks_of("node-1")] == [1]
+    assert launch.ranks_of("node-9") == []
+
+
+def test_a_gateway_reads_what_is_written(tmp_path):
+    """All values arrive."""
+    launch = read_gateway_launch(write(tmp_path, sealed(GATEWAY)))
+
+    assert (launch.model.name, launch.ports.http) == ("org/small", 8000)
+
+
+@pytest.mark.parametrize("path", UNIT_LEAVES, ids=lambda path: ".".join(map(str, path)))
+def test_one_changed_value_is_refused(tmp_path, path):
+    """Whatever single value is edited, the file is refused."""
+    refusal(read_unit_launch, write(tmp_path, with_leaf_changed(sealed(UNIT), path)))
+
+
+@pytest.mark.parametrize("path", sorted(leaves(GATEWAY), key=str), ids=lambda path: ".".join(map(str, path)))
+def test_one_changed_value_of_the_gateway_is_refused(tmp_path, path):
+    """Whatever single value is edited, the gateway's file is refused."""
+    refusal(read_gateway_launch, write(tmp_path, with_leaf_changed(sealed(GATEWAY), path)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in UNIT_LEAVES if path[0] not in (*WHERE_TO_MEET, "launch_digest")],
+    ids=lambda path: ".".join(map(str, path)),
+)
+def test_a_change_under_a_new_launch_digest_is_refused(tmp_path, path):
+    """Who edits a value and only the file's own digest is caught by the digest of the unit, the KV or the map."""
+    refusal(read_unit_launch, write(tmp_path, resealed(with_leaf_changed(sealed(UNIT), path))))
+
+
+@pytest.mark.parametrize("changes", BROKEN_RULES.values(), ids=BROKEN_RULES)
+def test_a_plan_that_cannot_run_is_refused(tmp_path, changes):
+    """Digests may all be right: ranks and slots must still make sense."""
+    refusal(read_unit_launch, write(tmp_path, sealed(UNIT, **changes)))
+
+
+@pytest.mark.parametrize("changes", MALFORMED.values(), ids=MALFORMED)
+def test_what_is_not_of_the_format_is_refused(tmp_path, changes):
+    """Unknown keys and values of another kind are refused, digests right or not."""
+    refusal(read_unit_launch, write(tmp_path, sealed(UNIT, **changes)))
+
+
+@pytest.mark.parametrize("key", UNIT)
+def test_a_missing_key_is_refused(tmp_path, key):
+    """There are no defaults."""
+    document = {name: value for name, value in sealed(UNIT).items() if name != key}
+
+    refusal(read_unit_launch, write(tmp_path, document if key == "launch_digest" else resealed(document)))
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None, [1]])
+def test_another_version_names_both(tmp_path, version):
+    """The sentence says which version the file has and which this runtime reads."""
+    sentence = refusal(read_unit_launch, write(tmp_path, sealed(UNIT, version=version, unheard_of="new in 2")))
+
+    assert f"has version {version!r}, this runtime reads version 1" in sentence
+
+
+@pytest.mark.parametrize("name", ["launch_digest", "unit_digest", "kv_digest", "expert_map.sha256"])
+def test_a_digest_mismatch_prints_both_digests(tmp_path, name):
+    """What the file says and what its content is."""
+    right, wrong = sealed(UNIT), "sha256:" + "f" * 64
+    part, key = (right["expert_map"], "sha256") if "." in name else (right, name)
+    expected = part[key]
+    part[key] = wrong
+    if name == "expert_map.sha256":  # the digests around it are right for the file as edited
+        right = sealed(UNIT) | {"expert_map": part}
+        right["unit_digest"] = digest_of({key: right[key] for key in UNIT_DIGEST_KEYS})
+    sentence = refusal(read_unit_launch, write(tmp_path, right if name == "launch_digest" else resealed(right)))
+
+    assert f"its {name} says {wrong}" in sentence
+    assert expected in sentence
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    """With the system's reason."""
+    assert "No such file" in refusal(read_unit_launch, tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "nonsense", "[1, 2]", "7", "null", '{"version": 1'])
+def test_what_is_no_json_object_is_refused(tmp_path, text):
+    """Broken JSON, and JSON that is no object."""
+    refusal(read_unit_launch, write(tmp_path, text))
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    """Not even UTF-8."""
+    path = tmp_path / "launch.json"
+    path.write_bytes(b"\xff\xfe\x00{")
+
+    refusal(read_unit_launch, path)
+
+
+def test_a_unit_does_not_read_a_gateways_file(tmp_path):
+    """Nor the other way round."""
+    refusal(read_unit_launch, write(tmp_path, sealed(GATEWAY)))
+    refusal(read_gateway_launch, write(tmp_path, sealed(UNIT)))
