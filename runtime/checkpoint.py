@@ -77,7 +77,10 @@ def index_tensors(folder: Path) -> TensorIndex:
 def _tensor_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map")
+        return [folder / str(name) for name in sorted(set(weight_map.values()))]
     return [folder / "model.safetensors"]
 
 

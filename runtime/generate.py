@@ -113,6 +113,8 @@ def _check(job: Job) -> None:
     config = read_model_config(resolve(job.checkpoint))
     if job.max_tokens < 1 or job.ep < 1:
         raise UsageError("--max-tokens and --ep must be at least 1")
+    if job.logits is not None and not job.logits.parent.is_dir():
+        raise UsageError(f"--logits {job.logits}: there is no such folder to write it to")
     prompts = _read_prompts(job.prompt_ids)
     for number, prompt in enumerate(prompts):
         if not prompt or not all(type(token) is int and 0 <= token < config.vocab_size for token in prompt):
@@ -145,8 +147,11 @@ def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
     else:
         expert_map = _read_prompts(job.expert_map)
     every_expert = set(range(config.n_routed_experts))
-    if len(expert_map) != config.num_moe_layers or any(set(layer) != every_expert for layer in expert_map):
-        shape = f"{config.num_moe_layers} layers with a slot for each of {config.n_routed_experts} experts"
+    holds_ids = all(type(expert) is int for layer in expert_map for expert in layer)
+    num_slots = set(map(len, expert_map))
+    is_whole = holds_ids and len(num_slots) == 1 and all(set(layer) == every_expert for layer in expert_map)
+    if not is_whole or len(expert_map) != config.num_moe_layers:
+        shape = f"{config.num_moe_layers} equal layers with a slot for each of {config.n_routed_experts} experts"
         raise UsageError(f"the expert map needs {shape}")
     if any(len(layer) % job.ep for layer in expert_map):
         raise UsageError(f"--ep ({job.ep}) must divide the {len(expert_map[0])} slots of a layer")
@@ -193,7 +198,8 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
     total = sum(map(len, shares))
     if job.logits is not None:
         parts = [np.load(scratch / f"{rank}.npz", allow_pickle=False) for rank in range(job.ep)]
-        np.savez(job.logits, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
+        with job.logits.open("wb") as file:  # under the name as given: numpy would add an ending to it
+            np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
     return [shares[n % job.ep][n // job.ep] for n in range(total)]
 
 

@@ -43,8 +43,8 @@ class KvSender:
         try:
             reply = await connection.exchange(frame, payload)
         except (OSError, WireError, TimeoutError) as error:
-            self._connections.pop((host, port), None)
-            raise RuntimeFailure(f"its KV could not be sent to {host}:{port}: {error}") from None
+            connection.close()
+            raise RuntimeFailure(f"its KV could not be sent to {host}:{port}: {str(error) or 'no answer'}") from None
         if isinstance(reply, Refused):
             raise RuntimeFailure(f"the decode rank at {host}:{port} refused it: {reply.reason}")
         self._metrics.kv_sent(len(payload), len(frame), time.perf_counter() - began)
@@ -87,6 +87,8 @@ class KvReceiver:
 def why_refused(handover: Handover, payload_bytes: int, launch: UnitLaunch, token_shape: tuple[int, int]) -> str | None:
     """Why this handover cannot be taken, or None."""
     num_layers, latent_dim = token_shape
+    if handover.num_tokens < 1:
+        return f"its prompt has {handover.num_tokens} tokens"
     expected_shape = [num_layers, handover.num_tokens, latent_dim]
     if handover.kv_digest != launch.kv_digest:
         return f"its KV is of {handover.kv_digest}, this unit's of {launch.kv_digest}"
@@ -116,6 +118,12 @@ class _Connection:
         self._turn = asyncio.Lock()
         self._reader: FrameReader[HandoverReply] | None = None
         self._writer: asyncio.StreamWriter | None = None
+
+    def close(self) -> None:
+        """After a failure: the next exchange opens another line, so that no late answer is taken for its own."""
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
 
     async def exchange(self, frame: bytes, payload: memoryview) -> HandoverReply:
         async with self._turn, asyncio.timeout(REPLY_TIMEOUT_S):

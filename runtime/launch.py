@@ -14,13 +14,16 @@ It does not choose anything: no defaults, no fallbacks. `tests/contract/launch.s
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from runtime.errors import LaunchError
 
 __all__ = ["GatewayLaunch", "UnitLaunch", "read_gateway_launch", "read_unit_launch"]
+
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 VERSION = 1
 UNIT_DIGEST_KEYS = (
@@ -50,16 +53,16 @@ class Checkpoint(_Part):
 class Limits(_Part):
     """What one rank takes at a time."""
 
-    max_requests: int
-    max_request_tokens: int
-    max_batch_tokens: int
+    max_requests: AtLeastOne
+    max_request_tokens: AtLeastOne
+    max_batch_tokens: AtLeastOne
 
 
 class RankPlace(_Part):
     """Where one global rank runs."""
 
     node: str
-    local_rank: int
+    local_rank: Annotated[int, msgspec.Meta(ge=0)]
     rank: int
 
 
@@ -67,7 +70,7 @@ class ExpertMap(_Part):
     """`physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slots are numbered rank by rank."""
 
     sha256: str
-    num_logical_experts: int
+    num_logical_experts: AtLeastOne
     physical_to_logical: list[list[int]]
 
 
@@ -76,7 +79,7 @@ class KvLayout(_Part):
 
     wire_version: Literal[1]
     dtype: Literal["fp32", "bf16"]
-    bytes_per_token: int
+    bytes_per_token: AtLeastOne
 
 
 class GatewayRef(_Part):
@@ -88,18 +91,18 @@ class GatewayRef(_Part):
 class UnitPorts(_Part):
     """`kv` and `metrics` are the first of one port a local rank."""
 
-    rendezvous: int
-    kv: int
-    registry: int
-    metrics: int
+    rendezvous: Port
+    kv: Port
+    registry: Port
+    metrics: Port
 
 
 class GatewayPorts(_Part):
     """All on the gateway's one address."""
 
-    http: int
-    registry: int
-    metrics: int
+    http: Port
+    registry: Port
+    metrics: Port
 
 
 class UnitLaunch(_Part, kw_only=True):

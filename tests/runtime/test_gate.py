@@ -6,10 +6,10 @@ Source: deepseek-ai/DeepSeek-V3 `inference/model.py`, class Gate.
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import approx
 
 from runtime.model.moe import Gate
 
@@ -65,7 +65,7 @@ def test_gate_equals_the_published_rule(small_config, filled, drawn):
 
     for token, chosen, weighed in zip(x.tolist(), experts.tolist(), weights.tolist(), strict=True):
         expected = reference(config, gate.weight.tolist(), gate.e_score_correction_bias.tolist(), token)
-        assert dict(zip(chosen, weighed, strict=True)) == approx(expected, rel=1e-4)
+        assert dict(zip(chosen, weighed, strict=True)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_bias_chooses_but_does_not_weigh(small_config, filled):

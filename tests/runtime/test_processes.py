@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from planner.check import check_spec
 from planner.compiler import compile_plan
+from tests.runtime.launch_documents import sealed
 
 DEMO_SPEC = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 
@@ -31,6 +33,19 @@ def run_node(launch_file, **changes):
     command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file)]
     command += [f"--{name}={value}" for name, value in flags.items()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def waiting_node(launch_file):
+    """A real node and its two ranks, which load and then wait for the unit's other node: (process, rank pids)."""
+    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--node=node-1"]
+    flags = ["--address=127.79.0.4", "--leader=127.79.0.4", "--gateway=127.79.0.1"]
+    node = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+    ports = [json.loads(launch_file.read_text())["ports"]["metrics"] + rank for rank in (0, 1)]
+    wait_for(lambda: all(answers("127.79.0.4", port) for port in ports) or node.poll() is not None)
+    yield node, children_of(node.pid)
+    node.kill()
+    node.communicate()
 
 
 def assert_one_sentence(done, *words):
@@ -74,6 +89,56 @@ def test_a_changed_launch_file_prints_both_digests(launch_file):
 def test_an_address_of_all_interfaces_is_refused(launch_file):
     """Nothing here listens to the whole world."""
     assert_one_sentence(run_node(launch_file, address="0.0.0.0"), "0.0.0.0 means all of them")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("demo-decode-0", "--address must be an IP address"), ("192.0.2.7", "cannot listen on 192.0.2.7")],
+)
+def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
+    """A name, or the address of another machine."""
+    assert_one_sentence(run_node(launch_file, address=address), words)
+
+
+def test_a_taken_port_is_named(launch_file):
+    """With its address and purpose; the rank beside it goes too."""
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    with socket.create_server(("127.79.0.3", port)):
+        done = run_node(launch_file)
+
+    assert_one_sentence(done, f"demo-decode-0 rank 1 ended with status 1: cannot listen on 127.79.0.3:{port} (metrics)")
+
+
+def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
+    """The config's bytes are not those that the plan was made for."""
+    document = sealed(json.loads(launch_file.read_text()), checkpoint__digest="sha256:" + "0" * 64)
+    launch_file.write_text(json.dumps(document))
+    done = run_node(launch_file)
+
+    assert_one_sentence(done, "config.json is sha256:", "the plan was made for sha256:0000")
+
+
+def test_ranks_die_with_a_killed_node(waiting_node):
+    """SIGKILL to the node leaves no rank behind."""
+    node, ranks = waiting_node
+    assert len(ranks) == 2
+
+    node.kill()
+    node.wait()
+
+    wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+
+
+def test_a_killed_rank_ends_its_node_with_the_reason(waiting_node):
+    """One rank is killed: the other goes too, and the node's last line names the signal."""
+    node, ranks = waiting_node
+    os.kill(ranks[1], signal.SIGKILL)
+    _, stderr = node.communicate(timeout=60)
+
+    assert node.returncode == 1
+    assert stderr.splitlines()[-1] == "tidemill: demo-decode-0 rank 1 was killed by SIGKILL"
+    assert "Traceback" not in stderr
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
 PARENT = """
@@ -147,6 +212,13 @@ def wait_for(found):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return result
+
+
+def answers(address, port):
+    """Somebody listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
 
 
 def children_of(pid):
