@@ -102,4 +102,5 @@ def _map_json(expert_map: ExpertMap) -> dict[str, Any]:
     return {
         "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
         "max_over_mean": list(expert_map.max_over_mean),
+        "bound": list(expert_map.bound),
     }

@@ -5,13 +5,16 @@ Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked exam
     replica            one of the slots that hold the same logical expert; tokens are split equally among them
     physical expert    a slot: 256 + 32 = 288 a layer, numbered GPU by GPU, 288 / 144 = 2 on each
     max over mean      load of the fullest GPU / mean load of all GPUs; 1.0 is perfect, and it is what a step waits for
+    bound              what max over mean no map can be below, for these loads and sizes
 
-The way is that of DeepSeek's EPLB: give replicas to hot experts (`replicate`), then pack slots onto GPUs (`pack`).
+The way is that of DeepSeek's EPLB, carried on: give replicas to hot experts (`replicate`), pack slots onto GPUs
+(`pack`), then exchange slots between GPUs until they carry alike (`exchange`). `bound` says how much better a map could
+be at most.
 
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import ExpertMap, balance
+from planner.expert_map.balance import Effort, ExpertMap, balance
 from planner.expert_map.loads import Loads, draw_loads, read_loads
 
-__all__ = ["ExpertMap", "Loads", "balance", "draw_loads", "read_loads"]
+__all__ = ["Effort", "ExpertMap", "Loads", "balance", "draw_loads", "read_loads"]

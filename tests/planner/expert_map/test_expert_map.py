@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from planner.expert_map import balance, draw_loads
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
+from planner.expert_map.weigh import scale
 
 
 @st.composite
@@ -62,7 +64,8 @@ def test_max_over_mean_is_between_perfect_and_all_on_one(problem):
 def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
     """Replication is optimal: the largest replica stays at least as large for any other count of its expert."""
     loads, num_slots, num_gpus = problem
-    counts = replicate(loads, num_slots, num_gpus)
+    counts = replicate(scale([loads]), num_slots, num_gpus)[0].tolist()
+    loads = scale([loads])[0].tolist()
     spare = [expert for expert, count in enumerate(counts) if count > 1]
     hottest = max(
         (expert for expert in range(len(loads)) if counts[expert] < num_gpus),
@@ -79,15 +82,16 @@ def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
 
 def test_hot_experts_get_the_redundant_slots():
     """One redundant slot goes to the hottest expert; ties go to the lower number."""
-    assert replicate([10, 90, 30, 30], num_slots=6, num_gpus=3) == [1, 3, 1, 1]
-    assert replicate([5, 5, 5, 5], num_slots=6, num_gpus=3) == [2, 2, 1, 1]
+    counts = replicate(scale([[10, 90, 30, 30], [5, 5, 5, 5]]), num_slots=6, num_gpus=3)
+
+    assert counts.tolist() == [[1, 3, 1, 1], [2, 2, 1, 1]]
 
 
 def test_packing_makes_room_rather_than_holding_an_expert_twice():
     """When only the GPU that holds an expert has a free slot, another expert moves there."""
-    gpus = pack([90, 80, 10], counts=[1, 1, 2], num_gpus=2)
+    (gpus,) = pack(np.array([[90.0, 80.0, 10.0]]), np.array([[1, 1, 2]]), num_gpus=2)
 
-    assert sorted(sorted(gpu) for gpu in gpus) == [[0, 2], [1, 2]]
+    assert sorted(sorted(gpu) for gpu in gpus.tolist()) == [[0, 2], [1, 2]]
 
 
 def test_decode_of_the_published_system_is_as_balanced_as_published():
