@@ -1,0 +1,35 @@
+"""What happens on a machine that cannot run the test cluster."""
+
+import pytest
+
+from tests.cluster import preconditions
+
+
+def test_a_machine_that_lacks_nothing_goes_on(monkeypatch):
+    """In CI and elsewhere."""
+    for value in ("", "true"):
+        monkeypatch.setenv("CI", value)
+        preconditions.require([])
+
+
+def test_a_developer_is_told_what_is_missing(monkeypatch):
+    """The tests are skipped, and the list is the reason."""
+    monkeypatch.delenv("CI", raising=False)
+
+    with pytest.raises(pytest.skip.Exception, match="lacks: Go; openssl"):
+        preconditions.require(["Go", "openssl"])
+
+
+def test_ci_fails_where_a_developer_skips(monkeypatch):
+    """Nobody reads CI's list of skipped tests."""
+    monkeypatch.setenv("CI", "true")
+
+    with pytest.raises(pytest.fail.Exception, match="lacks: Go; openssl"):
+        preconditions.require(["Go", "openssl"])
+
+
+def test_missing_programs_are_named_with_their_package(monkeypatch):
+    """So that the fix is one command."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    assert preconditions.missing()[:2] == ["openssl (package openssl)", "setpriv (package util-linux)"]
