@@ -27,6 +27,8 @@ from planner.spec import Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "main", "run"]
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises CallError, so that a wrong call is reported like any other mistake."""
@@ -53,6 +55,8 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
     except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return status
 
 

@@ -1,6 +1,8 @@
 """The commands: what goes to stdout and stderr, and the exit status."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -202,18 +204,30 @@ def test_mutated_specs_never_cause_a_traceback(data, spec_text, spec_file):
     assert main(["plan", "--format", "json", str(spec_file(bytes(content)))]) in (0, 2, 3)
 
 
-def test_a_reader_that_stops_early_is_no_traceback(spec_file):
-    """`tidemill plan ... | head -1`."""
-    code = "import sys; from planner.cli import main; sys.exit(main())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "plan", "--format", "json", str(spec_file())],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+@pytest.mark.parametrize("is_right", [True, False], ids=["a result", "a mistake"])
+def test_a_reader_that_stops_early_is_no_traceback(spec_file, with_line, is_right):
+    """`tidemill plan ... | head -1`, whether there is a plan to print or a mistake."""
+    path = spec_file() if is_right else spec_file(with_line(8, "  nodes: 0"))
+    with _command("plan", "--format", "json", str(path)) as process:
         process.stdout.close()
         err = process.stderr.read()
 
     assert (process.returncode, err) == (1, b"")
+
+
+def test_an_interrupt_is_no_traceback(tmp_path):
+    """Ctrl-C while the command waits for its input."""
+    os.mkfifo(tmp_path / "never.yaml")
+    with _command("plan", str(tmp_path / "never.yaml")) as process, (tmp_path / "never.yaml").open("wb"):
+        process.send_signal(signal.SIGINT)  # it has opened the pipe, and reads
+        err = process.stderr.read()
+
+    assert (process.returncode, err) == (130, b"")
+
+
+def _command(*words):
+    code = "import sys; from planner.cli import main; sys.exit(main())"
+    return subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_planning_needs_nothing_heavy(spec_file):
