@@ -227,7 +227,12 @@ def test_an_interrupt_is_no_traceback(tmp_path):
 
 def _command(*words):
     code = "import sys; from planner.cli import main; sys.exit(main())"
-    return subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    )
 
 
 def test_planning_needs_nothing_heavy(spec_file):

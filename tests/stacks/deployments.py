@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,9 +44,11 @@ class Tidemill:
         )
 
     def start(self, *words: str | Path) -> subprocess.Popen:
-        """Start, in a process group of its own, as a terminal would."""
+        """Start as a terminal would: in a group of its own, and with Ctrl-C heeded, which background jobs ignore."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(self.command(*words), env=self.environment, process_group=0, **pipes)
+        return subprocess.Popen(
+            self.command(*words), env=self.environment, process_group=0, preexec_fn=heed_interrupts, **pipes
+        )
 
     def up(self, *words: str | Path) -> subprocess.CompletedProcess:
         """`up --detach` on this instance's addresses."""
@@ -70,6 +73,11 @@ class Tidemill:
     def environment(self) -> dict[str, str]:
         """Of every process that is started here."""
         return {**os.environ, "XDG_STATE_HOME": str(self.state)}
+
+
+def heed_interrupts() -> None:
+    """In a child before its program starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def get_json(url: str) -> dict:
