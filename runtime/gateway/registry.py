@@ -10,6 +10,7 @@ It does not start, stop or reconnect ranks: they come by themselves.
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -85,10 +86,11 @@ class Registry:
         return self._ranks[pair.prefill.unit, pair.prefill.rank], self._ranks[pair.decode.unit, pair.decode.rank]
 
     def report(self) -> dict[str, Any]:
-        """The body of /readyz."""
+        """The body of /readyz. `pid`: whoever started a gateway here can tell that it is this one who answers."""
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
-        return {"ready": ready_phases == {"prefill", "decode"}, "units": [_report_unit(unit) for unit in units]}
+        is_ready = ready_phases == {"prefill", "decode"}
+        return {"ready": is_ready, "pid": os.getpid(), "units": [_report_unit(unit) for unit in units]}
 
     def give_up(self, reason: str) -> None:
         """Fail every request that is still running."""

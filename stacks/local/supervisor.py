@@ -75,7 +75,7 @@ class _Supervisor:
     def _watch(self) -> None:
         """Look once at everything, and record what has changed."""
         record = self._record
-        report = _ask_gateway(self._layout)
+        report = _ask_gateway(self._layout, self._processes[self._layout.gateway].pid)
         if report is not None:
             record = self._with_states(self._with_stage(record, "gateway"), report)
         record = self._with_deaths(record)
@@ -154,8 +154,8 @@ def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)
 
 
-def _ask_gateway(layout: Layout) -> dict[str, list[str]] | None:
-    """Each known unit's rank states; None while the gateway does not answer."""
+def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[str]] | None:
+    """Each known unit's rank states; None while our gateway does not answer, whoever else may on its port."""
     connection = http.client.HTTPConnection(layout.gateway_host, layout.http_port, timeout=2)
     try:
         connection.request("GET", "/readyz")
@@ -164,6 +164,8 @@ def _ask_gateway(layout: Layout) -> dict[str, list[str]] | None:
         return None
     finally:
         connection.close()
+    if report.get("pid") != pid:
+        return None
     return {unit["unit"]: [rank["state"] for rank in unit["ranks"]] for unit in report["units"]}
 
 

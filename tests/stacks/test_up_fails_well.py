@@ -121,6 +121,17 @@ def test_a_taken_port_is_named(tidemill, node, port, purpose):
     assert_nothing_is_left(tidemill)
 
 
+def test_another_deployments_gateway_is_not_taken_for_ours(demo, tmp_path):
+    """Units of the same names answer on the port already: that is a taken port, not a ready deployment."""
+    other = Tidemill(demo.host, tmp_path / "state")
+
+    done = other.up()
+
+    assert_one_sentence(done, f"{demo.host}:8000", "address already in use")
+    assert_nothing_is_left(other)
+    assert get_json(f"http://{demo.host}:8000/readyz")["ready"]
+
+
 def test_a_truncated_checkpoint_is_named(tidemill, write_spec, checkpoint):
     """The file, what its header promises, and what is there."""
     weights = checkpoint / "model.safetensors"
