@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def greedy(
     return outputs
 
 
-def _turns(group: Group, num_own: int) -> Any:
+def _turns(group: Group, num_own: int) -> Iterator[int]:
     """0, 1, ... until no rank has that many prompts: prefill is a collective, and ranks have unequal shares."""
     turn = 0
     while group.any(turn < num_own):

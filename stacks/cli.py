@@ -70,9 +70,10 @@ def _up(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     plan = compile_plan(check_spec(arguments.spec))
     plan.require_runnable()
-    folder = _same_plan_running(plan)
-    if folder is not None:
-        _say_already_running(folder, arguments)
+    running = _same_plan_running(plan)
+    if running is not None:
+        _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")
+        _say_up(running, arguments)
         return
     planned = time.monotonic() - began
     folder = start(plan, arguments.host, detached=arguments.detach)
@@ -86,7 +87,7 @@ def _up(arguments: argparse.Namespace) -> None:
     stop(folder)
 
 
-def _same_plan_running(plan: Plan) -> RunFolder | None:
+def _same_plan_running(plan: Plan) -> Record | None:
     folder = find_running(plan.name)
     record = folder.read() if folder else None
     if record is not None and record.plan_digest != plan.digest:
@@ -95,7 +96,7 @@ def _same_plan_running(plan: Plan) -> RunFolder | None:
             f"running {record.plan_digest}, this spec is {plan.digest}",
             "stop it first: tidemill down",
         )
-    return folder
+    return record
 
 
 def _wait_until_ready(folder: RunFolder) -> Record:
@@ -123,13 +124,6 @@ def _stay(folder: RunFolder) -> None:
 def _say_ready(record: Record, planned: float, total: float, arguments: argparse.Namespace) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
     _say(f"ready in {total:.1f} s ({stages})")
-    _say_up(record, arguments)
-
-
-def _say_already_running(folder: RunFolder, arguments: argparse.Namespace) -> None:
-    record = folder.read()
-    assert record is not None  # its supervisor wrote one
-    _say(f"{record.name} already runs here with this plan (supervisor: process {record.supervisor})")
     _say_up(record, arguments)
 
 

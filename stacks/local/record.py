@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,7 @@ from stacks.local.errors import LocalError
 __all__ = ["Record", "RunFolder", "UnitRecord", "running_deployments", "state_root"]
 
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
+PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -103,8 +105,11 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Be the deployment's one supervisor. Raises LocalError when there is one."""
         with (self.path / "lock").open("a") as lock:
-            if not _try_lock(lock):
-                raise LocalError(f"R101 {self.name} is being run by another process", *ONE_AT_A_TIME)
+            deadline = time.monotonic() + PROBE_GRACE_S
+            while not _try_lock(lock):
+                if time.monotonic() > deadline:
+                    raise LocalError(f"R101 {self.name} is being run by another process", *ONE_AT_A_TIME)
+                time.sleep(PROBE_GRACE_S / 100)
             yield
 
 
