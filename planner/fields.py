@@ -9,7 +9,7 @@ It knows the spec's fields but no rule between two of them: those are in `rules.
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -25,6 +25,7 @@ WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "text",
+    "tuple_type": "a list",
     "model_type": "a mapping of keys to values",
 }
 
@@ -66,11 +67,24 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix:
         if path in wrong or (name not in data and field.is_required()):
             continue
         inner = _section_of(field)
-        value = data.get(name, {} if inner else field.default)
+        value = data.get(name, {} if inner and not _is_list(field) else field.default)
         if inner and isinstance(value, dict):
             yield from _values(inner, value, wrong, f"{path}.")
+        elif inner and isinstance(value, list):
+            yield from _item_values(inner, value, wrong, path)
         else:
             yield path, value
+
+
+def _item_values(
+    section: type[BaseModel], items: Sequence[Any], wrong: set[str | None], path: str
+) -> Iterator[tuple[str, Any]]:
+    """The values of each item and, if nothing in it is wrong, the list itself."""
+    for index, item in enumerate(items):
+        if isinstance(item, dict):
+            yield from _values(section, item, wrong, f"{path}.{index}.")
+    if not any(each and each.startswith(f"{path}.") for each in wrong):
+        yield path, items
 
 
 def _violation(detail: ErrorDetails) -> Violation:
@@ -136,15 +150,21 @@ def _field(path: str) -> FieldInfo:
     """The declaration of the field at `path`."""
     section: type[BaseModel] | None = Spec
     for name in path.split("."):
-        assert section
-        field = section.model_fields[name]
-        section = _section_of(field)
+        if not name.isdecimal():  # an item of a list: the field is the list's
+            assert section
+            field = section.model_fields[name]
+            section = _section_of(field)
     return field
 
 
+def _is_list(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is tuple
+
+
 def _section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that `field` holds or, as `model` does, may hold."""
-    candidates = [field.annotation, *(argument for union in get_args(field.annotation) for argument in get_args(union))]
+    """The section that `field` holds or, as `model` does, may hold; of a list the section that each item is."""
+    arguments = get_args(field.annotation)
+    candidates = [field.annotation, *arguments, *(inner for each in arguments for inner in get_args(each))]
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
 
 

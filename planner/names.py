@@ -9,11 +9,13 @@ from planner.spec import Phase
 __all__ = [
     "GATEWAY_LAUNCH_FILE",
     "MAX_UNIT_NAME",
+    "MOUNTED",
     "Ports",
     "digest_annotation",
     "gateway_name",
     "gateway_selector",
     "labels",
+    "launch_config",
     "launch_file",
     "logical_node",
     "registry_name",
@@ -25,6 +27,8 @@ __all__ = [
 MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
+MOUNTED = ("/etc/tidemill", "/tmp")  # noqa: S108 (of every pod: its launch file, and a folder to write in)
+CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
 
 
 class Ports:
@@ -64,6 +68,14 @@ def runtime_account(plan: str) -> str:
 def launch_file(unit: str) -> str:
     """`deepseek-r1-decode-0.launch.json`."""
     return f"{unit}.launch.json"
+
+
+def launch_config(owner: str, launch_digest: str) -> str:
+    """The ConfigMap of a unit's or the gateway's launch file, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
+
+    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others.
+    """
+    return f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
 
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:

@@ -14,6 +14,7 @@ import jinja2
 from planner import names
 from planner.placement import Unit
 from planner.plan import Plan
+from planner.spec import KubernetesSpec, PodResources
 
 __all__ = ["KUSTOMIZATION", "render_files"]
 
@@ -24,17 +25,17 @@ Variables = dict[str, Any]
 
 @dataclass(frozen=True)
 class Manifest:
-    """One object: its template, its name, and the values of the template's holes."""
+    """One object: its template, whose it is, and the values of the template's holes."""
 
     template: str  # `leaderworkerset`, or `service-registry` where a kind has several uses
-    name: str
+    owner: str  # the object's name, but for a launch file's ConfigMap, whose name changes with its content
     variables: Variables
 
     @property
     def file_name(self) -> str:
-        """Kind and name: `leaderworkerset-demo-decode-0.yaml`."""
+        """Kind and owner: `leaderworkerset-demo-decode-0.yaml`. The same whatever changes in the object."""
         kind = self.template.partition("-")[0]
-        return f"{kind}-{self.name}.yaml"
+        return f"{kind}-{self.owner}.yaml"
 
 
 def render_files(plan: Plan) -> dict[str, str]:
@@ -90,15 +91,17 @@ def _gateway(plan: Plan, launch_text: str) -> Iterator[Manifest]:
         "selector": names.gateway_selector(plan.name),
         "ports": document["ports"],
     }
+    gateway, registry = names.gateway_name(plan.name), names.registry_name(plan.name)
+    launch_config = names.launch_config(gateway, document["launch_digest"])
     workload = {
         **service,
+        **_pod(plan.spec.kubernetes, plan.spec.kubernetes.resources.gateway),
         "annotations": _digests(document, "launch"),
+        "launch_config": launch_config,
         "launch_file": names.GATEWAY_LAUNCH_FILE,
-        "image": plan.spec.kubernetes.image,
     }
-    gateway, registry = names.gateway_name(plan.name), names.registry_name(plan.name)
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service})
-    yield Manifest("configmap", gateway, {"name": gateway, "text": launch_text, **workload})
+    yield Manifest("configmap", gateway, {**workload, "name": launch_config, "text": launch_text})
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     yield Manifest("service-registry", registry, {"name": registry, **service})
     yield Manifest("deployment", gateway, {"name": gateway, **workload})
@@ -111,19 +114,49 @@ def _unit(plan: Plan, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         "labels": names.labels(plan.name, unit.phase, unit.name, unit.phase),
         "selector": names.unit_selector(unit.name),
     }
+    document = plan.unit_document(unit)
+    launch_config = names.launch_config(unit.name, document["launch_digest"])
     workload = {
         **service,
-        "annotations": _digests(plan.unit_document(unit), "launch", "unit"),
+        **_pod(plan.spec.kubernetes, plan.spec.kubernetes.resources.unit),
+        "annotations": _digests(document, "launch", "unit"),
+        "launch_config": launch_config,
         "launch_file": names.launch_file(unit.name),
-        "image": plan.spec.kubernetes.image,
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
         "num_nodes": len(unit.nodes),
         "registry": names.registry_name(plan.name),
+        "ports": document["ports"],
     }
-    yield Manifest("configmap", unit.name, {"text": launch_text, **workload})
+    yield Manifest("configmap", unit.name, {**workload, "name": launch_config, "text": launch_text})
     yield Manifest("service-unit", unit.name, service)
     yield Manifest("leaderworkerset", unit.name, workload)
+
+
+def _pod(kubernetes: KubernetesSpec, resources: PodResources | None) -> Variables:
+    """What a pod's image is, what it mounts and, if the spec says so, what it gets."""
+    variables: Variables = {
+        "image": kubernetes.image,
+        "volumes": [
+            {"name": f"volume-{index}", **volume.model_dump(exclude_none=True)}
+            for index, volume in enumerate(kubernetes.volumes)
+        ],
+    }
+    if resources is not None:
+        variables["resources"] = {"cpu": _cpu(resources.cpus), "memory": _memory(resources.memory_gib)}
+    return variables
+
+
+def _cpu(cpus: float) -> str:
+    """`500m` or `2`: as the API server itself would write it, so that nothing looks changed."""
+    millicpus = round(cpus * 1000)
+    return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)
+
+
+def _memory(gib: float) -> str:
+    """`1536Mi` or `2Gi`: likewise."""
+    mib = round(gib * 1024)
+    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
 
 
 def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:

@@ -2,15 +2,16 @@
 
 Each rule is a pure function of the values it names, declared with their paths; the first is the value it is about.
 It is asked only when all of them are right by themselves, so one mistake gives one message and does not hide the next.
-`{phase}` in a path asks the rule once for prefill and once for decode. `model.shapes`, `cluster.gpu`, ... are as
-`check.py` resolved them: already read from the catalog or the files.
+`{phase}` in a path asks the rule once for prefill and once for decode, `{item}` once for each item of a list.
+`model.shapes`, `cluster.gpu`, ... are as `check.py` resolved them: already read from the catalog or the files.
 
 A rule does not repair, and does not ask whether the cluster is large enough: that is not a mistake in the spec but
 infeasible, and `placement.py` says so.
 """
 
+import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ __all__ = ["broken_rules"]
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_DNS_LABEL = 63
+NOT_ABSOLUTE = (
+    "S408 must be an absolute path below /, without .. or a closing /",
+    "pods and nodes have no current folder",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ RULES: list[Rule] = []
 def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
     """Every broken rule of those whose arguments are all in `values`."""
     for rule in RULES:
-        for paths in _readings(rule):
+        for paths in _readings(rule, values):
             if all(path in values for path in paths):
                 arguments = [values[path] for path in paths]
                 broken = rule.check(*arguments)
@@ -59,7 +64,12 @@ def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
                     yield Violation(paths[0], arguments[0], broken.rule, broken.reason, broken.fix)
 
 
-def _readings(rule: Rule) -> list[list[str]]:
+def _readings(rule: Rule, values: Mapping[str, Any]) -> list[list[str]]:
+    """The rule's paths, once for each phase or item that it is about."""
+    before, placeholder, _ = rule.reads[0].partition("{item}")
+    if placeholder:
+        items = {path.removeprefix(before).split(".")[0] for path in values if path.startswith(before)}
+        return [[path.format(item=item) for path in rule.reads] for item in sorted(items, key=int)]
     if "{phase}" not in "".join(rule.reads):
         return [list(rule.reads)]
     return [[path.format(phase=phase) for path in rule.reads] for phase in PHASES]
@@ -140,6 +150,49 @@ def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
         return None
     reason = "the runtime looks for it where it runs, not next to the spec"
     return Broken("S406 must be bundled:NAME or an absolute path", reason, "for example checkpoint: bundled:demo")
+
+
+# Volumes
+
+
+@_reads(
+    "kubernetes.volumes.{item}.mount_path", "kubernetes.volumes.{item}.host_path", "kubernetes.volumes.{item}.claim"
+)
+def volume_has_one_source(_: str, host_path: str | None, claim: str | None) -> Broken | None:
+    """A folder of the nodes or a claim."""
+    if (host_path is None) != (claim is None):
+        return None
+    found = "it has neither" if claim is None else "it has both"
+    return Broken("S407 must come with either host_path or claim", found, "for example host_path: /mnt/models")
+
+
+@_reads("kubernetes.volumes.{item}.mount_path")
+def mount_path_is_free(mount_path: str) -> Broken | None:
+    """Absolute, and not over what the pods have already."""
+    if not _is_absolute(mount_path):
+        return Broken(*NOT_ABSOLUTE, f"nearest: {_absolute(mount_path)}")
+    if mount_path in names.MOUNTED:
+        rule = f"S409 must not be {' or '.join(names.MOUNTED)}"
+        return Broken(rule, "the pod's own files are there", "nearest: /models")
+    return None
+
+
+@_reads("kubernetes.volumes.{item}.host_path")
+def host_path_is_absolute(host_path: str | None) -> Broken | None:
+    """A node has no current folder."""
+    if host_path is None or _is_absolute(host_path):
+        return None
+    return Broken(*NOT_ABSOLUTE, f"nearest: {_absolute(host_path)}")
+
+
+@_reads("kubernetes.volumes")
+def mount_paths_differ(volumes: Sequence[Mapping[str, Any]]) -> Broken | None:
+    """One path shows one volume."""
+    paths = [volume["mount_path"] for volume in volumes]
+    again = sorted({path for path in paths if paths.count(path) > 1})
+    if not again:
+        return None
+    return Broken(f"S410 must not mount {again[0]} twice", "a path shows one volume", "give each its own mount_path")
 
 
 # Layout
@@ -245,6 +298,17 @@ def _nearest(value: int, allowed: list[int]) -> str:
     below = [str(number) for number in allowed if number < value][-1:]
     above = [str(number) for number in allowed if number > value][:1]
     return f"nearest: {' or '.join(below + above)}"
+
+
+def _is_absolute(path: str) -> bool:
+    """Without `..`, double or closing slashes, so that one place has one name."""
+    return path.startswith("/") and path == posixpath.normpath(path) != "/"
+
+
+def _absolute(path: str) -> str:
+    """The absolute path that was probably meant."""
+    nearest = posixpath.normpath("/" + path.lstrip("/"))
+    return "/models" if nearest == "/" else nearest
 
 
 def _slug(text: str) -> str:

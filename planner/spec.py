@@ -22,9 +22,12 @@ __all__ = [
     "Overlap",
     "Phase",
     "PhaseSpec",
+    "PodResources",
     "Precision",
+    "ResourcesSpec",
     "Section",
     "Spec",
+    "VolumeSpec",
 ]
 
 Phase = Literal["prefill", "decode"]
@@ -156,6 +159,39 @@ class GatewaySpec(Section):
     )
 
 
+class VolumeSpec(Section):
+    """Something of the cluster that every pod can read, never write."""
+
+    mount_path: str = Field(description="Where pods find it.", examples=["/models"])
+    host_path: str | None = Field(
+        default=None, description="A folder that is on every node, such as a local disk.", examples=["/mnt/models"]
+    )
+    claim: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of a folder, a PersistentVolumeClaim that many nodes can mount.",
+        examples=["models"],
+    )
+
+
+class PodResources(Section):
+    """What each pod of a kind is sure to get."""
+
+    cpus: float = Field(
+        ge=0.001, le=4096, description="CPUs requested, without a limit since spare ones are free.", examples=[16]
+    )
+    memory_gib: float = Field(
+        ge=0.001, le=1_048_576, description="Memory in GiB, requested and the most that a pod may use.", examples=[512]
+    )
+
+
+class ResourcesSpec(Section):
+    """CPUs and memory by kind of pod."""
+
+    unit: PodResources | None = Field(default=None, description="For each pod of each unit.")
+    gateway: PodResources | None = Field(default=None, description="For the gateway's pod.")
+
+
 class KubernetesSpec(Section):
     """What only the manifests need."""
 
@@ -167,6 +203,20 @@ class KubernetesSpec(Section):
         min_length=1,
         description="The image that holds the runtime package, as the nodes can pull it.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+    volumes: tuple[VolumeSpec, ...] = Field(
+        default=(),
+        strict=False,  # a list of YAML becomes a tuple; what is in it stays strict
+        description="What all pods mount read-only, such as the folder of the checkpoint.",
+        examples=["[{host_path: /mnt/models, mount_path: /models}]"],
+    )
+    resources: ResourcesSpec = Field(default=ResourcesSpec(), description="CPUs and memory of the pods.")
+    ready_timeout_s: int = Field(
+        default=1800,
+        ge=10,
+        le=86_400,
+        description="Seconds after which a unit that is not ready is an error, where loading takes most of them.",
+        examples=[1800],
     )
 
 

@@ -1,4 +1,4 @@
-"""What the gateway measures, and the server on which any process of the runtime shows its metrics.
+"""What the gateway measures.
 
 Names and meanings are vLLM's with our prefix, so that dashboards carry over. Seen from the gateway:
     waiting    sent to a prefill rank, no token yet
@@ -10,35 +10,15 @@ Source: vLLM docs, "Production metrics".
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from runtime.errors import RuntimeFailure
-
-__all__ = ["GatewayMetrics", "RequestClock", "serve_metrics"]
+__all__ = ["GatewayMetrics", "RequestClock"]
 
 LABELS = ("model_name",)
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
 ITL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
-
-
-@contextmanager
-def serve_metrics(registry: CollectorRegistry, address: str, port: int) -> Iterator[None]:
-    """Serve `registry` over HTTP on its own port and thread. Raises RuntimeFailure when the port cannot be had."""
-    try:
-        server, thread = start_http_server(port, address, registry)
-    except OSError as error:
-        reason = str(error.strerror).lower()
-        raise RuntimeFailure(f"cannot listen on {address}:{port} (metrics): {reason}") from None
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class GatewayMetrics:

@@ -6,6 +6,8 @@ It does not restart anything: Kubernetes, or `tidemill up`, decides that for the
 """
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 from runtime.errors import LaunchError, RuntimeFailure
@@ -16,7 +18,11 @@ __all__ = ["run_node"]
 
 
 def run_node(launch: UnitLaunch, launch_path: Path, node: str, addresses: list[str]) -> None:
-    """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raises RuntimeFailure."""
+    """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raises RuntimeFailure.
+
+    SIGTERM ends node and ranks: the first process of a pod has to ask for that, or the kernel ignores the signal.
+    """
+    signal.signal(signal.SIGTERM, _end)
     places = launch.ranks_of(node)
     if not places:
         known = ", ".join(sorted({place.node for place in launch.ranks}))
@@ -29,3 +35,7 @@ def run_node(launch: UnitLaunch, launch_path: Path, node: str, addresses: list[s
     ]
     wait_together(ranks)
     raise RuntimeFailure(f"all ranks of unit {launch.unit} on {node} ended")
+
+
+def _end(signal_number: int, _: object) -> None:
+    sys.exit(128 + signal_number)  # the ranks end with `wait_together`

@@ -9,6 +9,7 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 import os
 import queue
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from runtime.errors import RuntimeFailure
 from runtime.kv_transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
 from runtime.messages import Hello
-from runtime.metrics import serve_metrics
+from runtime.metrics_server import serve_metrics
 from runtime.network import Inbox, Network
 from runtime.parallel import Group, MeetingPoint, new_group
 from runtime.precision import DTYPES
@@ -54,7 +55,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses.address, kv_port)
     network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
-    with serve_metrics(metrics.registry, addresses.address, launch.ports.metrics + place.local_rank):
+    metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
         network.open_link()
         engine, group = _bring_up(launch, place, addresses, folder, network)
         metrics.watch(engine.model)
@@ -63,6 +65,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
         group.any(True)  # nobody is ready before everybody is
         network.say_state("ready")
+        ready.set()
         step_for_ever(phase, group, inbox)
 
 

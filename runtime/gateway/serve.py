@@ -20,7 +20,8 @@ from runtime.gateway.calls import ServedModel
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import GatewayLaunch
-from runtime.metrics import GatewayMetrics, serve_metrics
+from runtime.metrics import GatewayMetrics
+from runtime.metrics_server import serve_metrics
 from runtime.sockets import listen
 
 __all__ = ["run"]

@@ -41,9 +41,28 @@ def applied(objects):
     return {name: each for name, each in objects.items() if each["kind"] != "Kustomization"}
 
 
+def owner(document):
+    """The object's name, less the content's digits of a launch file's ConfigMap."""
+    name = document["metadata"]["name"]
+    return name.rpartition("-")[0] if document["kind"] == "ConfigMap" else name
+
+
+def pod_of(document):
+    """The pod's spec in a LeaderWorkerSet or a Deployment."""
+    spec = document["spec"]
+    return spec.get("leaderWorkerTemplate", {}).get("workerTemplate", spec.get("template"))["spec"]
+
+
+def rendered_with(folder, kubernetes):
+    """The demo's objects with that text as the spec's `kubernetes` section."""
+    path = folder / "spec.yaml"
+    path.write_text(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/") + f"\nkubernetes:\n{kubernetes}")
+    return [yaml.safe_load(text) for text in render_files(compile_plan(check_spec(path))).values()]
+
+
 def test_every_object_has_its_file(objects):
     """One object a file, named by kind and name, and all of them listed for kustomize."""
-    names = [f"{each['kind'].lower()}-{each['metadata']['name']}.yaml" for each in list(objects.values())[1:]]
+    names = [f"{each['kind'].lower()}-{owner(each)}.yaml" for each in list(objects.values())[1:]]
 
     assert list(objects) == ["kustomization.yaml", *names]
     assert objects["kustomization.yaml"]["resources"] == names
@@ -200,6 +219,59 @@ def test_config_maps_hold_the_launch_files_byte_for_byte(applied, plan):
     assert mounted == plan.launch_files()
 
 
+def test_another_launch_file_is_another_config_map(applied, plan):
+    """Named by its content, never changed in place: so exactly the pods that mount it are replaced."""
+    for each in (each for each in applied.values() if each["kind"] == "ConfigMap"):
+        (file,) = each["data"]
+        digest = plan.launch_documents[file]["launch_digest"].removeprefix("sha256:")
+        assert each["metadata"]["name"] == f"{owner(each)}-{digest[:10]}"
+        assert each["immutable"] is True
+
+
+def test_pods_mount_their_own_launch_file(applied):
+    """The ConfigMap that a pod names is there, and holds the file that its command names."""
+    mounted = {each["metadata"]["name"]: list(each["data"]) for each in applied.values() if each["kind"] == "ConfigMap"}
+    for name, each in applied.items():
+        if each["kind"] in ("Deployment", "LeaderWorkerSet"):
+            pod = pod_of(each)
+            (file,) = mounted.pop(pod["volumes"][0]["configMap"]["name"])
+            assert f"--launch=/etc/tidemill/{file}" in pod["containers"][0]["args"], name
+    assert mounted == {}
+
+
+def test_a_pod_is_ready_when_its_process_says_so(applied):
+    """The gateway when a request can be answered; a unit's pod when its whole unit has joined and loaded."""
+    for each in applied.values():
+        if each["kind"] in ("Deployment", "LeaderWorkerSet"):
+            (container,) = pod_of(each)["containers"]
+            probe = container["readinessProbe"]["httpGet"]
+            assert probe["path"] == "/readyz"
+            assert probe["port"] in [port["name"] for port in container["ports"]]
+
+
+def test_volumes_and_resources_of_the_spec_reach_every_pod(tmp_path):
+    """Read-only mounts for all; CPUs requested, memory requested and limited, by kind of pod."""
+    rendered = rendered_with(
+        tmp_path,
+        "  volumes: [{host_path: /mnt/models, mount_path: /models}, {claim: tables, mount_path: /tables}]\n"
+        "  resources: {unit: {cpus: 0.5, memory_gib: 1.5}, gateway: {cpus: 2, memory_gib: 1}}\n",
+    )
+    pods = {each["kind"]: pod_of(each) for each in rendered if each["kind"] in ("Deployment", "LeaderWorkerSet")}
+    for pod in pods.values():
+        assert pod["volumes"][2:] == [
+            {"name": "volume-0", "hostPath": {"path": "/mnt/models", "type": "Directory"}},
+            {"name": "volume-1", "persistentVolumeClaim": {"claimName": "tables", "readOnly": True}},
+        ]
+        assert pod["containers"][0]["volumeMounts"][2:] == [
+            {"name": "volume-0", "mountPath": "/models", "readOnly": True},
+            {"name": "volume-1", "mountPath": "/tables", "readOnly": True},
+        ]
+    assert {kind: pod["containers"][0]["resources"] for kind, pod in pods.items()} == {
+        "Deployment": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
+        "LeaderWorkerSet": {"requests": {"cpu": "500m", "memory": "1536Mi"}, "limits": {"memory": "1536Mi"}},
+    }
+
+
 def test_rendering_again_gives_the_same_bytes(files):
     """From the spec, twice."""
     assert render_files(compile_plan(check_spec(DEMO))) == files
@@ -207,14 +279,11 @@ def test_rendering_again_gives_the_same_bytes(files):
 
 def test_text_of_a_spec_cannot_become_yaml(tmp_path):
     """Whatever characters an image has, it stays one string."""
-    text = DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/")
     image = 'x":{{7*7}}#&amp;'
-    path = tmp_path / "spec.yaml"
-    path.write_text(f"{text}\nkubernetes:\n  image: {json.dumps(image)}\n")
-    rendered = render_files(compile_plan(check_spec(path)))
-    deployment = yaml.safe_load(rendered["deployment-demo-gateway.yaml"])
+    rendered = rendered_with(tmp_path, f"  image: {json.dumps(image)}\n")
+    (deployment,) = (each for each in rendered if each["kind"] == "Deployment")
 
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    assert pod_of(deployment)["containers"][0]["image"] == image
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
