@@ -12,6 +12,7 @@ import msgspec
 
 from runtime.errors import RuntimeFailure, WireError
 from runtime.messages import FromGateway, Hello, RankState, Rejected, State
+from runtime.sockets import notice_a_vanished_peer
 from runtime.wire import FrameReader, encode_frame
 
 __all__ = ["GatewayLink"]
@@ -34,6 +35,7 @@ class GatewayLink:
         while True:
             try:
                 stream, writer = await asyncio.open_connection(self._host, self._port)
+                notice_a_vanished_peer(writer)
                 await self._follow(stream, writer)
             except (OSError, WireError):
                 pass  # the gateway is not there yet, or went away: call again

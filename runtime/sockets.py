@@ -1,11 +1,19 @@
-"""Listening sockets on exactly one address, and the sentence when the port cannot be had. Never a wildcard."""
+"""Listening sockets on exactly one address, never a wildcard, and connections that notice when their peer is gone.
 
+A process that dies closes its connections. A machine that loses power, or its network, says nothing: only its silence
+tells, so the kernel asks every few seconds, and gives up after `VANISHED_AFTER_S`.
+"""
+
+import asyncio
 import ipaddress
 import socket
 
 from runtime.errors import RuntimeFailure
 
-__all__ = ["check_address", "listen"]
+__all__ = ["VANISHED_AFTER_S", "check_address", "listen", "notice_a_vanished_peer"]
+
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
+VANISHED_AFTER_S = KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES
 
 
 def listen(address: str, port: int, purpose: str) -> socket.socket:
@@ -20,6 +28,19 @@ def listen(address: str, port: int, purpose: str) -> socket.socket:
         listener.close()
         raise RuntimeFailure(f"cannot listen on {address}:{port} ({purpose}): {str(error.strerror).lower()}") from None
     return listener
+
+
+def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:
+    """Make the connection fail when nothing is heard of the peer for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+        (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+        (socket.TCP_USER_TIMEOUT, VANISHED_AFTER_S * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def check_address(address: str) -> int:

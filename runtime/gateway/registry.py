@@ -20,6 +20,7 @@ from runtime.errors import WireError
 from runtime.gateway.balance import RankLoad, choose_pair
 from runtime.gateway.rank import Rank
 from runtime.messages import FromRank, Hello, Rejected
+from runtime.sockets import notice_a_vanished_peer
 from runtime.wire import FrameReader, encode_frame
 
 __all__ = ["Registry", "Unit"]
@@ -59,6 +60,7 @@ class Registry:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
+        notice_a_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
         except (WireError, OSError) as error:
