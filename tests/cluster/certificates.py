@@ -1,4 +1,4 @@
-"""The certificates of a test control plane: one authority, made by openssl and thrown away with the cluster.
+"""Who is who in a test cluster: one authority, made by openssl and thrown away with the cluster, and its kubeconfigs.
 
 Kubernetes reads a client's name from its certificate: CN is the user, O the group. P-256 keys, because they are made in
 milliseconds.
@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 __all__ = ["Authority"]
 
 DAYS = "2"
@@ -15,7 +17,7 @@ DAYS = "2"
 
 @dataclass(frozen=True)
 class Authority:
-    """A new certificate authority in `folder`: `ca.crt` and `ca.key`."""
+    """A new certificate authority in `folder`: `ca.crt` and `ca.key`; what it issues lies there too."""
 
     folder: Path
 
@@ -36,9 +38,30 @@ class Authority:
         extensions = f"extendedKeyUsage=serverAuth\nsubjectAltName={','.join(alternative_names)}\n"
         self._issue(name, f"/CN={name}", extensions)
 
-    def issue_client(self, name: str, user: str, group: str) -> None:
+    def issue_client(self, name: str, user: str, group: str | None = None) -> None:
         """`<name>.crt` and `.key` of a client."""
-        self._issue(name, f"/O={group}/CN={user}", "extendedKeyUsage=clientAuth\n")
+        organisation = f"/O={group}" if group else ""
+        self._issue(name, f"{organisation}/CN={user}", "extendedKeyUsage=clientAuth\n")
+
+    def issue_kubeconfig(self, name: str, server: str, user: str, group: str | None = None) -> Path:
+        """`<name>.kubeconfig` of a new client of the API server at the URL `server`."""
+        self.issue_client(name, user, group)
+        path = self.folder / f"{name}.kubeconfig"
+        cluster = {"server": server, "certificate-authority": str(self.folder / "ca.crt")}
+        client = {
+            "client-certificate": str(self.folder / f"{name}.crt"),
+            "client-key": str(self.folder / f"{name}.key"),
+        }
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": user, "user": client}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+            "current-context": "test",
+        }
+        path.write_text(yaml.safe_dump(document))
+        return path
 
     def _issue(self, name: str, subject: str, extensions: str) -> None:
         self.new_key(name)

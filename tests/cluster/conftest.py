@@ -1,37 +1,75 @@
-"""Fixtures: one control plane for the whole run, started by the first test that asks for it."""
+"""Fixtures: each cluster is there once for the whole run, started by the first test that asks for it.
 
-from collections.abc import Iterator
+A test asks for the least it needs: `api_server` stores and judges, `control_plane` also acts.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from kubernetes.client import ApiClient
 
-from tests.cluster import preconditions
-from tests.cluster.build import PRODUCTS, obtain
-from tests.cluster.control_plane import start_control_plane
+from tests.cluster import build, preconditions
+from tests.cluster.cluster import CLUSTER_PRODUCTS, Cluster, running_cluster
+from tests.cluster.control_plane import Address, ControlPlane, running_api_server, start_controllers
 from tests.cluster.leaderworkersets import serve_leaderworkersets
+from tests.cluster.processes import Daemons
+from tests.cluster.products import API_SERVER, CONTROLLER_MANAGER, ETCD, LWS_CRDS, Product
 
-BUILD_TIMEOUT_S = 45 * 60  # 7 minutes on 2 cores; the lock may make us wait for another run's build
+ORDER = ("toolchain", "api_server", "control_plane", "cluster")  # of fixtures; tests without any come first
+BUILD_TIMEOUT_S = 45 * 60  # 25 minutes on 2 cores; the lock may make us wait for another run's build
+NODE_GRACE_S = 40
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a control plane come last, so that it is not up beside the others, and may wait for its build."""
-    items.sort(key=_uses_a_control_plane)
-    for item in filter(_uses_a_control_plane, items):
+    """Tests with a cluster come last, so that it is not up beside the others, and may wait for its build."""
+    items.sort(key=_rank)
+    for item in filter(_rank, items):
         item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
 
 
-def _uses_a_control_plane(item: pytest.Item) -> bool:
-    return "control_plane" in getattr(item, "fixturenames", ())
+def _rank(item: pytest.Item) -> int:
+    names = getattr(item, "fixturenames", ())
+    return max((rank for rank, name in enumerate(ORDER, start=1) if name in names), default=0)
 
 
 @pytest.fixture(scope="session")
-def control_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
-    """The administrator's client of an API server that knows LeaderWorkerSets. Use a namespace of your own."""
-    preconditions.require(preconditions.missing())
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        for product in PRODUCTS:
-            obtain(product)  # says that it builds, which takes minutes
-    with start_control_plane(tmp_path_factory.mktemp("control-plane")) as started:
+def toolchain(request: pytest.FixtureRequest) -> Callable[..., list[Path]]:
+    """The paths of the products it is called with, after building them; skips where that is impossible."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def obtain(*products: Product) -> list[Path]:
+        preconditions.require(preconditions.missing(products))
+        with capture.global_and_fixture_disabled():  # a build takes minutes, and says so
+            return [build.obtain(each) for each in products]
+
+    return obtain
+
+
+@pytest.fixture(scope="session")
+def api_server(
+    toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """An API server that knows LeaderWorkerSets, and no controller. Use a namespace of your own."""
+    toolchain(ETCD, API_SERVER, LWS_CRDS)
+    daemons = Daemons(tmp_path_factory.mktemp("control-plane"))
+    with running_api_server(daemons, Address.on_loopback()) as started:
         serve_leaderworkersets(started)
-        yield started.api
+        yield started
+
+
+@pytest.fixture(scope="session")
+def control_plane(toolchain: Callable[..., list[Path]], api_server: ControlPlane) -> ControlPlane:
+    """The same with Kubernetes' controllers; there is no node, so pods stay pending. Use a namespace of your own."""
+    toolchain(CONTROLLER_MANAGER)
+    start_controllers(api_server, node_grace_s=NODE_GRACE_S)
+    return api_server
+
+
+@pytest.fixture(scope="session")
+def cluster(toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three real nodes with DNS and the LeaderWorkerSet controller. Use a namespace of your own."""
+    preconditions.require(preconditions.missing_for_nodes())
+    toolchain(*CLUSTER_PRODUCTS)
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started

@@ -1,31 +1,102 @@
-"""LeaderWorkerSet as an API: its CustomResourceDefinitions, applied from the pinned module."""
+"""LeaderWorkerSet: its CustomResourceDefinitions, from the pinned module, and its controller with its webhooks."""
 
+import base64
+import shutil
+import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import yaml
 from kubernetes.client import ApiClient
 
-from tests.cluster.build import LWS_CRDS, obtain
+from tests.cluster.build import obtain
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.objects import Cluster
+from tests.cluster.objects import Objects
+from tests.cluster.products import LWS_CONTROLLER, LWS_CRDS, LWS_WEBHOOKS
 
-__all__ = ["serve_leaderworkersets"]
+__all__ = ["serve_leaderworkersets", "start_leaderworkersets"]
 
 SERVED_TIMEOUT_S = 60
+WEBHOOK_PORT = 9443
+ABOUT_PODS = ("mpod.kb.io", "vpod.kb.io")
+OF_LEADERWORKERSETS = {"matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]}
 
 
 def serve_leaderworkersets(control_plane: ControlPlane) -> None:
     """Apply the CRDs and wait until discovery serves what they define."""
     definitions = list(_definitions())
-    cluster = Cluster(control_plane.api, str(control_plane.daemons.folder / "discovery-of-crds.json"))
+    objects = Objects(control_plane.api, str(control_plane.folder / "discovery-of-crds.json"))
     for each in definitions:
-        cluster.apply(each)
+        objects.apply(each)
     for path in sorted({path for each in definitions for path in _served_paths(each)}):
         control_plane.daemons.wait_until(
             lambda path=path: _is_served(control_plane.api, path), f"{path} is served", SERVED_TIMEOUT_S
         )
+
+
+def start_leaderworkersets(control_plane: ControlPlane, objects: Objects) -> None:
+    """Start the controller and let the API server ask its webhooks. The CRDs are served: it does not wait for them."""
+    folder, address = control_plane.folder, control_plane.address
+    settings = folder / "leaderworkersets.yaml"
+    settings.write_text(yaml.safe_dump(_settings(_webhook_certificates(control_plane))))
+    kubeconfig = control_plane.authority.issue_kubeconfig(
+        "leaderworkersets", address.server, user="leaderworkersets", group="system:masters"
+    )
+    control_plane.daemons.start(
+        "leaderworkersets",
+        *("env", f"KUBECONFIG={kubeconfig}", "LWS_NAMESPACE=default", obtain(LWS_CONTROLLER), "--config", settings),
+    )
+    control_plane.daemons.wait_until(
+        lambda: _listens(address.host), "LeaderWorkerSet's webhooks listen", SERVED_TIMEOUT_S
+    )
+    for each in _webhooks(address.host, (folder / "ca.crt").read_bytes()):
+        objects.apply(each)
+
+
+def _webhook_certificates(control_plane: ControlPlane) -> Path:
+    """A folder with `tls.crt` and `tls.key`."""
+    name = "leaderworkersets-webhook"
+    control_plane.authority.issue_server(name, f"IP:{control_plane.address.host}")
+    folder = control_plane.folder / name
+    folder.mkdir()
+    for kind in ("crt", "key"):
+        shutil.copyfile(control_plane.folder / f"{name}.{kind}", folder / f"tls.{kind}")
+    return folder
+
+
+def _settings(certificates: Path) -> dict[str, Any]:
+    return {
+        "apiVersion": "config.lws.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "webhook": {"port": WEBHOOK_PORT, "certDir": str(certificates)},
+        "health": {"healthProbeBindAddress": "127.0.0.1:8081"},
+        "metrics": {"bindAddress": "127.0.0.1:8444"},
+        "clientConnection": {"qps": 500, "burst": 1000},
+    }
+
+
+def _listens(host: str) -> bool:
+    try:
+        return bool(ssl.get_server_certificate((host, WEBHOOK_PORT), timeout=2))
+    except OSError:
+        return False
+
+
+def _webhooks(host: str, authority: bytes) -> Iterator[dict[str, Any]]:
+    """The module's, reached at an address instead of a Service; those about pods only for its own pods."""
+    for document in filter(None, yaml.safe_load_all(obtain(LWS_WEBHOOKS).read_text())):
+        document["metadata"]["name"] = f"lws-{document['metadata']['name']}"
+        for each in document["webhooks"]:
+            path = each["clientConfig"]["service"]["path"]
+            url = f"https://{host}:{WEBHOOK_PORT}{path}"
+            each["clientConfig"] = {"url": url, "caBundle": base64.b64encode(authority).decode()}
+            if each["name"] in ABOUT_PODS:
+                each["objectSelector"] = OF_LEADERWORKERSETS
+        yield document
 
 
 def _definitions() -> Iterator[dict[str, Any]]:

@@ -5,15 +5,15 @@ from typing import Any
 from kubernetes.client import ApiClient
 from kubernetes.dynamic import DynamicClient, Resource
 
-__all__ = ["FIELD_MANAGER", "Cluster"]
+__all__ = ["FIELD_MANAGER", "Objects"]
 
 FIELD_MANAGER = "tidemill"
 
 Object = dict[str, Any]
 
 
-class Cluster:
-    """Objects as plain documents. It learns the server's kinds when it is made: make it after the CRDs are served."""
+class Objects:
+    """Plain documents in and out. It learns the server's kinds when it is made: make it after the CRDs are served."""
 
     def __init__(self, api: ApiClient, discovery_cache: str) -> None:
         self._client = DynamicClient(api, cache_file=discovery_cache)

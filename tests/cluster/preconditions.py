@@ -2,24 +2,52 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 
 import pytest
 
-from tests.cluster import build
+from tests.cluster import build, cgroups
+from tests.cluster.products import Product
 
-__all__ = ["missing", "require"]
+__all__ = ["missing", "missing_for_nodes", "require"]
 
 PROGRAMS = {"openssl": "openssl", "setpriv": "util-linux"}  # program -> Debian package
+PROGRAMS_OF_NODES = {
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "iptables": "iptables",
+    "busybox": "busybox-static",
+}
+# Each in namespaces of its own, so that nothing is left: what it shows -> a command.
+TRIALS = {
+    "network namespaces with veth devices and bridges": (
+        "ip link add br0 type bridge && ip link add one type veth peer name two"
+    ),
+    "overlayfs": (
+        "mount -t tmpfs tmpfs /mnt && cd /mnt && mkdir lower upper work merged && "
+        "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged"
+    ),
+}
 
 
-def missing() -> list[str]:
-    """Everything that this machine lacks, in words."""
+def missing(products: Sequence[Product]) -> list[str]:
+    """Everything that this machine lacks to build and run `products` without root, in words."""
     if not sys.platform.startswith("linux"):
         return ["Linux"]
-    programs = [f"{name} (package {package})" for name, package in PROGRAMS.items() if not shutil.which(name)]
-    return programs + build.missing()
+    return _missing_programs(PROGRAMS) + build.missing(products)
+
+
+def missing_for_nodes() -> list[str]:
+    """Everything that it lacks besides to be several machines."""
+    programs = _missing_programs(PROGRAMS_OF_NODES)
+    if os.geteuid() != 0:
+        return [*programs, "root"]
+    if not shutil.which("unshare") or not _succeeds("true"):
+        return [*programs, "the capabilities SYS_ADMIN and NET_ADMIN: `unshare --mount --net --pid true` fails"]
+    return [*programs, *(what for what, command in TRIALS.items() if not _succeeds(command)), *cgroups.missing()]
 
 
 def require(lacking: Sequence[str]) -> None:
@@ -30,3 +58,12 @@ def require(lacking: Sequence[str]) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def _missing_programs(programs: dict[str, str]) -> list[str]:
+    return [f"{name} (package {package})" for name, package in programs.items() if not shutil.which(name)]
+
+
+def _succeeds(command: str) -> bool:
+    namespaces = ["unshare", "--mount", "--net", "--pid", "--fork"]
+    return subprocess.run([*namespaces, "sh", "-c", command], capture_output=True, check=False).returncode == 0

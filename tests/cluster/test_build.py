@@ -1,5 +1,6 @@
 """The cache of built programs, with a stand-in for Go that counts its builds."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build
-from tests.cluster.build import Product, missing, obtain
+from tests.cluster.build import missing, obtain
+from tests.cluster.products import Product
 
 # `go build FLAGS -o PATH PACKAGE`: notes each build; the package `broken` leaves half a file and fails.
 GO = """#!/bin/sh
@@ -69,6 +71,25 @@ def test_other_modules_are_another_build(product, file):
     assert num_builds(product) == 2
 
 
+def test_another_source_is_another_build(product):
+    """Where a module has a program of ours, the program is part of the key."""
+    (product.folder / "main.go").write_text("package main\n")
+    old = obtain(product)
+    (product.folder / "main.go").write_text("package main // changed\n")
+
+    assert obtain(product) != old
+
+
+def test_what_belongs_together_lies_in_one_folder(product):
+    """Built together, and another version of a part is another folder."""
+    parts = (dataclasses.replace(product, name="part"),)
+
+    whole = obtain(dataclasses.replace(product, beside=parts))
+
+    assert {path.name for path in whole.parent.iterdir()} == {"program", "part"}
+    assert whole != obtain(product)
+
+
 def test_another_go_is_another_build(product, monkeypatch):
     """Go's version is part of the key."""
     old = obtain(product)
@@ -91,7 +112,7 @@ def test_a_failed_build_leaves_nothing(product):
 def test_two_at_the_same_time_build_once(product):
     """The second waits for the first and finds its work done."""
     script = (
-        "import sys, pathlib; from tests.cluster.build import Product, obtain;"
+        "import sys, pathlib; from tests.cluster.build import obtain; from tests.cluster.products import Product;"
         "print(obtain(Product('program', pathlib.Path(sys.argv[1]), 'example.invalid/program')))"
     )
     command = [sys.executable, "-c", script, str(product.folder)]

@@ -10,7 +10,7 @@ from kubernetes.client import ApiException
 from planner.check import check_spec
 from planner.compiler import compile_plan
 from planner.render import KUSTOMIZATION, render_files
-from tests.cluster.objects import FIELD_MANAGER, Cluster
+from tests.cluster.objects import FIELD_MANAGER, Objects
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 DOCUMENTS = {
@@ -23,35 +23,35 @@ LEADER_WORKER_SETS = [name for name, each in DOCUMENTS.items() if each["kind"] =
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane, tmp_path_factory):
-    """Our way of writing to the control plane."""
-    return Cluster(control_plane, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
+def objects(api_server, tmp_path_factory):
+    """Our way of writing to the API server."""
+    return Objects(api_server.api, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
 
 
 @pytest.fixture(scope="module")
-def namespace(cluster):
+def namespace(objects):
     """The plan's namespace, really there."""
     (document,) = (each for each in DOCUMENTS.values() if each["kind"] == "Namespace")
-    return cluster.apply(document)["metadata"]["name"]
+    return objects.apply(document)["metadata"]["name"]
 
 
 @pytest.fixture(scope="module")
-def applied(cluster, namespace):
+def applied(objects, namespace):
     """File name -> the object as the server stored it, after applying each file once in the order of rendering."""
     for document in DOCUMENTS.values():
-        cluster.apply(document)
-    return {name: cluster.read(document) for name, document in DOCUMENTS.items()}
+        objects.apply(document)
+    return {name: objects.read(document) for name, document in DOCUMENTS.items()}
 
 
 @pytest.fixture(scope="module")
-def restricted(cluster):
+def restricted(objects):
     """A namespace that admits only pods of the restricted Pod Security Standard, with the accounts that pods name."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     metadata = {"name": "restricted", "labels": labels}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    objects.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     for document in DOCUMENTS.values():
         if document["kind"] == "ServiceAccount":
-            cluster.apply(document | {"metadata": document["metadata"] | {"namespace": "restricted"}})
+            objects.apply(document | {"metadata": document["metadata"] | {"namespace": "restricted"}})
     return "restricted"
 
 
@@ -75,11 +75,11 @@ def owned_fields_of_spec(stored):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_object_passes_a_strict_dry_run(cluster, namespace, name):
+def test_every_object_passes_a_strict_dry_run(objects, namespace, name):
     """The server accepts each rendered object by server-side apply and knows every field in it."""
     document = DOCUMENTS[name]
 
-    accepted = cluster.apply(document, dry_run=True)
+    accepted = objects.apply(document, dry_run=True)
 
     assert accepted["kind"] == document["kind"]
     assert accepted["metadata"]["name"] == document["metadata"]["name"]
@@ -106,48 +106,48 @@ def assert_holds(stored, ours, path):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_applying_again_changes_nothing(cluster, applied, name):
+def test_applying_again_changes_nothing(objects, applied, name):
     """Not even the resource version: whoever watches the object sees no event, and no pod restarts."""
-    before = cluster.read(DOCUMENTS[name])
+    before = objects.read(DOCUMENTS[name])
 
-    cluster.apply(DOCUMENTS[name])
+    objects.apply(DOCUMENTS[name])
 
-    assert cluster.read(DOCUMENTS[name]) == before
+    assert objects.read(DOCUMENTS[name]) == before
 
 
-def test_a_changed_object_gets_a_new_version(cluster, applied):
+def test_a_changed_object_gets_a_new_version(objects, applied):
     """So that the test above can fail."""
     name = LEADER_WORKER_SETS[0]
     changed = copy.deepcopy(DOCUMENTS[name])
     changed["metadata"]["annotations"]["tidemill.test/changed"] = "yes"
-    before = cluster.read(DOCUMENTS[name])
+    before = objects.read(DOCUMENTS[name])
 
-    after = cluster.apply(changed)
-    cluster.apply(DOCUMENTS[name])
+    after = objects.apply(changed)
+    objects.apply(DOCUMENTS[name])
 
     assert after["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]
 
 
 @pytest.mark.parametrize("name", [name for name, each in DOCUMENTS.items() if "spec" in each])
-def test_an_unknown_field_is_refused(cluster, namespace, name):
+def test_an_unknown_field_is_refused(objects, namespace, name):
     """A misspelt field is an error that names it, not a field silently dropped."""
     document = copy.deepcopy(DOCUMENTS[name])
     document["spec"]["replicsa"] = 2
 
     with pytest.raises(ApiException) as refused:
-        cluster.apply(document, dry_run=True)
+        objects.apply(document, dry_run=True)
 
     assert "replicsa" in refused.value.body
 
 
 @pytest.mark.parametrize("name", WITH_PODS)
-def test_an_unknown_field_deep_in_a_pod_template_is_refused(cluster, namespace, name):
+def test_an_unknown_field_deep_in_a_pod_template_is_refused(objects, namespace, name):
     """The schema of LeaderWorkerSet covers pods as the built-in kinds do."""
     document = copy.deepcopy(DOCUMENTS[name])
     pod_template(document)["spec"]["containers"][0]["imagePullPolcy"] = "Never"
 
     with pytest.raises(ApiException) as refused:
-        cluster.apply(document, dry_run=True)
+        objects.apply(document, dry_run=True)
 
     assert "imagePullPolcy" in refused.value.body
 
@@ -161,20 +161,20 @@ def test_nobody_owns_replicas(applied, name):
 
 
 @pytest.mark.parametrize("name", WITH_PODS)
-def test_pods_are_admitted_by_the_restricted_standard(cluster, restricted, name):
+def test_pods_are_admitted_by_the_restricted_standard(objects, restricted, name):
     """Our pods need no privilege that `pod-security.kubernetes.io/enforce: restricted` forbids."""
-    accepted = cluster.create(pod(pod_template(DOCUMENTS[name]), restricted), dry_run=True)
+    accepted = objects.create(pod(pod_template(DOCUMENTS[name]), restricted), dry_run=True)
 
     assert accepted["spec"]["securityContext"]["runAsNonRoot"] is True
 
 
 @pytest.mark.parametrize("name", LEADER_WORKER_SETS)
-def test_a_pod_that_may_run_as_root_is_not_admitted(cluster, restricted, name):
+def test_a_pod_that_may_run_as_root_is_not_admitted(objects, restricted, name):
     """So that the test above can fail."""
     template = copy.deepcopy(pod_template(DOCUMENTS[name]))
     del template["spec"]["securityContext"]["runAsNonRoot"]
 
     with pytest.raises(ApiException, match="runAsNonRoot") as refused:
-        cluster.create(pod(template, restricted), dry_run=True)
+        objects.create(pod(template, restricted), dry_run=True)
 
     assert refused.value.status == 403

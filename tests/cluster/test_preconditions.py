@@ -32,4 +32,23 @@ def test_missing_programs_are_named_with_their_package(monkeypatch):
     """So that the fix is one command."""
     monkeypatch.setenv("PATH", "/nonexistent")
 
-    assert preconditions.missing()[:2] == ["openssl (package openssl)", "setpriv (package util-linux)"]
+    assert preconditions.missing([])[:2] == ["openssl (package openssl)", "setpriv (package util-linux)"]
+
+
+def test_missing_programs_of_nodes_are_named_with_their_package(monkeypatch):
+    """Without them nothing else is tried."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(preconditions.os, "geteuid", lambda: 0)
+
+    *programs, rest = preconditions.missing_for_nodes()
+
+    assert programs[0] == "ip (package iproute2)"
+    assert "busybox (package busybox-static)" in programs
+    assert rest.startswith("the capabilities SYS_ADMIN and NET_ADMIN")
+
+
+def test_an_ordinary_user_is_told_to_be_root(monkeypatch):
+    """Namespaces of a user's own are not enough for a kubelet."""
+    monkeypatch.setattr(preconditions.os, "geteuid", lambda: 1000)
+
+    assert preconditions.missing_for_nodes()[-1] == "root"

@@ -1,0 +1,116 @@
+"""What is built for the test clusters, from which pinned module, and with which flags.
+
+Each folder of `toolchain/` is a Go module of its own, because the tools' versions of their libraries clash. A product
+whose parts must lie in one folder (Pulumi looks for its language host beside itself) names them in `beside`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "API_SERVER",
+    "CNI_PLUGINS",
+    "CONTAINERD",
+    "CONTROLLER_MANAGER",
+    "COREDNS",
+    "ETCD",
+    "KUBELET",
+    "KUBE_PROXY",
+    "LWS_CONTROLLER",
+    "LWS_CRDS",
+    "LWS_WEBHOOKS",
+    "PULUMI",
+    "RUNC",
+    "SCHEDULER",
+    "Product",
+]
+
+TOOLCHAIN = Path(__file__).parent / "toolchain"
+
+# `readonly`: never touch our go.mod. The local toolchain: never fetch another Go.
+GO_ENVIRONMENT = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A file or folder in the cache, and what it is made from."""
+
+    name: str
+    folder: Path  # with go.mod and go.sum
+    package: str  # to build; or, with `inside`, the module to copy it from
+    inside: str | None = None  # path in the module's source
+    tags: str = ""
+    definitions: str = ""  # for the linker
+    cgo: bool = False  # whether C takes part
+    beside: tuple["Product", ...] = ()  # put into the same folder
+
+    @property
+    def go_command(self) -> list[str]:
+        """All that decides the outcome besides sources, environment and Go itself."""
+        if self.inside is not None:
+            return ["mod", "download", "-json", self.package]
+        tags = [f"-tags={self.tags}"] if self.tags else []
+        return ["build", "-buildvcs=false", "-trimpath", f"-ldflags=-s -w{self.definitions}", *tags, self.package]
+
+    @property
+    def go_environment(self) -> dict[str, str]:
+        """For the command above."""
+        return GO_ENVIRONMENT | {"CGO_ENABLED": str(int(self.cgo))}
+
+    @property
+    def sources(self) -> list[Path]:
+        """The files of ours that decide the outcome."""
+        return [self.folder / "go.mod", self.folder / "go.sum", *sorted(self.folder.glob("*.go"))]
+
+
+def _kubernetes(name: str) -> Product:
+    return Product(name, TOOLCHAIN / "kubernetes", f"k8s.io/kubernetes/cmd/{name}")
+
+
+def _containerd(name: str, *beside: Product) -> Product:
+    package = f"github.com/containerd/containerd/v2/cmd/{name}"
+    without_snapshotters = "no_btrfs,no_devmapper,no_zfs"
+    return Product(name, TOOLCHAIN / "containerd", package, tags=without_snapshotters, beside=beside)
+
+
+def _cni(package: str, *beside: Product) -> Product:
+    name = package.rpartition("/")[2]
+    return Product(name, TOOLCHAIN / "cni", f"github.com/containernetworking/plugins/plugins/{package}", beside=beside)
+
+
+def _pulumi_python(path: str) -> Product:
+    return Product(Path(path).name, TOOLCHAIN / "pulumi", "github.com/pulumi/pulumi/sdk/v3", inside=f"python/{path}")
+
+
+API_SERVER = _kubernetes("kube-apiserver")
+CONTROLLER_MANAGER = _kubernetes("kube-controller-manager")
+SCHEDULER = _kubernetes("kube-scheduler")
+KUBELET = _kubernetes("kubelet")
+KUBE_PROXY = _kubernetes("kube-proxy")
+ETCD = Product("etcd", TOOLCHAIN / "etcd-kwok", "go.etcd.io/etcd/server/v3")
+COREDNS = Product("coredns", TOOLCHAIN / "coredns", ".")
+
+LWS_CONTROLLER = Product("lws", TOOLCHAIN / "lws", "sigs.k8s.io/lws/cmd")
+LWS_CRDS = Product("crds", TOOLCHAIN / "lws", "sigs.k8s.io/lws", inside="config/crd/bases")
+LWS_WEBHOOKS = Product("manifests.yaml", TOOLCHAIN / "lws", "sigs.k8s.io/lws", inside="config/webhook/manifests.yaml")
+
+CONTAINERD = _containerd("containerd", _containerd("containerd-shim-runc-v2"), _containerd("ctr"))
+CNI_PLUGINS = _cni("main/bridge", _cni("main/loopback"), _cni("ipam/host-local"), _cni("meta/portmap"))
+# Pods with a seccomp profile, as all of ours, are refused by a runc without it; libseccomp is a C library.
+RUNC = Product("runc", TOOLCHAIN / "runc", "github.com/opencontainers/runc", tags="seccomp", cgo=True)
+
+PULUMI = Product(
+    "pulumi",
+    TOOLCHAIN / "pulumi",
+    "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
+    definitions=" -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=3.250.0",
+    beside=(
+        Product(
+            "pulumi-language-python",
+            TOOLCHAIN / "pulumi-language-python",
+            "github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python",
+        ),
+        _pulumi_python("cmd/pulumi-language-python-exec"),
+        _pulumi_python("dist/pulumi-resource-pulumi-python"),
+    ),
+)
