@@ -4,6 +4,8 @@ Kubernetes' limits: a LeaderWorkerSet is a DNS-1035 label of at most 50 characte
 the rest of 63), a Service is one of at most 63, a namespace a DNS-1123 label of at most 63.
 """
 
+from collections.abc import Mapping
+
 from planner.spec import Phase
 
 __all__ = [
@@ -11,6 +13,7 @@ __all__ = [
     "MAX_UNIT_NAME",
     "MOUNTED",
     "Ports",
+    "cluster_endpoint",
     "digest_annotation",
     "gateway_name",
     "gateway_selector",
@@ -18,6 +21,7 @@ __all__ = [
     "launch_config",
     "launch_file",
     "logical_node",
+    "owner_of",
     "registry_name",
     "runtime_account",
     "unit_name",
@@ -55,6 +59,11 @@ def gateway_name(plan: str) -> str:
     return f"{plan}-gateway"
 
 
+def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
+    """Where clients inside the cluster reach the gateway, without `/v1`."""
+    return f"http://{gateway_name(plan)}.{namespace}:{port}"
+
+
 def registry_name(plan: str) -> str:
     """The Service by which ranks find the gateway; apart from HTTP, which is published only when ranks are ready."""
     return f"{plan}-registry"
@@ -88,6 +97,11 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
         "app.kubernetes.io/part-of": plan,
         "app.kubernetes.io/managed-by": "tidemill",
     } | {key: value for key, value in ours.items() if value is not None}
+
+
+def owner_of(labels: Mapping[str, str]) -> str:
+    """Whose an object with these labels is: a unit's by name, or `gateway`, or `plan`."""
+    return labels.get(f"{DOMAIN}/unit", labels["app.kubernetes.io/component"])
 
 
 def unit_selector(unit: str) -> dict[str, str]:

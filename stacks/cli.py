@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def _add_local_commands(commands: Any) -> None:
     down = commands.add_parser("down", help="stop what `up` started")
     down.set_defaults(command=_down)
 
-    status = commands.add_parser("status", help="show what runs on this machine")
+    status = commands.add_parser("status", help="show what runs on this machine, or in a cluster")
+    status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show SPEC's units there")
     status.set_defaults(command=_status)
 
     for command in (down, status):
@@ -158,6 +160,9 @@ def _down(arguments: argparse.Namespace) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> None:
+    if arguments.context is not None:
+        _cluster_status(arguments)
+        return
     folder = _find(arguments.spec)
     record = folder.read() if folder else None
     if arguments.format == "json":
@@ -168,6 +173,22 @@ def _status(arguments: argparse.Namespace) -> None:
         print(f"{record.name}: {record.endpoint}/v1, plan {record.plan_digest}")
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+
+
+def _cluster_status(arguments: argparse.Namespace) -> None:
+    from stacks.live_units import ask_cluster  # loads the Kubernetes client, which nothing else here needs
+
+    plan = compile_plan(check_spec(arguments.spec or DEMO))
+    live = ask_cluster(plan, arguments.context)
+    if live.plan_digest not in (None, plan.digest):
+        _say(f"another plan is applied there: {live.plan_digest}; this spec is {plan.digest}")
+    if arguments.format == "json":
+        units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
+        _print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
+        return
+    print(f"{plan.name}: {live.endpoint}/v1, plan {live.plan_digest or 'not applied'}")
+    for unit in live.units:
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
 
 
 def _find(spec: Path | None) -> RunFolder | None:

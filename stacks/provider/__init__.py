@@ -1,0 +1,1 @@
+"""Tidemill's Pulumi provider: any Kubernetes object, by server-side apply."""

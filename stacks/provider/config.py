@@ -1,0 +1,78 @@
+"""The provider's own configuration, and whether it leads to a cluster that can take the plan.
+
+    context   a context of the kubeconfig; its current one unless given
+    kinds     what the plan needs, as `apps/v1/Deployment`: a list, or the JSON of one
+
+All of it is asked before the first object is touched, so that what is wrong with the cluster as a whole is said once
+and not by every object. What may be done to which object is asked object by object, in its preview.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stacks.provider.api import Api, connect
+from stacks.provider.errors import NotServedError, ProviderError
+from stacks.provider.wire import has_unknown
+
+__all__ = ["ClusterConfig", "Failure", "check"]
+
+KEYS = {"context", "kinds", "version"}  # `version` is the engine's
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One key and what is wrong; the empty key where the sentence says it all."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """As the user gave it. Empty where not given."""
+
+    context: str
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "ClusterConfig":
+        """Raises ValueError with the key and what it should be."""
+        context, kinds = values.get("context") or "", values.get("kinds") or []
+        if isinstance(kinds, str):
+            kinds = json.loads(kinds) if kinds.startswith("[") else kinds
+        if not isinstance(context, str):
+            raise ValueError("context", "must be the name of a context of the kubeconfig")
+        if not isinstance(kinds, list) or not all(isinstance(each, str) and "/" in each for each in kinds):
+            raise ValueError("kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]')
+        return cls(context, tuple(kinds))
+
+
+def check(values: Mapping[str, Any]) -> list[Failure]:
+    """Everything that is wrong, at most one failure for what has one cause. Empty where it is not all known yet."""
+    if unknown := sorted(values.keys() - KEYS):
+        return [Failure(each, f"is unknown; the keys are {', '.join(sorted(KEYS - {'version'}))}") for each in unknown]
+    if has_unknown(dict(values)):
+        return []
+    try:
+        config = ClusterConfig.of(values)
+    except ValueError as error:
+        return [Failure(*error.args)]
+    try:
+        api = connect(config.context or None)
+        api.require_answer()
+        return list(_not_served(api, config))
+    except ProviderError as error:
+        return [Failure("", str(error))]
+
+
+def _not_served(api: Api, config: ClusterConfig) -> list[Failure]:
+    failures = []
+    for each in config.kinds:
+        api_version, _, kind = each.rpartition("/")
+        try:
+            api.require_kind(api_version, kind)
+        except NotServedError as error:
+            failures.append(Failure("", str(error)))
+    return failures

@@ -1,0 +1,99 @@
+"""What differs between two manifests, path by path: `spec.template.spec.containers[0].image` changed.
+
+Equal manifests have no difference, and the differences turn the old one into the new one. Both are plain JSON with
+whole numbers as `int`, so that nothing but a real change differs.
+
+Lists are compared index by index, as Pulumi shows them. Where their lengths differ, what is equal at both ends is set
+aside first: one item more or less in the middle is then one difference, and not one for each item behind it. A path
+counts in the new list; that of something gone counts in the old one.
+
+It does not know what a field means: `500m` and `0.5` differ here. Comparing with a live object is `drift.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+__all__ = ["Change", "Difference", "Path", "differences", "path_text"]
+
+Path = tuple[str | int, ...]
+
+# Characters that end a key in Pulumi's property paths.
+NEEDS_QUOTES = frozenset('."[]')
+
+
+class Change(Enum):
+    """What happened at a path."""
+
+    ADD = "add"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One change. Neither value nor parent: the manifests have those."""
+
+    path: Path
+    change: Change
+
+
+def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
+    """Every difference below `path`, in the order of the keys."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        yield from _of_maps(old, new, path)
+    elif isinstance(old, list) and isinstance(new, list):
+        yield from _of_lists(old, new, path)
+    elif not _equal(old, new):
+        yield Difference(path, Change.UPDATE)
+
+
+def path_text(path: Path) -> str:
+    """As Pulumi writes it: `spec.ports[0].name`, `metadata.labels["app.kubernetes.io/name"]`."""
+    return "".join(map(_step_text, path)).removeprefix(".")
+
+
+def _of_maps(old: dict[str, Any], new: dict[str, Any], path: Path) -> Iterator[Difference]:
+    for key in sorted(old.keys() | new.keys()):
+        if key not in old:
+            yield Difference((*path, key), Change.ADD)
+        elif key not in new:
+            yield Difference((*path, key), Change.DELETE)
+        else:
+            yield from differences(old[key], new[key], (*path, key))
+
+
+def _of_lists(old: list[Any], new: list[Any], path: Path) -> Iterator[Difference]:
+    start = _common_start(old, new) if len(old) != len(new) else 0
+    end = _common_start(old[start:][::-1], new[start:][::-1]) if len(old) != len(new) else 0
+    old_end, new_end = len(old) - end, len(new) - end
+    shared = min(old_end, new_end)
+    for index in range(start, shared):
+        yield from differences(old[index], new[index], (*path, index))
+    yield from (Difference((*path, index), Change.ADD) for index in range(shared, new_end))
+    yield from (Difference((*path, index), Change.DELETE) for index in range(shared, old_end))
+
+
+def _common_start(old: list[Any], new: list[Any]) -> int:
+    """How many items at the beginning are equal."""
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((index for index, (a, b) in pairs if not _equal(a, b)), min(len(old), len(new)))
+
+
+def _equal(old: Any, new: Any) -> bool:
+    """Equal as JSON. In Python `True == 1`, and `[True] == [1]`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_equal, old, new))
+    return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
+
+
+def _step_text(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    if step and not NEEDS_QUOTES.intersection(step):
+        return f".{step}"
+    quoted = step.replace('"', '\\"')
+    return f'["{quoted}"]'

@@ -1,0 +1,34 @@
+"""What the provider tells Pulumi's engine beside its answers: progress, warnings, and the details of our own mistakes.
+
+The engine shows what a plugin writes to stderr as if the user should act on it, so nothing is written there.
+"""
+
+import contextlib
+
+import grpc
+from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """The engine at an address on this machine."""
+
+    def __init__(self, address: str) -> None:
+        self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address))
+
+    def progress(self, urn: str, text: str) -> None:
+        """Shown beside the resource until the next one."""
+        self._log(engine_pb2.LogRequest(severity=engine_pb2.INFO, urn=urn, message=text, ephemeral=True))
+
+    def warn(self, urn: str, text: str) -> None:
+        """Shown below, and kept."""
+        self._log(engine_pb2.LogRequest(severity=engine_pb2.WARNING, urn=urn, message=text))
+
+    def debug(self, text: str) -> None:
+        """Shown by `pulumi --debug` only."""
+        self._log(engine_pb2.LogRequest(severity=engine_pb2.DEBUG, message=text))
+
+    def _log(self, request: engine_pb2.LogRequest) -> None:
+        with contextlib.suppress(grpc.RpcError):  # an engine that is gone has nobody to tell
+            self._stub.Log(request)

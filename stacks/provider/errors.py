@@ -1,0 +1,166 @@
+"""What can go wrong for a user of the provider, each as one sentence that says what to do.
+
+    ProviderError
+    ├── KubeconfigError    there is no usable kubeconfig
+    ├── UnreachableError   the API server gives no answer
+    ├── RefusedError       the API server says no
+    ├── NotServedError     the API server does not know the kind
+    ├── ForeignError       the object exists and is not ours
+    ├── NotReadyError      the object exists, is ours, and is not what it should be
+    └── NotGoneError       the object was told to go and did not
+
+Our own mistakes are not here: those are `assert`s, and the servicer answers them with one line.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from stacks.provider.manifest import Reference
+
+__all__ = [
+    "Cause",
+    "ForeignError",
+    "KubeconfigError",
+    "NotGoneError",
+    "NotReadyError",
+    "NotServedError",
+    "ProviderError",
+    "RefusedError",
+    "UnreachableError",
+]
+
+# Kind -> how a cluster comes to serve it.
+INSTALL = {
+    "LeaderWorkerSet": "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side "
+    "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"
+}
+
+# What the server's authorizer says; admission refuses with the same status and other words.
+LACKS_RIGHT = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" '
+    r'in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+MISSING_NAMESPACE = re.compile(r'^namespaces "(?P<namespace>[^"]*)" not found$')
+TERMINATING = "because it is being terminated"
+SCHEMA = re.compile(r"^failed to create typed patch object \([^)]*\): (?P<mistake>.*)$", re.DOTALL)
+FROZEN = re.compile(r"immutable|updates to \w+ spec for fields other than|may not change once set", re.IGNORECASE)
+
+INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+class ProviderError(Exception):
+    """Something a user can cause and repair. Its text is the sentence."""
+
+
+class KubeconfigError(ProviderError):
+    """No usable kubeconfig."""
+
+
+class UnreachableError(ProviderError):
+    """No answer: nothing is known about the cluster."""
+
+
+class NotServedError(ProviderError):
+    """The kind is unknown to the cluster."""
+
+    def __init__(self, api_version: str, kind: str) -> None:
+        advice = INSTALL.get(kind, "install what defines it, or correct apiVersion and kind")
+        super().__init__(f"the cluster does not serve {kind} of {api_version}; {advice}")
+
+
+class ForeignError(ProviderError):
+    """Someone else's object has the name of ours."""
+
+    def __init__(self, reference: Reference, managers: Sequence[str]) -> None:
+        owners = ", ".join(managers) or "nobody on record"
+        super().__init__(
+            f"{reference} exists already and is not Tidemill's (its fields are managed by: {owners}); "
+            "delete it, or give this one another name: Tidemill never takes over what it did not create"
+        )
+
+
+class NotReadyError(ProviderError):
+    """Created or updated, but not ready; `reasons` has one entry for each cause that is known."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = list(reasons)
+
+
+class NotGoneError(ProviderError):
+    """Told to go, and still there."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One field that the server refuses."""
+
+    field: str  # `spec.selector`; empty where it names none
+    message: str
+
+
+class RefusedError(ProviderError):
+    """The server answered with an error."""
+
+    def __init__(self, subject: str, status: int, answer: Any) -> None:
+        """`answer` is the body: a Kubernetes Status, or whatever stood there instead."""
+        self.answer = answer
+        document = answer if isinstance(answer, dict) else {}
+        self.status = status
+        self.server_message = str(document.get("message") or answer or HTTPStatus(status).phrase).strip()
+        self.causes = [
+            Cause(each.get("field") or "", each.get("message") or "")
+            for each in (document.get("details") or {}).get("causes") or []
+        ]
+        super().__init__(f"{subject}: {_explained(status, self.server_message)}")
+
+    @property
+    def is_about_the_manifest(self) -> bool:
+        """The manifest itself is wrong, whatever else is in the cluster."""
+        return self.status in INVALID or SCHEMA.match(self.server_message) is not None
+
+    @property
+    def misses_namespace(self) -> bool:
+        """The object's namespace does not exist."""
+        return self.status == HTTPStatus.NOT_FOUND and MISSING_NAMESPACE.match(self.server_message) is not None
+
+    @property
+    def is_about_frozen_fields(self) -> bool:
+        """A field may not change as long as the object lives. There is no code for it, only what servers write."""
+        return FROZEN.search(self.server_message) is not None
+
+
+def _explained(status: int, message: str) -> str:
+    """The server's words and what to do about them."""
+    if status == HTTPStatus.UNAUTHORIZED:
+        return (
+            "the API server does not accept the kubeconfig's credentials (401 Unauthorized); "
+            "renew them, or choose another context"
+        )
+    if status == HTTPStatus.FORBIDDEN and (right := LACKS_RIGHT.search(message)):
+        return _lacking(**right.groupdict())
+    if status == HTTPStatus.FORBIDDEN and TERMINATING in message:
+        return "its namespace is being deleted; wait until it is gone, then repeat"
+    if status == HTTPStatus.NOT_FOUND and (missing := MISSING_NAMESPACE.match(message)):
+        return f"namespace {missing['namespace']} does not exist; create it first"
+    if status == HTTPStatus.CONFLICT:
+        return f"another program sets the same fields ({message}); decide which of the two shall, and repeat"
+    if mistake := SCHEMA.match(message):  # by a status that blames the server, 500
+        return f"the API server finds it invalid ({mistake['mistake']}); correct the manifest"
+    if status in INVALID:
+        return f"the API server finds it invalid ({message}); correct the manifest"
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT):
+        return f"the API server is overloaded ({status}: {message}); repeat later"
+    return f"the API server refuses ({status}: {message})"
+
+
+def _lacking(user: str, verb: str, resource: str, group: str, namespace: str | None) -> str:
+    what = f"{resource}.{group}" if group else resource
+    where, kind = (f"in namespace {namespace}", "Role") if namespace else ("in the whole cluster", "ClusterRole")
+    return (
+        f"the kubeconfig's user {user} may not {verb} {what} {where}; "
+        f"bind a {kind} with that right to it, or choose another context"
+    )

@@ -1,0 +1,42 @@
+"""Which object a manifest speaks of: apiVersion, kind, namespace and name, and the sentence-sized name of these four.
+
+A manifest is plain JSON, as YAML or the wire gives it. What is in it besides is the server's to judge.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CORE", "Manifest", "Reference", "type_token"]
+
+Manifest = dict[str, Any]
+
+CORE = "core/v1"  # how a type token writes `v1`, which has no group
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One object, whether it exists or not."""
+
+    api_version: str  # `apps/v1`; `v1`
+    kind: str
+    namespace: str  # empty where the manifest names none
+    name: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Reference":
+        """The object that `manifest` describes; both must have passed `Check`."""
+        metadata = manifest["metadata"]
+        return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "", metadata["name"])
+
+    @property
+    def id(self) -> str:
+        """Its Pulumi id: `apps/v1/Deployment/demo/gateway`."""
+        return "/".join((self.api_version, self.kind, self.namespace, self.name))
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+def type_token(api_version: str, kind: str) -> str:
+    """The Pulumi type of a kind: `tidemill:apps/v1:Deployment`, `tidemill:core/v1:ConfigMap`."""
+    return f"tidemill:{CORE if api_version == 'v1' else api_version}:{kind}"

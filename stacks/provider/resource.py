@@ -1,0 +1,41 @@
+"""The provider as a Pulumi program sees it: `Provider` once, and an `Object` for each manifest.
+
+    provider = Provider("cluster", kinds=["v1/Namespace", "apps/v1/Deployment"])
+    Object("gateway", manifest, ResourceOptions(provider=provider))
+
+An object's properties are the manifest's own top-level keys, so previews name `spec.replicas` and not
+`manifest.spec.replicas`. It does not import `kubernetes`: a program needs only Pulumi.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulumi
+
+from stacks.provider.manifest import type_token
+
+__all__ = ["Object", "Provider"]
+
+
+class Provider(pulumi.ProviderResource):
+    """One cluster, checked before anything is done to it: it answers, and serves all `kinds` (`apps/v1/Deployment`)."""
+
+    def __init__(
+        self,
+        name: str,
+        context: pulumi.Input[str] | None = None,
+        kinds: Sequence[str] = (),
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`context` is one of the kubeconfig's; its current one unless given."""
+        super().__init__("tidemill", name, {"context": context, "kinds": list(kinds)}, opts)
+
+
+class Object(pulumi.CustomResource):
+    """One Kubernetes object. `apiVersion` and `kind` are plain strings; anything else may be an output.
+
+    Awaited until it is ready, 10 minutes at most: `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))`.
+    """
+
+    def __init__(self, name: str, manifest: Mapping[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(type_token(manifest["apiVersion"], manifest["kind"]), name, dict(manifest), opts)

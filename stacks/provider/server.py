@@ -1,0 +1,57 @@
+"""The process that Pulumi's engine starts: `pulumi-resource-tidemill ENGINE_ADDRESS`.
+
+It binds a port on 127.0.0.1 only, writes the number to stdout, and serves until the engine ends it or is itself gone.
+Each request has a thread of its own, since most of them wait; threads are made as they are needed.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from pulumi.runtime.proto import provider_pb2_grpc
+
+from stacks.provider.engine import Engine
+from stacks.provider.servicer import Servicer
+
+__all__ = ["main"]
+
+MOST_THREADS = 1024  # requests beyond that would queue behind waits, `Cancel` among them
+ENGINE_CHECK_S = 1.0
+MOST_BYTES = 400 * 1024 * 1024  # of one message; what the engine itself allows
+
+
+def main() -> None:
+    """Serve until told to end."""
+    parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__)
+    parser.add_argument("engine", help="address of Pulumi's engine")
+    arguments, _ = parser.parse_known_args()  # the engine adds flags for its own logging
+
+    server = grpc.server(
+        ThreadPoolExecutor(MOST_THREADS),
+        options=[("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", MOST_BYTES)],
+    )
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Servicer(Engine(arguments.engine)), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+    _wait_for_the_end()
+    os._exit(0)  # without joining the threads that wait for something: nobody is left to hear of it
+
+
+def _wait_for_the_end() -> None:
+    """Until the engine interrupts us, as it does at the end, or has died and left us to another parent."""
+    told = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: told.set())
+    engine = os.getppid()
+    while not told.wait(ENGINE_CHECK_S) and os.getppid() == engine:
+        pass
+
+
+if __name__ == "__main__":
+    main()

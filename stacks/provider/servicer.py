@@ -1,0 +1,266 @@
+"""Pulumi's provider protocol: each request decoded, handed to `lifecycle.py`, and its outcome encoded.
+
+Written on the protocol itself. The SDK's own server answers a failure with a traceback, and cannot say that a
+resource was created and is not ready (`ErrorResourceInitFailed`), without which such a resource is in no state and
+`destroy` never finds it.
+
+A resource's inputs are its manifest, and so are its outputs: what the server adds is the server's, and a look at the
+live object (`Read`) gives both the values found. Every resource asks to be refreshed before each update
+(`refresh_before_update`), so that a hand edit is seen by a plain `pulumi preview` and undone by a plain `pulumi up`.
+
+Protocol: https://github.com/pulumi/pulumi/blob/master/proto/pulumi/provider.proto
+"""
+# ruff: noqa: N802  the methods' names are the protocol's
+
+import functools
+import json
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import empty_pb2
+from google.protobuf.message import Message
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
+
+from stacks.provider import config, lifecycle
+from stacks.provider.api import Api
+from stacks.provider.diff import Change, Difference, Path, differences, path_text
+from stacks.provider.engine import Engine
+from stacks.provider.errors import NotReadyError, ProviderError
+from stacks.provider.manifest import Manifest, Reference, type_token
+from stacks.provider.session import Session
+from stacks.provider.waiting import Patience
+from stacks.provider.wire import has_unknown, to_plain, to_struct
+
+__all__ = ["Servicer"]
+
+VERSION = "0.1.0"
+DEFAULT_TIMEOUT_S = 600
+
+# A change of these is another object.
+IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace")}
+
+KINDS = {
+    Change.ADD: (provider_pb2.PropertyDiff.ADD, provider_pb2.PropertyDiff.ADD_REPLACE),
+    Change.UPDATE: (provider_pb2.PropertyDiff.UPDATE, provider_pb2.PropertyDiff.UPDATE_REPLACE),
+    Change.DELETE: (provider_pb2.PropertyDiff.DELETE, provider_pb2.PropertyDiff.DELETE_REPLACE),
+}
+
+Answer = TypeVar("Answer")
+Rpc = Callable[[Any, Any], Answer]
+
+
+class InitFailed(Exception):
+    """The resource is there and belongs into the state, but does not do what it should."""
+
+    def __init__(self, reference: Reference, manifest: Manifest, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        values = to_struct(manifest)
+        self.detail = provider_pb2.ErrorResourceInitFailed(
+            id=reference.id, properties=values, inputs=values, reasons=reasons, refresh_before_update=True
+        )
+
+
+def answered(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
+    """Turn what `rpc` raises into a status: a sentence for the user, never a traceback."""
+
+    @functools.wraps(rpc)
+    def call(self: "Servicer", request: Any, context: grpc.ServicerContext) -> Answer:
+        try:
+            return rpc(self, request)
+        except InitFailed as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), error.detail)
+        except ProviderError as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Exception as error:  # noqa: BLE001  the one place where our own mistakes must not reach the user raw
+            self.engine.debug(traceback.format_exc())
+            brief = f"{type(error).__name__}: {error}".splitlines()[0]
+            _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in tidemill ({brief}); `--debug` shows where")
+
+    return call
+
+
+class Servicer(provider_pb2_grpc.ResourceProviderServicer):
+    """One configured provider."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._cancelled = threading.Event()
+        self._session: Session | None = None
+
+    @answered
+    def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
+        """Nothing special is understood: the engine keeps the marks of secrets itself."""
+        return provider_pb2.ProviderHandshakeResponse()
+
+    @answered
+    def GetPluginInfo(self, request: empty_pb2.Empty) -> plugin_pb2.PluginInfo:
+        """The version."""
+        return plugin_pb2.PluginInfo(version=VERSION)
+
+    @answered
+    def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
+        """No kinds: they are the cluster's."""
+        return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "tidemill", "version": VERSION}))
+
+    @answered
+    def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
+        """Whether there is a cluster that can take the plan."""
+        failures = config.check(to_plain(request.news))
+        return _check_response(request, [(each.key, each.reason) for each in failures])
+
+    @answered
+    def DiffConfig(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
+        """Never a replacement: a context that is renamed must not delete what runs in it."""
+        return _diff_response(list(differences(to_plain(request.old_inputs), to_plain(request.news))), [])
+
+    @answered
+    def Configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.ConfigureResponse:
+        """Takes the configuration; the cluster is reached when it is first needed."""
+        self._session = Session(config.ClusterConfig.of(to_plain(request.args)).context)
+        return provider_pb2.ConfigureResponse(supportsPreview=True)
+
+    @answered
+    def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
+        """That the manifest names an object of the resource's kind. The rest is the API server's to judge."""
+        return _check_response(request, _misnamed(to_plain(request.news), request.type))
+
+    @answered
+    def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
+        """Path by path, and which of them need a new object."""
+        old, new = to_plain(request.old_inputs), to_plain(request.news)
+        changed = list(differences(old, new))
+        if not changed:
+            return _diff_response([], [])
+        if other := [each for each in changed if _is_identity(each.path, old, new)]:
+            return _diff_response(changed, other)
+        frozen = self._frozen(new, changed)
+        return _diff_response(changed, frozen, delete_first=bool(frozen))
+
+    @answered
+    def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
+        """Waits until the object is ready."""
+        manifest = to_plain(request.properties)
+        if request.preview:
+            if not has_unknown(manifest):
+                lifecycle.foresee_create(self._api(), manifest)
+            return provider_pb2.CreateResponse(properties=request.properties)
+        reference = Reference.of(manifest)
+        try:
+            lifecycle.create(self._api(), manifest, self._patience(request))
+        except NotReadyError as error:
+            raise InitFailed(reference, manifest, error.reasons) from error
+        return provider_pb2.CreateResponse(id=reference.id, properties=to_struct(manifest), refresh_before_update=True)
+
+    @answered
+    def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
+        """The manifest as it is found in the cluster; without an id when the object is gone."""
+        manifest = to_plain(request.inputs)
+        if not manifest:
+            raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
+        found = lifecycle.read(self._api(), manifest)
+        if found is None:
+            return provider_pb2.ReadResponse()
+        if found.unsure:
+            self.engine.warn(request.urn, f"hand edits were not looked for: {found.unsure}")
+        reference = Reference.of(manifest)
+        if found.missing:
+            raise InitFailed(reference, found.manifest, [f"{reference} is not ready: {found.missing}"])
+        values = to_struct(found.manifest)
+        return provider_pb2.ReadResponse(id=reference.id, properties=values, inputs=values, refresh_before_update=True)
+
+    @answered
+    def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
+        """Waits until the object is ready, also when only that was missing."""
+        manifest = to_plain(request.news)
+        if request.preview:
+            if not has_unknown(manifest):
+                lifecycle.foresee_update(self._api(), manifest)
+            return provider_pb2.UpdateResponse(properties=request.news)
+        try:
+            lifecycle.update(self._api(), manifest, self._patience(request))
+        except NotReadyError as error:
+            raise InitFailed(Reference.of(manifest), manifest, error.reasons) from error
+        return provider_pb2.UpdateResponse(properties=to_struct(manifest), refresh_before_update=True)
+
+    @answered
+    def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
+        """Waits until the object is gone."""
+        reference = Reference.of(to_plain(request.old_inputs))
+        lifecycle.delete(self._api(), reference, self._patience(request))
+        return empty_pb2.Empty()
+
+    @answered
+    def Cancel(self, request: empty_pb2.Empty) -> empty_pb2.Empty:
+        """End every wait."""
+        self._cancelled.set()
+        return empty_pb2.Empty()
+
+    def _api(self) -> Api:
+        assert self._session is not None, "the engine configures a provider before it uses it"
+        return self._session.api()
+
+    def _frozen(self, new: Manifest, changed: list[Difference]) -> list[Difference]:
+        """Changes that need a new object, as far as the cluster can be asked."""
+        api = self._session.api_if_reached() if self._session else None
+        return lifecycle.frozen(api, new, changed) if api and not has_unknown(new) else []
+
+    def _patience(self, request: Any) -> Patience:
+        report = functools.partial(self.engine.progress, request.urn)
+        return Patience(request.timeout or DEFAULT_TIMEOUT_S, self._cancelled, report)
+
+
+def _misnamed(manifest: Manifest, token: str) -> list[tuple[str, str]]:
+    """What a manifest lacks to name an object: (property, reason)."""
+    failures = [
+        (key, f"{key} is missing; a manifest needs it") for key in ("apiVersion", "kind") if not manifest.get(key)
+    ]
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        failures.append(("metadata", "metadata.name is missing; a manifest needs it"))
+    if not failures and type_token(manifest["apiVersion"], manifest["kind"]) != token:
+        failures.append(("kind", f"{manifest['apiVersion']} {manifest['kind']} is not of the resource's type {token}"))
+    return failures
+
+
+def _is_identity(path: Path, old: Manifest, new: Manifest) -> bool:
+    if path == ("apiVersion",):  # another version of the same group is the same object
+        return bool(old["apiVersion"].rpartition("/")[0] != new["apiVersion"].rpartition("/")[0])
+    return path in IDENTITY
+
+
+def _check_response(request: provider_pb2.CheckRequest, failures: list[tuple[str, str]]) -> provider_pb2.CheckResponse:
+    return provider_pb2.CheckResponse(
+        inputs=request.news,
+        failures=[provider_pb2.CheckFailure(property=key, reason=reason) for key, reason in failures],
+    )
+
+
+def _diff_response(
+    changed: list[Difference], replacing: list[Difference], *, delete_first: bool = False
+) -> provider_pb2.DiffResponse:
+    if not changed:
+        return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_NONE)
+    return provider_pb2.DiffResponse(
+        changes=provider_pb2.DiffResponse.DIFF_SOME,
+        diffs=sorted({str(each.path[0]) for each in changed}),
+        replaces=sorted({str(each.path[0]) for each in replacing}),
+        detailedDiff={
+            path_text(each.path): provider_pb2.PropertyDiff(kind=KINDS[each.change][each in replacing], inputDiff=True)
+            for each in changed
+        },
+        hasDetailedDiff=True,
+        deleteBeforeReplace=delete_first,
+    )
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str, *details: Message) -> NoReturn:
+    """End the call with a status; details travel in the trailer that gRPC reserves for them."""
+    status = status_pb2.Status(code=code.value[0], message=text)
+    for each in details:
+        status.details.add().Pack(each)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, text)
+    raise AssertionError("abort raises")

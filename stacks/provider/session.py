@@ -1,0 +1,49 @@
+"""The one cluster that a configured provider works on, reached at its first use.
+
+A cluster that cannot be reached is said once: twenty objects of a stack would otherwise wait and fail for the same
+reason, each with the same sentence.
+"""
+
+import threading
+
+from stacks.provider.api import Api, connect
+from stacks.provider.errors import ProviderError
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Connects once, for all threads."""
+
+    def __init__(self, context: str) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._reached: Api | ProviderError | None = None
+        self._is_told = False
+
+    def api(self) -> Api:
+        """The cluster. Raises why it cannot be reached; after the first time, that it was not."""
+        with self._lock:
+            reached = self._reach()
+            if isinstance(reached, Api):
+                return reached
+            if self._is_told:
+                raise ProviderError("the cluster was not reached; another resource of this run has the reason")
+            self._is_told = True
+            raise reached
+
+    def api_if_reached(self) -> Api | None:
+        """The cluster, or None: for what can be done without."""
+        with self._lock:
+            reached = self._reach()
+            return reached if isinstance(reached, Api) else None
+
+    def _reach(self) -> Api | ProviderError:
+        if self._reached is None:
+            try:
+                api = connect(self._context or None)
+                api.require_answer()
+                self._reached = api
+            except ProviderError as error:
+                self._reached = error
+        return self._reached

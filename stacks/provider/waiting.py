@@ -1,0 +1,43 @@
+"""Waiting for something in the cluster, with a deadline, an end from outside, and progress for whoever watches."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Patience"]
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 1.0  # bounds both the load on the API server and what waiting adds to the time
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long one operation may take, and who is told meanwhile. Starts when the wait does."""
+
+    timeout_s: float
+    cancelled: threading.Event
+    report: Callable[[str], None]
+
+    def until_none(self, look: Callable[[], str | None]) -> str | None:
+        """Call `look` until it answers None; otherwise its last answer, when time is up or the user has cancelled."""
+        deadline = time.monotonic() + self.timeout_s
+        pause, said = FIRST_PAUSE_S, None
+        while (missing := look()) is not None:
+            if missing != said:
+                self.report(missing)
+                said = missing
+            left = deadline - time.monotonic()
+            if left <= 0 or self.cancelled.wait(min(pause, left)):
+                return missing
+            pause = min(1.5 * pause, LONGEST_PAUSE_S)
+        return None
+
+    @property
+    def spent(self) -> str:
+        """Why a wait ended without success: `after 10 min`, `when cancelled`."""
+        if self.cancelled.is_set():
+            return "when cancelled"
+        minutes, seconds = divmod(round(self.timeout_s), 60)
+        parts = [f"{minutes} min" if minutes else "", f"{seconds} s" if seconds or not minutes else ""]
+        return f"after {' '.join(filter(None, parts))}"

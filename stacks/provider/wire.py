@@ -1,0 +1,79 @@
+"""Pulumi's wire format and plain JSON values, in both directions.
+
+The wire is a protobuf Struct with three peculiarities: every number is a double; a value that is not known yet, at
+preview, is a certain string; and a secret is a certain kind of map, sent even to providers that asked for none in their
+own configuration. Whole numbers become `int` here, since a server refuses `replicas: 2.0`; secrets lose their mark,
+which the engine puts back, as this provider tells it that it knows none.
+
+A null is dropped: for Kubernetes it says nothing, and Pulumi's languages write it for what is not set.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.struct_pb2 import ListValue, Struct, Value
+from pulumi.runtime import rpc
+
+__all__ = ["UNKNOWN", "has_unknown", "to_plain", "to_struct"]
+
+UNKNOWN = rpc.UNKNOWN
+
+SIGNATURE_KEY = "4dabf18193072939515e22adb298388d"
+SECRET_SIGNATURE = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  a tag of the protocol, no secret
+
+
+def to_plain(struct: Struct) -> dict[str, Any]:
+    """The map on the wire as plain values; unknown ones are the string `UNKNOWN`."""
+    return {key: _plain(value) for key, value in sorted(struct.fields.items()) if not _is_null(value)}
+
+
+def to_struct(values: Mapping[str, Any]) -> Struct:
+    """Plain values for the wire."""
+    struct = Struct()
+    for key, value in values.items():
+        struct.fields[key].CopyFrom(_value(value))
+    return struct
+
+
+def has_unknown(value: Any) -> bool:
+    """Whether something in `value` is decided only later in this run."""
+    if isinstance(value, dict):
+        return any(map(has_unknown, value.values()))
+    if isinstance(value, list):
+        return any(map(has_unknown, value))
+    return isinstance(value, str) and value == UNKNOWN
+
+
+def _plain(value: Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        fields = value.struct_value.fields
+        if SIGNATURE_KEY in fields and fields[SIGNATURE_KEY].string_value == SECRET_SIGNATURE:
+            return _plain(fields["value"])
+        return to_plain(value.struct_value)
+    if kind == "list_value":
+        return [_plain(each) for each in value.list_value.values]
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    if kind == "bool_value":
+        return value.bool_value
+    return None if _is_null(value) else value.string_value
+
+
+def _is_null(value: Value) -> bool:
+    return value.WhichOneof("kind") in (None, "null_value")
+
+
+def _value(plain: Any) -> Value:
+    if isinstance(plain, Mapping):
+        return Value(struct_value=to_struct(plain))
+    if isinstance(plain, str):
+        return Value(string_value=plain)
+    if isinstance(plain, Sequence):
+        return Value(list_value=ListValue(values=map(_value, plain)))
+    if isinstance(plain, bool):
+        return Value(bool_value=plain)
+    if plain is None:
+        return Value(null_value=0)
+    return Value(number_value=plain)

@@ -1,0 +1,143 @@
+"""The demo's plan as `pulumi up` brings it to a cluster, and ways to look at it from the cluster's host."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from kubernetes import client
+from kubernetes.client import ApiClient
+
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from planner.plan import Plan
+from tests.cluster.cluster import Cluster
+from tests.cluster.pulumi import Pulumi
+
+__all__ = ["Deployed", "listing"]
+
+STACKS = Path(__file__).parents[2] / "stacks"
+DEMO = STACKS / "specs" / "demo.yaml"
+RESOURCES = {"unit": {"cpus": 0.1, "memory_gib": 3}, "gateway": {"cpus": 0.1, "memory_gib": 1}}
+STATUS_TIMEOUT_S = 30
+POLL_S = 0.3
+
+# What comes and goes by itself, or is the record of something that happened.
+NOT_LISTED = {"events", "leases", "endpointslices"}
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A stack of our own Pulumi program, and the spec it deploys."""
+
+    cluster: Cluster
+    pulumi: Pulumi
+    spec: Path
+    namespace: str
+
+    @classmethod
+    def of_demo(cls, executable: Path, folder: Path, cluster: Cluster, namespace: str) -> "Deployed":
+        """A new stack for the demo, not up yet. The program is copied: Pulumi writes a stack's settings beside it."""
+        program = folder / "program"
+        program.mkdir(parents=True)
+        for name in ("Pulumi.yaml", "__main__.py"):
+            shutil.copy(STACKS / name, program)
+        pulumi = Pulumi(executable, program, folder / "home", cluster.kubeconfig)
+        pulumi.init()
+        made = cls(cluster, pulumi, write_spec(folder, cluster, namespace), namespace)
+        done = pulumi.run("config", "set", "spec", str(made.spec))
+        assert done.status == 0, done.output
+        return made
+
+    @property
+    def plan(self) -> Plan:
+        """Of the spec as it is now."""
+        return compile_plan(check_spec(self.spec))
+
+    def change_spec(self, change: Callable[[dict], None]) -> None:
+        """Edit the spec's file."""
+        document = yaml.safe_load(self.spec.read_text())
+        change(document)
+        self.spec.write_text(yaml.safe_dump(document))
+
+    def endpoint(self) -> str:
+        """The gateway's Service, by its ClusterIP."""
+        service = client.CoreV1Api(self.cluster.api).read_namespaced_service("demo-gateway", self.namespace)
+        return f"http://{service.spec.cluster_ip}:{service.spec.ports[0].port}"
+
+    def pods(self, owner: str) -> list[client.V1Pod]:
+        """Of a unit, in order of its group; of the gateway, `owner` is `demo-gateway`."""
+        label = "app.kubernetes.io/component=gateway" if owner == "demo-gateway" else f"tidemill.dev/unit={owner}"
+        found = client.CoreV1Api(self.cluster.api).list_namespaced_pod(self.namespace, label_selector=label)
+        return sorted(found.items, key=lambda pod: pod.metadata.name)
+
+    def uids(self, owner: str) -> set[str]:
+        """Of its pods that are not on their way out: other ones after a restart."""
+        return {pod.metadata.uid for pod in self.pods(owner) if pod.metadata.deletion_timestamp is None}
+
+    def status(self) -> dict[str, dict]:
+        """Unit name -> what `tidemill status --context` says of it."""
+        command = [str(Path(sys.executable).with_name("tidemill")), "status", str(self.spec)]
+        flags = ["--context", "test", "--format", "json"]
+        environment = {"KUBECONFIG": str(self.cluster.kubeconfig), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return {unit["name"]: unit for unit in json.loads(done.stdout)["units"]}
+
+    def states_until(self, unit: str, state: str, timeout_s: float) -> list[dict]:
+        """What `status` says of the unit from now until it is in that state: each different answer once."""
+        seen: list[dict] = []
+        deadline = time.monotonic() + timeout_s
+        while not seen or seen[-1]["state"] != state:
+            assert time.monotonic() < deadline, f"{unit} is not {state} within {timeout_s} s: {seen}"
+            answer = self.status()[unit]
+            if not seen or answer != seen[-1]:
+                seen.append(answer)
+            time.sleep(POLL_S)
+        return seen
+
+
+def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:
+    """The demo's spec, but for what this cluster is: its namespace, image, mounts, and how long it may take."""
+    document = yaml.safe_load(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/"))
+    document["kubernetes"] = {
+        "namespace": namespace,
+        "image": cluster.image,
+        "volumes": [dict(volume) for volume in cluster.volumes],
+        "resources": RESOURCES,
+        "ready_timeout_s": 300,
+    }
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def listing(api: ApiClient) -> set[tuple[str, str, str]]:
+    """Kind, namespace and name of every object of every kind that can be listed."""
+    return {
+        (resource["name"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        for root, resource in _kinds(api)
+        if "list" in resource["verbs"] and resource["name"] not in NOT_LISTED
+        for item in _get(api, f"{root}/{resource['name']}")["items"] or []
+    }
+
+
+def _kinds(api: ApiClient) -> Iterator[tuple[str, dict]]:
+    groups = [each["preferredVersion"]["groupVersion"] for each in _get(api, "/apis")["groups"]]
+    for root in ("/api/v1", *(f"/apis/{each}" for each in groups)):
+        yield from ((root, each) for each in _get(api, root)["resources"] if "/" not in each["name"])
+
+
+def _get(api: ApiClient, path: str) -> dict:
+    answer = api.call_api("GET", f"{api.configuration.host}{path}", header_params=_headers(api), _request_timeout=30)
+    assert answer.status == 200, f"{path}: {answer.status}"
+    return json.loads(answer.read())
+
+
+def _headers(api: ApiClient) -> dict[str, str]:
+    return {"Accept": "application/json", **api.default_headers}

@@ -1,0 +1,303 @@
+"""The demo's plan by `pulumi up` on three real nodes: it serves, it is what was rendered, and it heals.
+
+One deployment, and the tests in the order of its life: made, used, looked at, changed, hurt, removed.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client
+from openai import OpenAI
+from tokenizers import Tokenizer
+
+from planner.canonical import pretty_json
+from planner.render import KUSTOMIZATION, render_files
+from tests.cluster.cluster import NODE_GRACE_S
+from tests.cluster.deployed import Deployed, listing
+from tests.cluster.objects import Objects
+from tests.cluster.products import PULUMI
+from tests.stacks.deployments import CHECKPOINT, get_json, samples, total
+
+MODEL = "tidemill-demo"
+DECODE, PREFILL, GATEWAY = "demo-decode-0", "demo-prefill-0", "demo-gateway"
+PROMPTS = [[0, 5 + number, 100 + number, 2000 - number] for number in range(20)]
+MAX_TOKENS = 32
+END = 1  # the checkpoint's end-of-text token
+ROWS = "tidemill_expert_rows_total"
+HEALED_S = 180
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster, toolchain, tmp_path_factory):
+    """A stack, not up yet."""
+    (executable,) = toolchain(PULUMI)
+    return Deployed.of_demo(executable, tmp_path_factory.mktemp("stack"), cluster, "demo")
+
+
+@pytest.fixture(scope="module")
+def before(deployed):
+    """Everything that is in the cluster before the first `up`."""
+    return listing(deployed.cluster.api)
+
+
+@pytest.fixture(scope="module")
+def first(before, deployed):
+    """`up`, then one request at once; how both went."""
+    began = time.monotonic()
+    run = deployed.pulumi.up()
+    seconds = time.monotonic() - began
+    assert run.status == 0, run.output
+    answer = openai(deployed).completions.create(model=MODEL, prompt=PROMPTS[0], max_tokens=4, temperature=0)
+    print(f"\npulumi up: {seconds:.0f} s", file=sys.stderr)
+    yield answer
+    deployed.pulumi.destroy()  # when a test failed half-way; otherwise there is nothing left to do
+
+
+@pytest.fixture(scope="module")
+def up(first, deployed):
+    """The deployment, up."""
+    return deployed
+
+
+def openai(deployed):
+    """The public client, which tries everything once."""
+    return OpenAI(base_url=f"{deployed.endpoint()}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def serves(deployed):
+    """Whether a request gets an answer."""
+    answer = openai(deployed).completions.create(model=MODEL, prompt=PROMPTS[1], max_tokens=4, temperature=0)
+    return bool(answer.choices[0].text)
+
+
+def rank_samples(deployed, unit):
+    """(node, metrics) of each of the unit's ranks, in order."""
+    nodes = {pod.spec.node_name: pod.status.pod_ip for pod in deployed.pods(unit)}
+    ranks = next(each.ranks for each in deployed.plan.units if each.name == unit)
+    return [(rank.node, samples(nodes[rank.node], 9400 + rank.local_rank)) for rank in ranks]
+
+
+def live(deployed, document):
+    """The object as the cluster has it."""
+    cache = deployed.spec.with_name("discovery.json")
+    return Objects(deployed.cluster.api, str(cache)).read(document)
+
+
+def rendered(deployed):
+    """File name -> object, of what `tidemill render` writes."""
+    files = render_files(deployed.plan)
+    return {name: yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION}
+
+
+def assert_holds(stored, ours, path):
+    """Every value in `ours` is in `stored`; items of lists are found by position."""
+    if isinstance(ours, dict):
+        for key, value in ours.items():
+            assert key in stored, f"{path}.{key} is not there"
+            assert_holds(stored[key], value, f"{path}.{key}")
+    elif isinstance(ours, list):
+        assert len(stored) == len(ours), path
+        for index, value in enumerate(ours):
+            assert_holds(stored[index], value, f"{path}[{index}]")
+    else:
+        assert stored == ours, path
+
+
+def test_the_first_request_after_up_succeeds(first):
+    """Once, without a retry, through the gateway's Service: `up` returned when the demo could answer."""
+    assert first.choices[0].text
+    assert first.usage.completion_tokens == 4
+
+
+def test_texts_equal_the_local_ones(up, tmp_path):
+    """20 greedy texts, of as many tokens, whatever the layout: here three nodes, there one offline process."""
+    (tmp_path / "ids.json").write_text(json.dumps(PROMPTS))
+    command = [str(Path(sys.executable).with_name("tidemill")), "generate", "bundled:demo", "--prompt-ids"]
+    flags = [str(tmp_path / "ids.json"), "--max-tokens", str(MAX_TOKENS)]
+    local = json.loads(subprocess.run([*command, *flags], capture_output=True, check=True).stdout)["outputs"]
+
+    served = [
+        openai(up).completions.create(model=MODEL, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0)
+        for prompt in PROMPTS
+    ]
+
+    decode = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).decode
+    assert [(each.choices[0].text, each.usage.completion_tokens) for each in served] == [
+        (decode([token for token in ids if token != END]), len(ids)) for ids in local
+    ]
+
+
+def test_a_unit_is_as_many_pods_as_nodes(up):
+    """Decode EP4: two pods of two ranks, on the two nodes that the plan names."""
+    report = get_json(f"{up.endpoint()}/readyz")
+    (decode,) = (unit for unit in report["units"] if unit["unit"] == DECODE)
+
+    assert {pod.spec.node_name for pod in up.pods(DECODE)} == {"node-1", "node-2"}
+    assert [rank["node"] for rank in decode["ranks"]] == ["node-1", "node-1", "node-2", "node-2"]
+    assert all(rank["state"] == "ready" for rank in decode["ranks"])
+
+
+def test_expert_parallelism_crosses_nodes(up):
+    """One request's tokens are computed by experts on both nodes, and no rank holds all experts."""
+    before = [total(rank, ROWS) for _, rank in rank_samples(up, DECODE)]
+
+    openai(up).completions.create(model=MODEL, prompt=PROMPTS[2], max_tokens=24, temperature=0)
+
+    after = rank_samples(up, DECODE)
+    worked = {node for (node, rank), rows in zip(after, before, strict=True) if total(rank, ROWS) > rows}
+    assert worked == {"node-1", "node-2"}
+    for _, rank in after:
+        assert total(rank, "tidemill_dispatch_bytes_total") > 0
+        experts = {
+            sample.labels["expert"] for sample in rank if sample.name == ROWS and sample.labels["moe_layer"] == "0"
+        }
+        assert len(experts) < 32
+
+
+def test_applied_objects_equal_the_rendered_files(up):
+    """Every object of `tidemill render` is in the state as it was rendered, and in the cluster; there are no others."""
+    files = rendered(up)
+    applied = [each["inputs"] for each in up.pulumi.resources() if "apiVersion" in each.get("inputs", {})]
+
+    assert sorted(map(pretty_json, applied)) == sorted(map(pretty_json, files.values()))
+    for name, document in files.items():
+        assert_holds(live(up, document), document, name)
+
+
+def test_nobody_set_replicas(up):
+    """The field belongs to whoever scales."""
+    for document in rendered(up).values():
+        if document["kind"] == "LeaderWorkerSet":
+            managers = live(up, document)["metadata"]["managedFields"]
+            assert not [each for each in managers if "f:replicas" in each["fieldsV1"].get("f:spec", {})]
+
+
+def test_a_second_preview_is_clean(up):
+    """Nothing that the server filled in or wrote differently looks like a change."""
+    assert_settled(up)
+
+
+def assert_settled(deployed):
+    """A preview finds nothing to do."""
+    preview = deployed.pulumi.preview("--refresh", "--expect-no-changes")
+    assert (preview.steps, preview.changes, preview.status) == ({}, {}, 0)
+
+
+def test_a_hand_edit_is_named_and_undone(up):
+    """One field, changed behind our back: the preview names that path and no other, and `up` restores it."""
+    apps = client.AppsV1Api(up.cluster.api)
+    edit = {"spec": {"minReadySeconds": 7}}
+    apps.patch_namespaced_deployment(GATEWAY, up.namespace, edit, field_manager="kubectl-edit")
+
+    preview = up.pulumi.preview("--refresh")
+    run = up.pulumi.up()
+
+    assert preview.changes == {GATEWAY: {"spec.minReadySeconds": "update"}}
+    assert run.status == 0, run.output
+    assert apps.read_namespaced_deployment(GATEWAY, up.namespace).spec.min_ready_seconds == 2
+    assert_settled(up)
+
+
+def test_a_change_of_the_spec_is_named(up):
+    """More CPU for the gateway: its Deployment, and the plan's digest on the namespace."""
+    up.change_spec(lambda spec: spec["kubernetes"]["resources"]["gateway"].update(cpus=0.2))
+    units = up.uids(DECODE) | up.uids(PREFILL)
+
+    preview = up.pulumi.preview("--refresh")
+    run = up.pulumi.up()
+
+    assert preview.changes == {
+        "demo": {'metadata.annotations["tidemill.dev/plan-digest"]': "update"},
+        GATEWAY: {"spec.template.spec.containers[0].resources.requests.cpu": "update"},
+    }
+    assert run.status == 0, run.output
+    assert up.uids(DECODE) | up.uids(PREFILL) == units
+    assert serves(up)
+
+
+def test_another_launch_file_restarts_only_its_unit(up):
+    """Prefill without redundant experts: its pods are new ones, decode's and the gateway's are not."""
+    before = {owner: up.uids(owner) for owner in (DECODE, GATEWAY, PREFILL)}
+    up.change_spec(lambda spec: spec["prefill"].update(redundant_experts=0))
+
+    run = up.pulumi.up()
+
+    assert run.status == 0, run.output
+    assert not up.uids(PREFILL) & before[PREFILL]
+    assert {owner: up.uids(owner) for owner in (DECODE, GATEWAY)} == {
+        owner: before[owner] for owner in (DECODE, GATEWAY)
+    }
+    assert serves(up)
+    assert_settled(up)
+
+
+def test_a_lost_worker_restarts_its_whole_group(up):
+    """Both pods are new, `status` said that the unit was not ready meanwhile, and it serves again."""
+    before = up.uids(DECODE)
+    worker = up.pods(DECODE)[1].metadata.name
+
+    client.CoreV1Api(up.cluster.api).delete_namespaced_pod(worker, up.namespace, grace_period_seconds=0)
+    down = up.states_until(DECODE, "starting", HEALED_S)
+    back = up.states_until(DECODE, "ready", HEALED_S)
+
+    assert down[-1]["reason"]
+    assert back[-1]["state"] == "ready"
+    assert not up.uids(DECODE) & before
+    wait_until_serving(up)
+
+
+def test_a_dead_node_is_reported(up):
+    """SIGKILL of a node: its unit has failed, and why, soon after Kubernetes may know; booted again, all is well."""
+    up.cluster.crash_node("node-2")
+    try:
+        seen = up.states_until(DECODE, "failed", NODE_GRACE_S + 20)
+    finally:
+        up.cluster.boot_node("node-2")
+
+    assert seen[-1]["reason"] == "node node-2 is not ready"
+    up.states_until(DECODE, "ready", HEALED_S)
+    wait_until_serving(up)
+
+
+def wait_until_serving(deployed):
+    """The gateway has heard of the unit's ranks, and its Service of the gateway."""
+    deadline = time.monotonic() + HEALED_S
+    while True:
+        try:
+            assert serves(deployed)
+            return
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+
+
+def test_destroy_leaves_nothing(up, before):
+    """Every API resource is as it was before the first `up`."""
+    run = up.pulumi.destroy()
+
+    assert run.status == 0, run.output
+    assert listing(up.cluster.api) == before
+
+
+def test_an_image_that_cannot_be_had_is_an_error_in_time(deployed, cluster, toolchain, tmp_path):
+    """Units and gateway each say so, within the deadline; what was made is in the state, and `destroy` finds it."""
+    (executable,) = toolchain(PULUMI)
+    before = listing(cluster.api)
+    broken = Deployed.of_demo(executable, tmp_path, cluster, "broken")
+    broken.change_spec(lambda spec: spec["kubernetes"].update(image="localhost/nobody:1", ready_timeout_s=20))
+
+    run = broken.pulumi.up()
+    removed = broken.pulumi.destroy()
+
+    said = [each for each in run.errors if "image localhost/nobody:1 cannot be had" in each]
+    assert run.status != 0
+    assert len(said) == 3, run.output
+    assert all("correct kubernetes.image in the spec, or load it on the nodes" in each for each in said)
+    assert removed.status == 0, removed.output
+    assert listing(cluster.api) == before
