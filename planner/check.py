@@ -9,9 +9,12 @@ It does not plan: whether the cluster is large enough is not asked here.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from planner.catalog import GPUS, MODELS, Gpu, Model
 from planner.errors import Problem, SpecError, Violation
@@ -20,11 +23,13 @@ from planner.fields import check_fields, did_you_mean
 from planner.model_config import ModelConfig, read_model_config
 from planner.rules import broken_rules
 from planner.source import Document, read_document
-from planner.spec import Spec
+from planner.spec import GpuSpec, Spec
 
 __all__ = ["CheckedSpec", "check_spec"]
 
 Found = TypeVar("Found")
+
+BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ def check_spec(path: Path) -> CheckedSpec:
     """The spec in the file at `path`. Raises SpecError with every mistake in it."""
     document = read_document(path)
     fields = check_fields(document.data)
-    named = _Named(path.parent, fields.values)
+    named = _Named(path.parent, fields.values, document.data)
     rules = broken_rules(fields.values | named.resolved | _given_keys(document))
     violations = [*fields.violations, *named.violations, *rules]
     if violations:
@@ -65,11 +70,13 @@ def check_spec(path: Path) -> CheckedSpec:
 class _Named:
     """What the spec only names, looked up: catalog entries and files. Rules read it under paths of its own."""
 
-    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, values: dict[str, Any], data: Mapping[str, Any]) -> None:
         self.folder = folder
         self.violations: list[Violation] = []
         self.resolved: dict[str, Any] = {}
         self._resolve(values)
+        if "cluster.gpu.memory" in values:
+            self._keep_own_gpu(data["cluster"]["gpu"])
 
     def _resolve(self, values: dict[str, Any]) -> None:
         if "model" in values:
@@ -90,6 +97,11 @@ class _Named:
         else:
             self.resolved |= {"model.shapes": found.model, "model.digest": found.digest}
 
+    def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
+        """A GPU that the spec describes, unless it does so wrongly, which has been said."""
+        with suppress(ValidationError):
+            self.resolved["cluster.device"] = _own_gpu(GpuSpec.model_validate(section))
+
     def _keep(self, path: str, found: object) -> None:
         if isinstance(found, Violation):
             self.violations.append(found)
@@ -102,6 +114,19 @@ def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Fou
         return entries[name]
     rule = f"{rule_id} must be in the catalog ({', '.join(entries)})"
     return Violation(path, name, rule, "its figures are not known", did_you_mean(name, list(entries)))
+
+
+def _own_gpu(spec: GpuSpec) -> Gpu:
+    return Gpu(
+        device="cuda",
+        usable_bytes=spec.memory,
+        nvlink_gb_per_s=spec.nvlink and spec.nvlink / BITS_PER_BYTE,
+        nvlink_domain=spec.nvlink_domain,
+        nic_gbps=spec.nic,
+        gpus_per_nic=spec.gpus_per_nic,
+        kubernetes_resource=spec.kubernetes_resource,
+        sources={"usable_bytes": "the spec"},
+    )
 
 
 def _given_keys(document: Document) -> dict[str, Any]:

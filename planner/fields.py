@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
 from planner.spec import UNION_TAGS, Section, Spec
+from planner.units import QUANTITIES
 
 __all__ = ["CheckedFields", "check_fields", "did_you_mean"]
 
@@ -97,6 +98,10 @@ def _violation(detail: ErrorDetails) -> Violation:
     if kind in WANTED:
         rule = f"S203 must be {WANTED[kind]}"
         return Violation(path, value, rule, f"it is {_noun(value)}", _example(path, value))
+    if kind == "quantity":
+        rule = f"S208 must be {QUANTITIES[limits['kind']]}"
+        reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
+        return Violation(path, value, rule, reason, _example(path, value))
     if kind == "literal_error":
         choices = [str(choice) for choice in get_args(_field(path).annotation)]
         rule = f"S204 must be {' or '.join(choices)}"
@@ -170,6 +175,10 @@ def _section_of(field: FieldInfo) -> type[Section] | None:
 
 def _noun(value: Any) -> str:
     return "null" if value is None else NOUNS[type(value)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
 
 
 def _sentence(field: FieldInfo) -> str:

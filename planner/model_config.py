@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planner.catalog import Model
+from planner.catalog import LatentAttention, Model
 from planner.errors import Violation
 
 __all__ = ["ModelConfig", "read_model_config"]
@@ -35,11 +35,20 @@ class _Shapes(BaseModel):
     model_type: str = Field(pattern=f"^{MODEL_TYPE}$")
     num_hidden_layers: int = Field(ge=1, le=1000)
     first_k_dense_replace: int = Field(ge=0, le=1000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    intermediate_size: int = Field(ge=1, le=1_000_000)
+    moe_intermediate_size: int = Field(ge=1, le=1_000_000)
+    vocab_size: int = Field(ge=1, le=100_000_000)
+    num_attention_heads: int = Field(ge=1, le=65_536)
     n_routed_experts: int = Field(ge=1, le=65_536)
     n_shared_experts: int = Field(ge=0, le=64)
+    num_experts_per_tok: int = Field(ge=1, le=65_536)
     n_group: int = Field(ge=1, le=65_536)
+    q_lora_rank: int | None = Field(ge=1, le=1_000_000)
     kv_lora_rank: int = Field(ge=1, le=1_000_000)
+    qk_nope_head_dim: int = Field(ge=1, le=1_000_000)
     qk_rope_head_dim: int = Field(ge=1, le=1_000_000)
+    v_head_dim: int = Field(ge=1, le=1_000_000)
     max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
 
 
@@ -73,6 +82,9 @@ def _broken_shape(shapes: _Shapes) -> str | None:
         return f"first_k_dense_replace ({dense}) leaves none of num_hidden_layers ({layers}) for experts"
     if shapes.n_routed_experts % shapes.n_group:
         return f"n_group ({shapes.n_group}) does not divide n_routed_experts ({shapes.n_routed_experts})"
+    if shapes.num_experts_per_tok > shapes.n_routed_experts:
+        chosen, experts = shapes.num_experts_per_tok, shapes.n_routed_experts
+        return f"num_experts_per_tok ({chosen}) is more than n_routed_experts ({experts})"
     return None
 
 
@@ -80,11 +92,22 @@ def _model(shapes: _Shapes, source: str) -> Model:
     return Model(
         num_layers=shapes.num_hidden_layers,
         num_dense_layers=shapes.first_k_dense_replace,
+        hidden_size=shapes.hidden_size,
+        vocab_size=shapes.vocab_size,
+        attention=LatentAttention(
+            num_heads=shapes.num_attention_heads,
+            q_lora_rank=shapes.q_lora_rank,
+            kv_lora_rank=shapes.kv_lora_rank,
+            qk_nope_head_dim=shapes.qk_nope_head_dim,
+            qk_rope_head_dim=shapes.qk_rope_head_dim,
+            v_head_dim=shapes.v_head_dim,
+        ),
+        dense_intermediate_size=shapes.intermediate_size,
+        expert_intermediate_size=shapes.moe_intermediate_size,
         num_routed_experts=shapes.n_routed_experts,
+        num_experts_per_token=shapes.num_experts_per_tok,
         num_shared_experts=shapes.n_shared_experts,
         num_expert_groups=shapes.n_group,
-        kv_lora_rank=shapes.kv_lora_rank,
-        qk_rope_head_dim=shapes.qk_rope_head_dim,
         max_position_embeddings=shapes.max_position_embeddings,
         source=source,
     )

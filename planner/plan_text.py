@@ -32,7 +32,7 @@ def _head(plan: Plan) -> str:
         (
             f"Plan {plan.name}",
             f"  digest    {plan.digest}",
-            f"  cluster   {cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.gpu}, {used} used",
+            f"  cluster   {cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
         )
     )
 

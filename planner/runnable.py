@@ -35,7 +35,7 @@ def _without_weights(spec: CheckedSpec) -> Iterator[Violation]:
 def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
     if spec.gpu.device != "cpu":
         reason = "the bundled runtime computes on CPUs so far"
-        yield Violation("cluster.gpu", spec.spec.cluster.gpu, "S704 must be cpu to run", reason, "nearest: cpu")
+        yield Violation("cluster.gpu", spec.spec.cluster.gpu_name, "S704 must be cpu to run", reason, "nearest: cpu")
 
 
 def _not_in_this_way(spec: CheckedSpec, phase: Phase) -> Iterator[Violation]:

@@ -11,12 +11,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from planner.catalog import GPUS, MODELS
+from planner.units import byte_quantity, link_quantity
+
 __all__ = [
     "PHASES",
     "UNION_TAGS",
     "ClusterSpec",
     "ExpertLoadSpec",
     "GatewaySpec",
+    "GpuSpec",
     "KubernetesSpec",
     "ModelFiles",
     "Overlap",
@@ -34,6 +38,9 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 Precision = Literal["fp8", "bf16", "fp32"]
 Overlap = Literal["none", "dual_batch", "five_stage"]
+
+_A_MODEL = next(iter(MODELS))
+_A_GPU = next(name for name in GPUS if name != "cpu")
 
 
 class Section(BaseModel):
@@ -62,22 +69,48 @@ class ModelFiles(Section):
         min_length=1,
         max_length=200,
         description="What /v1/models lists, the spec's name unless given.",
-        examples=["deepseek-r1"],
+        examples=[_A_MODEL],
     )
 
 
-UNION_TAGS = ("<name>", "<files>")  # Pydantic puts these into the path of an error; no key looks like them
+class GpuSpec(Section):
+    """A GPU that the catalog does not have."""
+
+    name: str = Field(min_length=1, max_length=63, description="What plans call it.", examples=["a-gpu-96"])
+    memory: Annotated[int, *byte_quantity] = Field(
+        description="What its driver lets a process allocate, which is less than it is sold as.", examples=["94GiB"]
+    )
+    nvlink: Annotated[float, *link_quantity] | None = Field(
+        default=None,
+        description="One way to the other GPUs of its NVLink domain, or what takes its place.",
+        examples=["450GB/s"],
+    )
+    nvlink_domain: int | None = Field(
+        default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
+    )
+    nic: Annotated[float, *link_quantity] | None = Field(
+        default=None, description="One way of each NIC.", examples=["400Gbps"]
+    )
+    gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
+    kubernetes_resource: str = Field(
+        default="nvidia.com/gpu", min_length=1, description="What a container asks for.", examples=["amd.com/gpu"]
+    )
 
 
-def _model_form(value: Any) -> str:
-    return "<files>" if isinstance(value, dict | ModelFiles) else "<name>"
+UNION_TAGS = ("<name>", "<own>")  # Pydantic puts these into the path of an error; no key looks like them
+
+
+def _form(value: Any) -> str:
+    """Named in the catalog, or brought along."""
+    return "<own>" if isinstance(value, dict | Section) else "<name>"
 
 
 class ClusterSpec(Section):
     """The nodes that the units are placed on, all alike."""
 
-    gpu: str = Field(
-        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process.", examples=["h800"]
+    gpu: Annotated[Annotated[str, Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)] = Field(
+        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
+        examples=[_A_GPU],
     )
     nodes: int = Field(ge=1, le=20_000, description="How many nodes there are, called node-0 and so on.", examples=[22])
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
@@ -88,6 +121,11 @@ class ClusterSpec(Section):
         description="Nodes in a rack, in order, where a unit is put into one rack where one has room.",
         examples=[4],
     )
+
+    @property
+    def gpu_name(self) -> str:
+        """As plans call it."""
+        return self.gpu if isinstance(self.gpu, str) else self.gpu.name
 
 
 class PhaseSpec(Section):
@@ -225,11 +263,11 @@ class Spec(Section):
 
     version: Literal[1] = Field(description="Version of this format.", examples=[1])
     name: str = Field(
-        description="Name of the plan, after which units and Kubernetes objects are named.", examples=["deepseek-r1"]
+        description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )
-    model: Annotated[
-        Annotated[str, Tag("<name>")] | Annotated[ModelFiles, Tag("<files>")], Discriminator(_model_form)
-    ] = Field(description="A model of the catalog, or a checkpoint's files.", examples=["deepseek-r1"])
+    model: Annotated[Annotated[str, Tag("<name>")] | Annotated[ModelFiles, Tag("<own>")], Discriminator(_form)] = Field(
+        description="A model of the catalog, or a checkpoint's files.", examples=[_A_MODEL]
+    )
     cluster: ClusterSpec = Field(description="The nodes.")
     prefill: PhaseSpec = Field(description="Units that compute prompts.")
     decode: PhaseSpec = Field(description="Units that produce tokens.")

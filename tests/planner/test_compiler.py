@@ -54,7 +54,8 @@ def test_an_unknown_model_is_a_mistake(spec_text, problems_of):
     (problem,) = problems_of(_with_catalog_model(spec_text, "deepseek-v4"))
 
     assert problem.message == (
-        "model (deepseek-v4) must be in the catalog (deepseek-r1, deepseek-v3); "
+        "model (deepseek-v4) must be in the catalog (deepseek-r1, deepseek-v3, deepseek-v3.2, deepseek-v2, "
+        "deepseek-v2-lite, qwen3-235b-a22b, kimi-k2); "
         "its figures are not known; did you mean deepseek-v3?"
     )
 

@@ -1,0 +1,106 @@
+"""The facts: sourced, complete, and nowhere else."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from planner.catalog import GPUS, MODELS
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ("usable_bytes", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps", "kubernetes_resource")
+NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in (MODELS.keys() | GPUS.keys()) - {"cpu"}))
+
+# Published totals, in billions of parameters: DeepSeek-V3 and V2 READMEs, Qwen3 and Kimi-K2 model cards. The total of
+# V3 is without its MTP layer.
+PARAMETERS = {
+    "deepseek-v3": 671,
+    "deepseek-v2": 236,
+    "deepseek-v2-lite": 15.7,
+    "qwen3-235b-a22b": 235,
+    "kimi-k2": 1026,
+}
+
+
+@pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
+def test_every_figure_of_a_gpu_has_a_source(name):
+    """Read somewhere, or marked as assumed."""
+    gpu = GPUS[name]
+
+    assert [figure for figure in FIGURES if getattr(gpu, figure) is None] == []
+    assert [figure for figure in FIGURES if figure not in gpu.sources] == []
+
+
+@pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
+def test_usable_memory_is_near_what_the_gpu_is_sold_as(name):
+    """GB and GiB are not mixed up: between the nominal GB and the same number of GiB."""
+    gpu = GPUS[name]
+
+    assert gpu.nominal_gb * 1e9 <= gpu.usable_bytes <= gpu.nominal_gb * 2**30
+
+
+def test_what_nobody_read_is_marked():
+    """The list of assumed figures; one that is found leaves it."""
+    assumed = {name: gpu.assumed for name, gpu in GPUS.items() if gpu.assumed}
+
+    assert assumed == {"h20": ("usable_bytes",), "b200": ("nic_gbps",), "mi300x": ("nvlink_gb_per_s",)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_source(name):
+    """A repository, a commit and a path."""
+    assert re.search(r"github\.com/[\w-]+/[\w.-]+ [0-9a-f]{8} ", MODELS[name].source)
+
+
+@pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())
+def test_shapes_add_up_to_the_published_parameters(name, billions):
+    """Counted by hand from the shapes, within 1 %."""
+    assert parameters(MODELS[name]) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_latent_kv_is_as_published():
+    """70,272 bytes a token in BF16, over 61 layers."""
+    assert MODELS["deepseek-v3"].kv_bytes_per_token(2) == 70_272
+
+
+def test_no_model_and_no_gpu_is_named_outside_the_catalog():
+    """Code that asks for a name would plan only what it knows. Prose in docstrings may name them."""
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value[:40]}"
+        for package in ("planner", "stacks", "runtime")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.name != "catalog.py"
+        for node in strings(ast.parse(path.read_text()))
+        if NAMES.search(node.value)
+    ]
+
+    assert named == []
+
+
+def strings(tree):
+    """Every text in code, without docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+    ]
+
+
+def parameters(model):
+    """The slow reference: every matrix of the model, from the definitions in DeepSeek-V3's inference/model.py."""
+    h, a = model.hidden_size, model.attention
+    if hasattr(a, "kv_lora_rank"):
+        qk = a.qk_nope_head_dim + a.qk_rope_head_dim
+        query = h * a.q_lora_rank + a.q_lora_rank * a.num_heads * qk if a.q_lora_rank else h * a.num_heads * qk
+        latent = h * (a.kv_lora_rank + a.qk_rope_head_dim)
+        expanded = a.kv_lora_rank * a.num_heads * (a.qk_nope_head_dim + a.v_head_dim)
+        attention = query + latent + expanded + a.num_heads * a.v_head_dim * h
+    else:
+        attention = h * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads)
+    expert = 3 * h * model.expert_intermediate_size
+    moe = (model.num_routed_experts + model.num_shared_experts) * expert + h * model.num_routed_experts
+    dense = 3 * h * model.dense_intermediate_size
+    layers = model.num_layers * attention + model.num_dense_layers * dense + model.num_moe_layers * moe
+    return layers + 2 * model.vocab_size * h
