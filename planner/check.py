@@ -25,7 +25,7 @@ from planner.rules import broken_rules
 from planner.source import Document, read_document
 from planner.spec import GpuSpec, Spec
 
-__all__ = ["CheckedSpec", "check_spec"]
+__all__ = ["CheckedSpec", "check_document", "check_spec"]
 
 Found = TypeVar("Found")
 
@@ -50,9 +50,13 @@ class CheckedSpec:
 
 def check_spec(path: Path) -> CheckedSpec:
     """The spec in the file at `path`. Raises SpecError with every mistake in it."""
-    document = read_document(path)
+    return check_document(read_document(path))
+
+
+def check_document(document: Document) -> CheckedSpec:
+    """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
     fields = check_fields(document.data)
-    named = _Named(path.parent, fields.values, document.data)
+    named = _Named(Path(document.file).parent, fields.values, document.data)
     rules = broken_rules(fields.values | named.resolved | _given_keys(document))
     violations = [*fields.violations, *named.violations, *rules]
     if violations:

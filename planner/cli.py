@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from planner.canonical import pretty_json
 from planner.check import check_spec
-from planner.compiler import compile_plan
-from planner.errors import CallError, OutputError, Problem, SpecError, TidemillError, Violation
+from planner.compiler import check_fit, compile_plan
+from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
 from planner.folder import write_folder
 from planner.plan_text import plan_text
 from planner.render import render_files
@@ -100,14 +100,15 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def _validate(arguments: argparse.Namespace) -> None:
-    problems: list[Problem] = []
+    errors: list[TidemillError] = []
     for path in arguments.specs:
         try:
-            check_spec(path)
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
+            check_fit(check_spec(path))
+        except (SpecError, InfeasibleError) as error:
+            errors.append(error)
+    if errors:
+        kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
+        raise kind([problem for error in errors for problem in error.problems])
     if arguments.format == "json":
         _print_json({"valid": True, "errors": []})
     else:

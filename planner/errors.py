@@ -14,8 +14,8 @@ A message has four parts, joined by `; `: field and value with the rule and its 
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 __all__ = ["CallError", "InfeasibleError", "OutputError", "Problem", "SpecError", "TidemillError", "Violation"]
@@ -33,6 +33,7 @@ class Violation:
     rule: str
     reason: str
     fix: str
+    changes: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)  # each path -> value, and each would do
 
     @property
     def message(self) -> str:
@@ -43,7 +44,9 @@ class Violation:
 
     def at(self, file: str, line: int = 0, column: int = 0) -> "Problem":
         """The same, with its place; without a line when it is about no line of any file."""
-        return Problem(self.path, self.value, self.rule, self.reason, self.fix, file, line, column)
+        return Problem(
+            self.path, self.value, self.rule, self.reason, self.fix, file, line, column, changes=self.changes
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Problem(Violation):
             "reason": self.reason,
             "fix": self.fix,
             "message": self.message,
-        }
+        } | ({"changes": [dict(change) for change in self.changes]} if self.changes else {})
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file

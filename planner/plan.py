@@ -5,7 +5,7 @@ depends on the machine, the hour or the folder in which it was made.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from planner import names
 from planner.canonical import digest_of, pretty_json
 from planner.errors import InfeasibleError, Problem
 from planner.expert_map import ExpertMap
+from planner.memory import MemoryPlan
 from planner.parallelism import PhaseLayout
 from planner.placement import Unit
 from planner.spec import Phase, Spec
@@ -28,6 +29,7 @@ class Plan:
 
     spec: Spec
     layouts: tuple[PhaseLayout, ...]
+    memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     units: tuple[Unit, ...]
     expert_maps: Mapping[Phase, ExpertMap]
     launch_documents: Mapping[str, dict[str, Any]]  # by file name
@@ -69,6 +71,7 @@ class Plan:
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
+            "memory": {each.phase: _memory_json(each) for each in self.memory},
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {each.sha256: _map_json(each) for each in self.expert_maps.values()},
         }
@@ -95,6 +98,23 @@ def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
         "routed_per_gpu": layout.slots_per_gpu,
         "shared_per_gpu": layout.shared_per_gpu,
         "overlap": layout.overlap,
+    }
+
+
+def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
+    weights = asdict(memory.weights)
+    slots = memory.num_slots * weights.pop("slot")
+    return {
+        "weights_bytes": memory.weight_bytes,
+        "weights": weights | {"routed": slots},
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "activation_bytes": memory.activations,
+        "buffer_bytes": memory.buffers,
+        "reserve_bytes": memory.reserve,
+        "cuda_graph_bytes": memory.cuda_graphs,
+        "kv_tokens": memory.kv_tokens,
+        "full_requests": memory.full_requests,
+        "gpu_bytes": memory.gpu_bytes,
     }
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from statistics import fmean
 
+from planner.memory import MemoryPlan
 from planner.parallelism import PhaseLayout
 from planner.placement import Unit
 from planner.plan import Plan
@@ -21,8 +22,8 @@ MAX_UNITS = 12  # of a phase; more are counted
 
 def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
-    parts = [_head(plan), _phases(plan), _units(plan), _expert_maps(plan), _runnable(plan)]
-    return "\n\n".join(parts) + "\n"
+    parts = [_head(plan), _phases(plan), _memory(plan), _units(plan), _expert_maps(plan), _runnable(plan)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _head(plan: Plan) -> str:
@@ -63,6 +64,31 @@ def _phase_row(layout: PhaseLayout) -> tuple[str, ...]:
 
 def _limits_row(phase: Phase, spec: PhaseSpec) -> tuple[str, ...]:
     return phase, f"{spec.max_requests:,}", f"{spec.max_request_tokens:,}", f"{spec.max_batch_tokens:,}"
+
+
+def _memory(plan: Plan) -> str:
+    """Of one GPU, in GB of 1e9 bytes; what is left is KV."""
+    if not plan.memory:
+        return ""
+    head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV", "KV tokens", "full requests")
+    rows = [head, *map(_memory_row, plan.memory)]
+    weights_head = ("weights", "attention", "shared", "dense", "embedding", "gates", "routed slots")
+    return f"{_table(rows)}\n\n{_table([weights_head, *map(_weights_row, plan.memory)])}"
+
+
+def _memory_row(memory: MemoryPlan) -> tuple[str, ...]:
+    parts = (memory.gpu_bytes, memory.weight_bytes, memory.activations, memory.buffers, memory.reserve, memory.free)
+    return (memory.phase, *map(_gb, parts), f"{memory.kv_tokens:,}", f"{memory.full_requests:,}")
+
+
+def _weights_row(memory: MemoryPlan) -> tuple[str, ...]:
+    weights, slots = memory.weights, memory.num_slots
+    parts = (weights.attention, weights.shared, weights.dense, weights.embedding, weights.gates)
+    return (memory.phase, *map(_gb, parts), f"{slots} x {weights.slot / 1e9:.3f} = {_gb(slots * weights.slot)}")
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f}"
 
 
 def _units(plan: Plan) -> str:

@@ -45,7 +45,7 @@ def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, plan_
     assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S701", 8, 3)
     assert problem.message == (
         "cluster.nodes (2) must be at least 3 (prefill 1 x 1 + decode 1 x 2); "
-        "every unit has its nodes to itself; nearest: 3"
+        "every unit has its nodes to itself; nearest: cluster.nodes 3"
     )
 
 
@@ -120,7 +120,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
     plan = plan_of().as_json()
 
     assert sorted(plan) == sorted(
-        ["version", "digest", "spec_digest", "name", "phases", "runnable", "why_not", "units", "expert_maps"]
+        ["version", "digest", "spec_digest", "name", "phases", "memory", "runnable", "why_not", "units", "expert_maps"]
     )
     assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest"]
     assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])

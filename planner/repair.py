@@ -1,0 +1,145 @@
+"""The smallest changes that would make an infeasible spec feasible, each tried before it is printed.
+
+A pass that finds a spec infeasible knows what binds, but not whether a way out is one: more GPUs a unit may need more
+nodes than there are. So changes are proposed here, field by field, and a change is printed only when the spec with it
+has been checked and planned anew. At most three are, of different fields.
+
+It changes no spec: the user does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from planner.catalog import GPUS
+from planner.check import CheckedSpec, check_document
+from planner.errors import InfeasibleError, SpecError
+from planner.spec import PHASES, Phase
+
+__all__ = ["with_changes"]
+
+MAX_CHANGES = 3
+MAX_TRIES = 24  # of one field, beyond which the next one is asked
+
+Change = Mapping[str, Any]
+Feasible = Callable[[CheckedSpec], bool]
+Works = Callable[[Change], bool]
+
+
+def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasible) -> InfeasibleError:
+    """`error` with up to three changes of `spec` for which `is_feasible`, in its first problem."""
+
+    def works(change: Change) -> bool:
+        try:
+            return is_feasible(_changed(spec, change))
+        except SpecError:
+            return False
+
+    changes = tuple(islice(_smallest_changes(spec, works), MAX_CHANGES)) or tuple(_first(_larger_system(spec), works))
+    if not changes:
+        return error
+    first, *others = error.problems
+    return InfeasibleError([replace(first, fix=_sentence(changes), changes=changes), *others])
+
+
+def _changed(spec: CheckedSpec, change: Change) -> CheckedSpec:
+    """`spec` as if the user had written `change`."""
+    data = deepcopy(spec.document.data)
+    for path, value in change.items():
+        *parents, key = path.split(".")
+        section = data
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[key] = value
+    return check_document(replace(spec.document, data=data))
+
+
+def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
+    """Of each field that could help, the smallest change that does; what costs nothing to change stands first."""
+    for phase in PHASES:
+        yield from _first(_larger_units(spec, phase), works)
+        yield from _first(_fewer_slots(spec, phase), works)
+        yield from _most([f"{phase}.{_step_field(phase)}"], getattr(spec.spec.phase(phase), _step_field(phase)), works)
+    yield from _most([f"{phase}.max_request_tokens" for phase in PHASES], spec.spec.prefill.max_request_tokens, works)
+    yield from _first(_more_nodes(spec), works)
+    for phase in PHASES:
+        yield from _most([f"{phase}.units"], spec.spec.phase(phase).units, works)
+    yield from _first(_larger_gpus(spec), works)
+
+
+def _first(candidates: Iterable[Change], works: Works) -> Iterator[Change]:
+    """The first of `candidates` that works, if one does."""
+    yield from islice(filter(works, islice(candidates, MAX_TRIES)), 1)
+
+
+def _most(paths: list[str], value: int, works: Works) -> Iterator[Change]:
+    """The largest number below `value` that works in all `paths`, if one does: what works with more works with less."""
+    least, most = 2, value - 1  # no field of these takes less than 2 where 1 would do
+    if most < least or not works(dict.fromkeys(paths, least)):
+        return
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if works(dict.fromkeys(paths, middle)) else (least, middle - 1)
+    yield dict.fromkeys(paths, least)
+
+
+def _larger_units(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
+    """EP sizes that spread the experts evenly over more GPUs; others would break rules."""
+    yield from ({f"{phase}.ep_size": size} for size in _ep_sizes(spec, phase)[1:])
+
+
+def _larger_system(spec: CheckedSpec) -> Iterator[Change]:
+    """Larger units in all phases and the nodes that they take, for where no single change is enough."""
+    sizes = {phase: _ep_sizes(spec, phase) for phase in PHASES}
+    for step in range(1, max(map(len, sizes.values()))):
+        chosen = {phase: each[min(step, len(each) - 1)] for phase, each in sizes.items()}
+        needed = _nodes_needed(spec, chosen)
+        nodes = {"cluster.nodes": needed} if needed > spec.spec.cluster.nodes else {}
+        yield {f"{phase}.ep_size": size for phase, size in chosen.items()} | nodes
+
+
+def _ep_sizes(spec: CheckedSpec, phase: Phase) -> list[int]:
+    """This one, and those above it that spread the experts evenly over whole nodes; others would break rules."""
+    section, per_node = spec.spec.phase(phase), spec.spec.cluster.gpus_per_node
+    physical = spec.model.num_routed_experts + section.redundant_experts
+    larger = range(section.ep_size + 1, physical + 1)
+    return [section.ep_size] + [
+        size for size in larger if physical % size == 0 and (size < per_node or size % per_node == 0)
+    ]
+
+
+def _nodes_needed(spec: CheckedSpec, ep_sizes: Mapping[Phase, int]) -> int:
+    per_node = spec.spec.cluster.gpus_per_node
+    return sum(spec.spec.phase(phase).units * max(1, size // per_node) for phase, size in ep_sizes.items())
+
+
+def _fewer_slots(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
+    """Redundant experts a slot a GPU fewer at a time."""
+    section = spec.spec.phase(phase)
+    for redundant in range(section.redundant_experts - section.ep_size, -1, -section.ep_size):
+        yield {f"{phase}.redundant_experts": redundant}
+
+
+def _step_field(phase: Phase) -> str:
+    return "max_requests" if phase == "decode" else "max_batch_tokens"
+
+
+def _more_nodes(spec: CheckedSpec) -> Iterator[Change]:
+    needed = _nodes_needed(spec, {phase: spec.spec.phase(phase).ep_size for phase in PHASES})
+    if needed > spec.spec.cluster.nodes:
+        yield {"cluster.nodes": needed}
+
+
+def _larger_gpus(spec: CheckedSpec) -> Iterator[Change]:
+    memory = spec.gpu.usable_bytes
+    if memory is not None:
+        larger = [(gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory]
+        yield from ({"cluster.gpu": name} for _, name in sorted(larger))
+
+
+def _sentence(changes: Iterable[Change]) -> str:
+    """`nearest: prefill.ep_size 16, or cluster.nodes 22`."""
+    texts = [" and ".join(f"{path} {value}" for path, value in change.items()) for change in changes]
+    return f"nearest: {', or '.join(texts)}"
