@@ -23,7 +23,7 @@ from planner.fields import check_fields, did_you_mean
 from planner.model_config import ModelConfig, read_model_config
 from planner.rules import broken_rules
 from planner.source import Document, read_document
-from planner.spec import GpuSpec, Spec
+from planner.spec import PHASES, GpuSpec, Spec
 
 __all__ = ["CheckedSpec", "check_document", "check_spec"]
 
@@ -57,7 +57,7 @@ def check_document(document: Document) -> CheckedSpec:
     """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
     fields = check_fields(document.data)
     named = _Named(Path(document.file).parent, fields.values, document.data)
-    rules = broken_rules(fields.values | named.resolved | _given_keys(document))
+    rules = broken_rules(fields.values | named.resolved | _given_keys(document) | _units(fields.values))
     violations = [*fields.violations, *named.violations, *rules]
     if violations:
         raise SpecError([document.problem(violation) for violation in violations])
@@ -134,6 +134,13 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
 
 
 def _given_keys(document: Document) -> dict[str, Any]:
-    """Which keys of `expert_load` are written, for the rule that they exclude each other."""
+    """Which keys are written, for the rules that some exclude others."""
     section = document.data.get("expert_load", {})
-    return {"expert_load.given": frozenset(section)} if isinstance(section, dict) else {}
+    given = {"spec.sections": frozenset(document.data)}
+    return given | ({"expert_load.given": frozenset(section)} if isinstance(section, dict) else {})
+
+
+def _units(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How many units each phase has, for the rule about their names."""
+    counts = {phase: values[f"{phase}.units"] for phase in PHASES if f"{phase}.units" in values}
+    return {"spec.units": counts} if counts else {}

@@ -13,7 +13,6 @@ from planner.placement import place_units
 from planner.plan import Plan
 from planner.repair import with_changes
 from planner.runnable import runtime_refusals
-from planner.spec import PHASES
 
 __all__ = ["check_fit", "compile_plan"]
 
@@ -40,7 +39,7 @@ def check_fit(spec: CheckedSpec) -> None:
 
 
 def _fit(spec: CheckedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
-    layouts = tuple(lay_out(phase, spec.spec.phase(phase), spec.spec.cluster, spec.model) for phase in PHASES)
+    layouts = tuple(lay_out(phase, spec.spec.phase(phase), spec.spec.cluster, spec.model) for phase in spec.spec.phases)
     return layouts, fit_memory(spec, layouts)
 
 

@@ -9,14 +9,14 @@ It knows the spec's fields but no rule between two of them: those are in `rules.
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
-from planner.spec import UNION_TAGS, Section, Spec
+from planner.spec import AUTO, UNION_TAGS, Section, Spec
 from planner.units import QUANTITIES
 
 __all__ = ["CheckedFields", "check_fields", "did_you_mean"]
@@ -68,12 +68,12 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix:
         if path in wrong or (name not in data and field.is_required()):
             continue
         inner = _section_of(field)
-        value = data.get(name, {} if inner and not _is_list(field) else field.default)
+        value = data.get(name, {} if isinstance(field.default, Section) else field.default)
         if inner and isinstance(value, dict):
             yield from _values(inner, value, wrong, f"{path}.")
         elif inner and isinstance(value, list):
             yield from _item_values(inner, value, wrong, path)
-        else:
+        elif value != AUTO and not (isinstance(value, list) and _is_wrong_below(path, wrong)):
             yield path, value
 
 
@@ -84,8 +84,12 @@ def _item_values(
     for index, item in enumerate(items):
         if isinstance(item, dict):
             yield from _values(section, item, wrong, f"{path}.{index}.")
-    if not any(each and each.startswith(f"{path}.") for each in wrong):
+    if not _is_wrong_below(path, wrong):
         yield path, items
+
+
+def _is_wrong_below(path: str, wrong: set[str | None]) -> bool:
+    return any(each is not None and each.startswith(f"{path}.") for each in wrong)
 
 
 def _violation(detail: ErrorDetails) -> Violation:
@@ -155,22 +159,23 @@ def _field(path: str) -> FieldInfo:
     """The declaration of the field at `path`."""
     section: type[BaseModel] | None = Spec
     for name in path.split("."):
-        if not name.isdecimal():  # an item of a list: the field is the list's
+        if not name.isdecimal():  # an element of a list is declared with the list
             assert section
             field = section.model_fields[name]
             section = _section_of(field)
     return field
 
 
-def _is_list(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is tuple
-
-
 def _section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that `field` holds or, as `model` does, may hold; of a list the section that each item is."""
-    arguments = get_args(field.annotation)
-    candidates = [field.annotation, *arguments, *(inner for each in arguments for inner in get_args(each))]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
+    """The section that `field` holds or, as `model` does, may hold, perhaps in a list."""
+    return next((c for c in _types(field.annotation) if isinstance(c, type) and issubclass(c, Section)), None)
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """`annotation` and all that it is made of."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _types(argument)
 
 
 def _noun(value: Any) -> str:
@@ -192,7 +197,7 @@ def _example(path: str, value: Any) -> str:
     """A value that is right: the one that was meant, if it only stands in quotes, else the declared example."""
     name = path.rpartition(".")[2]
     field = _field(path)
-    if field.annotation is int and isinstance(value, str) and value.isdecimal():
+    if int in _types(field.annotation) and isinstance(value, str) and value.isdecimal():
         return f"nearest: {int(value)}"
     if not field.examples:
         return f"write `{name}:` and its keys below it"

@@ -73,14 +73,14 @@ def _gateway_document(spec: CheckedSpec) -> LaunchDocument:
             "kv_digest": digest_of(_shared_for_kv(spec)),
             "model": _served_model(spec),
             "checkpoint": _checkpoint(spec),
-            "limits": _limits(spec.spec.prefill, spec.spec.decode),
+            "limits": _limits(*(spec.spec.phase(spec.spec.phases[end]) for end in (0, -1))),
             "ports": {"http": spec.spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
         }
     )
 
 
 def _shared_for_kv(spec: CheckedSpec) -> LaunchDocument:
-    dtype = kv_dtype(spec.spec.decode.precision)  # prefill's is equal: a rule
+    dtype = kv_dtype(spec.spec.phase(spec.spec.phases[-1]).precision)  # the others' is equal: a rule
     kv_cache = {
         "wire_version": KV_WIRE_VERSION,
         "dtype": dtype,

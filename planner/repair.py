@@ -16,7 +16,7 @@ from typing import Any
 from planner.catalog import GPUS
 from planner.check import CheckedSpec, check_document
 from planner.errors import InfeasibleError, SpecError
-from planner.spec import PHASES, Phase
+from planner.spec import Phase
 
 __all__ = ["with_changes"]
 
@@ -58,13 +58,13 @@ def _changed(spec: CheckedSpec, change: Change) -> CheckedSpec:
 
 def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
     """Of each field that could help, the smallest change that does; what costs nothing to change stands first."""
-    for phase in PHASES:
+    for phase in spec.spec.phases:
         yield from _first(_larger_units(spec, phase), works)
         yield from _first(_fewer_slots(spec, phase), works)
         yield from _most([f"{phase}.{_step_field(phase)}"], getattr(spec.spec.phase(phase), _step_field(phase)), works)
-    yield from _most([f"{phase}.max_request_tokens" for phase in PHASES], spec.spec.prefill.max_request_tokens, works)
+    yield from _most([f"{phase}.max_request_tokens" for phase in spec.spec.phases], _request_tokens(spec), works)
     yield from _first(_more_nodes(spec), works)
-    for phase in PHASES:
+    for phase in spec.spec.phases:
         yield from _most([f"{phase}.units"], spec.spec.phase(phase).units, works)
     yield from _first(_larger_gpus(spec), works)
 
@@ -92,7 +92,7 @@ def _larger_units(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
 
 def _larger_system(spec: CheckedSpec) -> Iterator[Change]:
     """Larger units in all phases and the nodes that they take, for where no single change is enough."""
-    sizes = {phase: _ep_sizes(spec, phase) for phase in PHASES}
+    sizes = {phase: _ep_sizes(spec, phase) for phase in spec.spec.phases}
     for step in range(1, max(map(len, sizes.values()))):
         chosen = {phase: each[min(step, len(each) - 1)] for phase, each in sizes.items()}
         needed = _nodes_needed(spec, chosen)
@@ -122,12 +122,16 @@ def _fewer_slots(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
         yield {f"{phase}.redundant_experts": redundant}
 
 
+def _request_tokens(spec: CheckedSpec) -> int:
+    return spec.spec.phase(spec.spec.phases[0]).max_request_tokens  # equal in all phases: a rule
+
+
 def _step_field(phase: Phase) -> str:
     return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
 def _more_nodes(spec: CheckedSpec) -> Iterator[Change]:
-    needed = _nodes_needed(spec, {phase: spec.spec.phase(phase).ep_size for phase in PHASES})
+    needed = _nodes_needed(spec, {phase: spec.spec.phase(phase).ep_size for phase in spec.spec.phases})
     if needed > spec.spec.cluster.nodes:
         yield {"cluster.nodes": needed}
 

@@ -20,7 +20,7 @@ from planner.catalog import Model
 from planner.errors import Violation
 from planner.expert_map.loads import Loads
 from planner.parallelism import kv_dtype
-from planner.spec import PHASES, Precision
+from planner.spec import PHASES, Phase, Precision
 
 __all__ = ["broken_rules"]
 
@@ -40,6 +40,8 @@ class Broken:
     rule: str
     reason: str
     fix: str
+    path: str | None = None  # where it is not the first argument's, and then the value there
+    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,13 @@ def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
                 arguments = [values[path] for path in paths]
                 broken = rule.check(*arguments)
                 if broken:
-                    yield Violation(paths[0], arguments[0], broken.rule, broken.reason, broken.fix)
+                    yield _violation(broken, paths[0], arguments[0])
+
+
+def _violation(broken: Broken, path: str, value: Any) -> Violation:
+    if broken.path is not None:
+        path, value = broken.path, broken.value
+    return Violation(path, value, broken.rule, broken.reason, broken.fix)
 
 
 def _readings(rule: Rule, values: Mapping[str, Any]) -> list[list[str]]:
@@ -98,12 +106,10 @@ def name_is_a_dns_label(name: str) -> Broken | None:
     return Broken(rule, "Kubernetes objects are named after it", f"nearest: {_slug(name)}")
 
 
-@_reads("name", "prefill.units", "decode.units")
-def unit_names_fit(name: str, num_prefill: int, num_decode: int) -> Broken | None:
+@_reads("name", "spec.units")
+def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
     """The longest name of a unit is that of the last one of a phase."""
-    longest = max(
-        names.unit_name(name, "prefill", num_prefill - 1), names.unit_name(name, "decode", num_decode - 1), key=len
-    )
+    longest = max((names.unit_name(name, phase, number - 1) for phase, number in num_units.items()), key=len)
     room = names.MAX_UNIT_NAME - (len(longest) - len(name))
     if len(name) <= room:
         return None
@@ -244,6 +250,21 @@ def requests_fit_the_model(max_request_tokens: int, model: Model) -> Broken | No
 
 
 # Prefill and decode together
+
+
+@_reads("version", "spec.sections")
+def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
+    """Prompts are computed and tokens produced, somewhere, once."""
+    given = [phase for phase in PHASES if phase in sections]
+    if given in (["prefill", "decode"], ["mixed"]):
+        return None
+    if "mixed" in given:
+        others = " and ".join(given[:-1])
+        rule = f"S507 must stand alone, not with {others}"
+        return Broken(rule, "a mixed unit does both", f"remove mixed, or {others}", path="mixed")
+    missing = "decode" if "prefill" in given else "prefill"
+    rule = "S507 is required, unless mixed stands instead of prefill and decode"
+    return Broken(rule, "a request passes through both", f"write `{missing}:` and its keys below it", path=missing)
 
 
 @_reads("decode.max_request_tokens", "prefill.max_request_tokens")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from planner.check import CheckedSpec
 from planner.errors import Problem, Violation
-from planner.spec import PHASES, Phase
+from planner.spec import Phase
 
 __all__ = ["runtime_refusals"]
 
@@ -17,7 +17,7 @@ __all__ = ["runtime_refusals"]
 def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
     """Why the bundled runtime cannot run `spec`; empty when it can."""
     violations = [*_without_weights(spec), *_not_on_this_gpu(spec)]
-    for phase in PHASES:
+    for phase in spec.spec.phases:
         violations += _not_in_this_way(spec, phase)
     return tuple(spec.problem(violation) for violation in violations)
 
@@ -40,6 +40,9 @@ def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
 
 def _not_in_this_way(spec: CheckedSpec, phase: Phase) -> Iterator[Violation]:
     wanted = spec.spec.phase(phase)
+    if phase == "mixed":
+        reason = "the bundled runtime computes prompts and tokens in units of their own so far"
+        yield Violation("mixed", None, "S708 must be prefill and decode to run", reason, "write the two sections")
     if wanted.precision == "fp8":
         reason = "the bundled runtime has no FP8 kernels so far"
         yield Violation(f"{phase}.precision", "fp8", "S705 must be bf16 or fp32 to run", reason, "nearest: bf16")

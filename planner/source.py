@@ -42,11 +42,12 @@ class Document:
     values: dict[str, Place]  # dotted path -> where its value starts
 
     def problem(self, violation: Violation) -> Problem:
-        """`violation` at its value, at its key if the value is a whole section, else at its nearest parent's key."""
+        """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's key."""
         path = violation.path
         while path and path not in self.keys:
             path = path.rpartition(".")[0]
-        places = self.values if path == violation.path and not isinstance(violation.value, dict) else self.keys
+        is_plain = path == violation.path and not isinstance(violation.value, dict | None)
+        places = self.values if is_plain else self.keys
         return violation.at(self.file, *places.get(path, (1, 1)))
 
 

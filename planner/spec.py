@@ -15,6 +15,7 @@ from planner.catalog import GPUS, MODELS
 from planner.units import byte_quantity, link_quantity
 
 __all__ = [
+    "AUTO",
     "PHASES",
     "UNION_TAGS",
     "ClusterSpec",
@@ -34,10 +35,12 @@ __all__ = [
     "VolumeSpec",
 ]
 
-Phase = Literal["prefill", "decode"]
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
+Phase = Literal["prefill", "decode", "mixed"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")  # a spec has the first two, or the third
 Precision = Literal["fp8", "bf16", "fp32"]
 Overlap = Literal["none", "dual_batch", "five_stage"]
+
+AUTO = "auto"  # a number that memory and shapes decide
 
 _A_MODEL = next(iter(MODELS))
 _A_GPU = next(name for name in GPUS if name != "cpu")
@@ -259,7 +262,7 @@ class KubernetesSpec(Section):
 
 
 class Spec(Section):
-    """A deployment of one mixture-of-experts model, prefill and decode apart."""
+    """A deployment of one mixture-of-experts model: prefill and decode apart, or mixed in one kind of unit."""
 
     version: Literal[1] = Field(description="Version of this format.", examples=[1])
     name: str = Field(
@@ -269,12 +272,22 @@ class Spec(Section):
         description="A model of the catalog, or a checkpoint's files.", examples=[_A_MODEL]
     )
     cluster: ClusterSpec = Field(description="The nodes.")
-    prefill: PhaseSpec = Field(description="Units that compute prompts.")
-    decode: PhaseSpec = Field(description="Units that produce tokens.")
+    prefill: PhaseSpec | None = Field(default=None, description="Units that compute prompts.")
+    decode: PhaseSpec | None = Field(default=None, description="Units that produce tokens.")
+    mixed: PhaseSpec | None = Field(
+        default=None, description="Units that do both, for deployments of single nodes, instead of the two."
+    )
     expert_load: ExpertLoadSpec = Field(default=ExpertLoadSpec(), description="What the expert maps balance.")
     gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.")
     kubernetes: KubernetesSpec = Field(default=KubernetesSpec(), description="What only the manifests need.")
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those that the deployment has, in the order in which a request passes through them."""
+        return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
     def phase(self, phase: Phase) -> PhaseSpec:
-        """The section of `phase`."""
-        return self.prefill if phase == "prefill" else self.decode
+        """The section of `phase`, which the deployment has."""
+        section = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase]
+        assert section is not None
+        return section

@@ -42,16 +42,17 @@ LOGIT_BYTES = 4
 def largest_step_field(phase: Phase, spec: PhaseSpec) -> str:
     """The limit that says how many tokens one rank computes in one step, at most.
 
-    In prefill a prompt longer than a batch goes alone.
+    In prefill a prompt longer than a batch goes alone; a mixed unit computes long prompts in chunks.
     """
-    if phase == "decode":
-        return "max_requests"
+    if phase != "prefill":
+        return "max_requests" if phase == "decode" else "max_batch_tokens"
     return max("max_batch_tokens", "max_request_tokens", key=lambda field: int(getattr(spec, field)))
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     """Of the largest step of one rank."""
     tokens: int = getattr(spec, largest_step_field(layout.phase, spec))
+    tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
     result = RESULT_BYTES[layout.precision]
     stream = 2 * tokens * model.hidden_size * result  # the residual, and what a layer reads of it
     logits = min(tokens, spec.max_requests) * model.vocab_size * LOGIT_BYTES
@@ -94,9 +95,9 @@ def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     """Of dispatch, combine and collectives on one rank; none where a unit is one GPU."""
     if layout.ep_size == 1:
         return 0
-    if layout.phase == "prefill":
-        return NCCL_BYTES + _normal_bytes(model.hidden_size, layout.ep_size)
-    return NCCL_BYTES + _low_latency_bytes(model.hidden_size, layout.num_physical_experts, spec.max_requests)
+    normal = _normal_bytes(model.hidden_size, layout.ep_size)
+    low_latency = _low_latency_bytes(model.hidden_size, layout.num_physical_experts, spec.max_requests)
+    return NCCL_BYTES + {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
 
 
 def _normal_bytes(hidden_size: int, ep_size: int) -> int:

@@ -107,7 +107,7 @@ def test_schema_is_json_schema_with_descriptions(spec_file, capsys):
     schema = json.loads(capsys.readouterr().out)
     Draft202012Validator.check_schema(schema)
 
-    assert sorted(schema["required"]) == ["cluster", "decode", "model", "name", "prefill", "version"]
+    assert sorted(schema["required"]) == ["cluster", "model", "name", "version"]
     assert all(field["description"] for part in schema["$defs"].values() for field in part["properties"].values())
 
 

@@ -87,6 +87,16 @@ def test_what_the_runtime_cannot_run_still_plans(rule_id, line, text, message, w
         plan.launch_files()
 
 
+def test_a_mixed_deployment_plans(spec_text, plan_of):
+    """One phase that does both; S708: the bundled runtime has no such units yet."""
+    first, _, rest = spec_text.partition("decode:")
+    plan = plan_of(first.replace("prefill:", "mixed:") + rest[rest.index("expert_load") :])
+
+    assert [(unit.name, unit.nodes) for unit in plan.units] == [("river-mixed-0", ("node-0",))]
+    assert list(plan.as_json()["phases"]) == ["mixed"]
+    assert [problem.rule[:4] for problem in plan.refusals] == ["S708"]
+
+
 def test_the_published_pair_plans():
     """DeepSeek's prefill and decode unit: 4 + 18 nodes, 9 and 2 routed experts a GPU, and every reason not to run."""
     plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))

@@ -1,0 +1,47 @@
+"""The specs that ship: each plans, with the layout that its comments promise."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.check import check_spec
+from planner.compiler import compile_plan
+from planner.errors import InfeasibleError
+
+SPECS = Path(__file__).parents[2] / "stacks" / "specs"
+
+# spec -> phase -> (nodes of a unit, EP size, routed slots a GPU)
+LAYOUTS = {
+    "h800-one-pair.yaml": {"prefill": (4, 32, 9), "decode": (18, 144, 2)},
+    "h200-single-node.yaml": {"mixed": (1, 8, 32)},
+    "mi300x-single-node.yaml": {"mixed": (1, 8, 33)},
+    "h20.yaml": {"prefill": (2, 16, 17), "decode": (4, 32, 9)},
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), LAYOUTS.items())
+def test_it_plans(name, expected):
+    """Layout by layout, with room for requests of full length."""
+    plan = compile_plan(check_spec(SPECS / name))
+
+    assert {each.phase: (each.nodes_per_unit, each.ep_size, each.slots_per_gpu) for each in plan.layouts} == expected
+    assert all(memory.full_requests >= 1 for memory in plan.memory)
+
+
+def test_no_spec_ships_untested():
+    """Every file has its layout above, or a test of its own: the demo runs in tests/stacks."""
+    assert {path.name for path in SPECS.glob("*.yaml")} == LAYOUTS.keys() | {"demo.yaml"}
+
+
+def test_two_phases_do_not_fit_one_node(spec_file):
+    """S701: prefill EP8 and decode EP8 have their nodes to themselves."""
+    text = (SPECS / "h200-single-node.yaml").read_text()
+    mixed = text[text.index("mixed:") : text.index("expert_load:")]
+    both = mixed.replace("mixed:", "prefill:") + mixed.replace("mixed:", "decode:")
+    with pytest.raises(InfeasibleError) as error:
+        compile_plan(check_spec(spec_file(text.replace(mixed, both), "both.yaml")))
+
+    assert error.value.problems[0].message == (
+        "cluster.nodes (1) must be at least 2 (prefill 1 x 1 + decode 1 x 1); every unit has its nodes to itself; "
+        "nearest: cluster.nodes 2"
+    )
