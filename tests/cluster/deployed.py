@@ -81,13 +81,16 @@ class Deployed:
         return {pod.metadata.uid for pod in self.pods(owner) if pod.metadata.deletion_timestamp is None}
 
     def status(self) -> dict[str, dict]:
-        """Unit name -> what `tidemill status --context` says of it."""
-        command = [str(Path(sys.executable).with_name("tidemill")), "status", str(self.spec)]
-        flags = ["--context", "test", "--format", "json"]
-        environment = {"KUBECONFIG": str(self.cluster.kubeconfig), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, check=False)
+        """Unit name -> what `tidemill status` says of it."""
+        done = self.run_status("--format", "json")
         assert done.returncode == 0, done.stderr
         return {unit["name"]: unit for unit in json.loads(done.stdout)["units"]}
+
+    def run_status(self, *flags: str, context: str = "test") -> "subprocess.CompletedProcess[str]":
+        """`tidemill status SPEC --context ...`."""
+        command = [str(Path(sys.executable).with_name("tidemill")), "status", str(self.spec), "--context", context]
+        environment = {"KUBECONFIG": str(self.cluster.kubeconfig), "PATH": "/usr/bin:/bin"}
+        return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, check=False)
 
     def states_until(self, unit: str, state: str, timeout_s: float) -> list[dict]:
         """What `status` says of the unit from now until it is in that state: each different answer once."""

@@ -21,7 +21,7 @@ from tests.cluster.cluster import NODE_GRACE_S
 from tests.cluster.deployed import Deployed, listing
 from tests.cluster.objects import Objects
 from tests.cluster.products import PULUMI
-from tests.stacks.deployments import CHECKPOINT, get_json, samples, total
+from tests.stacks.deployments import CHECKPOINT, get_json, samples, total, wait_until
 
 MODEL = "tidemill-demo"
 DECODE, PREFILL, GATEWAY = "demo-decode-0", "demo-prefill-0", "demo-gateway"
@@ -106,6 +106,30 @@ def assert_holds(stored, ours, path):
             assert_holds(stored[index], value, f"{path}[{index}]")
     else:
         assert stored == ours, path
+
+
+def test_status_says_what_is_not_there(deployed, before):
+    """Before `up` every unit is absent, which is no failure of `status`."""
+    done = deployed.run_status()
+
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [
+            "demo: http://demo-gateway.demo:8000/v1, plan not applied",
+            "  demo-prefill-0  prefill  2 ranks  absent",
+            "  demo-decode-0  decode  4 ranks  absent",
+        ],
+    )
+
+
+def test_status_of_an_unknown_cluster_is_one_line(deployed):
+    """With what is wrong and what to do."""
+    done = deployed.run_status(context="elsewhere")
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "the cluster cannot be asked" in done.stderr
+    assert "elsewhere" in done.stderr
 
 
 def test_the_first_request_after_up_succeeds(first):
@@ -232,7 +256,7 @@ def test_another_launch_file_restarts_only_its_unit(up):
     assert {owner: up.uids(owner) for owner in (DECODE, GATEWAY)} == {
         owner: before[owner] for owner in (DECODE, GATEWAY)
     }
-    assert serves(up)
+    wait_until_serving(up)
     assert_settled(up)
 
 
@@ -265,16 +289,12 @@ def test_a_dead_node_is_reported(up):
 
 
 def wait_until_serving(deployed):
-    """The gateway has heard of the unit's ranks, and its Service of the gateway."""
-    deadline = time.monotonic() + HEALED_S
-    while True:
-        try:
-            assert serves(deployed)
-            return
-        except Exception:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(1)
+    """The gateway, which a restarted unit's ranks call by themselves, is ready again, and answers."""
+    apps = client.AppsV1Api(deployed.cluster.api)
+    wait_until(
+        lambda: apps.read_namespaced_deployment_status(GATEWAY, deployed.namespace).status.available_replicas, HEALED_S
+    )
+    assert serves(deployed)
 
 
 def test_destroy_leaves_nothing(up, before):
