@@ -48,6 +48,18 @@ def test_packages_import_only_downwards(package):
     assert wrong == []
 
 
+def test_only_the_provider_speaks_to_kubernetes():
+    """And in it only the file that makes the requests: everything else hands manifests around."""
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for path in modules("stacks")
+        for module, _ in imports(path)
+        if module.split(".")[0] == "kubernetes"
+    }
+
+    assert importers == {"stacks/provider/api.py"}
+
+
 def test_templates_hold_no_python():
     """Only a docstring, so that the folder is a package."""
     (init,) = modules("templates")
