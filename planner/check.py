@@ -135,12 +135,14 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
 
 def _given_keys(document: Document) -> dict[str, Any]:
     """Which keys are written, for the rules that some exclude others."""
-    section = document.data.get("expert_load", {})
-    given = {"spec.sections": frozenset(document.data)}
-    return given | ({"expert_load.given": frozenset(section)} if isinstance(section, dict) else {})
+    sections = {name: section for name, section in document.data.items() if isinstance(section, dict)}
+    given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
+    return {"spec.sections": frozenset(document.data), "expert_load.given": frozenset()} | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:
     """How many units each phase has, for the rule about their names."""
     counts = {phase: values[f"{phase}.units"] for phase in PHASES if f"{phase}.units" in values}
+    for window in values.get("schedule.windows") or []:
+        counts |= {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
     return {"spec.units": counts} if counts else {}

@@ -21,6 +21,7 @@ from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
 from planner.folder import write_folder
+from planner.plan import read_previous
 from planner.plan_text import plan_text
 from planner.render import render_files
 from planner.spec import Spec
@@ -74,6 +75,7 @@ def add_commands(commands: Any) -> None:
     plan = commands.add_parser("plan", help="show what a spec becomes")
     plan.add_argument("spec", type=Path, metavar="SPEC")
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
+    plan.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan whose units stay where they can")
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -121,7 +123,8 @@ def _schema(_: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    plan = compile_plan(check_spec(arguments.spec))
+    previous = read_previous(arguments.previous) if arguments.previous else None
+    plan = compile_plan(check_spec(arguments.spec), previous)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
     if arguments.format == "json":

@@ -3,6 +3,8 @@
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
+from collections.abc import Mapping, Sequence
+
 from planner.check import CheckedSpec
 from planner.errors import InfeasibleError
 from planner.expert_map import Loads, balance, draw_loads
@@ -13,21 +15,26 @@ from planner.placement import place_units
 from planner.plan import Plan
 from planner.repair import with_changes
 from planner.runnable import runtime_refusals
+from planner.schedule import plan_schedule
 
 __all__ = ["check_fit", "compile_plan"]
 
 
-def compile_plan(spec: CheckedSpec) -> Plan:
-    """The plan for `spec`. Raises InfeasibleError, with changes that would do, when it cannot be had."""
+def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None = None) -> Plan:
+    """The plan for `spec`, near where `previous` had its units (name -> nodes).
+
+    Raises InfeasibleError, with changes that would do, when it cannot be had.
+    """
     try:
         layouts, memory = _fit(spec)
-        units = place_units(spec, layouts)
+        placement = place_units(spec, layouts, previous)
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible) from None
+    schedule = plan_schedule(spec.spec, placement.units)
     loads = _expert_loads(spec)
     maps = {layout.phase: balance(loads, layout.num_physical_experts, layout.ep_size) for layout in layouts}
-    documents = launch_documents(spec, units, maps)
-    return Plan(spec.spec, layouts, memory, units, maps, documents, runtime_refusals(spec))
+    documents = launch_documents(spec, placement.units, maps)
+    return Plan(spec.spec, layouts, memory, placement, schedule, maps, documents, runtime_refusals(spec))
 
 
 def check_fit(spec: CheckedSpec) -> None:
@@ -39,7 +46,7 @@ def check_fit(spec: CheckedSpec) -> None:
 
 
 def _fit(spec: CheckedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
-    layouts = tuple(lay_out(phase, spec.spec.phase(phase), spec.spec.cluster, spec.model) for phase in spec.spec.phases)
+    layouts = tuple(lay_out(phase, spec.spec, spec.model) for phase in spec.spec.phases)
     return layouts, fit_memory(spec, layouts)
 
 

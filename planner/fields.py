@@ -7,6 +7,7 @@ It knows the spec's fields but no rule between two of them: those are in `rules.
 """
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -26,8 +27,9 @@ WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "text",
-    "tuple_type": "a list",
     "model_type": "a mapping of keys to values",
+    "bool_type": "true or false",
+    "list_type": "a list",
 }
 
 
@@ -71,21 +73,8 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix:
         value = data.get(name, {} if isinstance(field.default, Section) else field.default)
         if inner and isinstance(value, dict):
             yield from _values(inner, value, wrong, f"{path}.")
-        elif inner and isinstance(value, list):
-            yield from _item_values(inner, value, wrong, path)
         elif value != AUTO and not (isinstance(value, list) and _is_wrong_below(path, wrong)):
             yield path, value
-
-
-def _item_values(
-    section: type[BaseModel], items: Sequence[Any], wrong: set[str | None], path: str
-) -> Iterator[tuple[str, Any]]:
-    """The values of each item and, if nothing in it is wrong, the list itself."""
-    for index, item in enumerate(items):
-        if isinstance(item, dict):
-            yield from _values(section, item, wrong, f"{path}.{index}.")
-    if not _is_wrong_below(path, wrong):
-        yield path, items
 
 
 def _is_wrong_below(path: str, wrong: set[str | None]) -> bool:
@@ -102,6 +91,13 @@ def _violation(detail: ErrorDetails) -> Violation:
     if kind in WANTED:
         rule = f"S203 must be {WANTED[kind]}"
         return Violation(path, value, rule, f"it is {_noun(value)}", _example(path, value))
+    if kind == "string_pattern_mismatch":
+        rule = "S209 must have another form"
+        return Violation(path, value, rule, _sentence(_field(path)), _example(path, value))
+    if kind in ("too_short", "too_long"):
+        word, bound = ("least", limits["min_length"]) if kind == "too_short" else ("most", limits["max_length"])
+        rule = f"S210 must have at {word} {bound} entries"
+        return Violation(path, value, rule, f"it has {len(value)}", _example(path, value))
     if kind == "quantity":
         rule = f"S208 must be {QUANTITIES[limits['kind']]}"
         reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
@@ -201,4 +197,21 @@ def _example(path: str, value: Any) -> str:
         return f"nearest: {int(value)}"
     if not field.examples:
         return f"write `{name}:` and its keys below it"
-    return f"for example {name}: {field.examples[0]}"
+    if name.isdecimal():
+        return f"for example {_element(field)}"
+    example = field.examples[0]
+    return f"for example {name}: {example if isinstance(example, str) else json.dumps(example)}"
+
+
+def _element(field: FieldInfo) -> str:
+    """One element of the list that `field` is, as YAML takes it: a section with the keys that it must have."""
+    section = _section_of(field)
+    if section is None:
+        return str(_first_example(field)[0])
+    required = [(name, inner) for name, inner in section.model_fields.items() if inner.is_required()]
+    return f"{{{', '.join(f'{name}: {_first_example(inner)}' for name, inner in required)}}}"
+
+
+def _first_example(field: FieldInfo) -> Any:
+    assert field.examples
+    return field.examples[0]

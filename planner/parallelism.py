@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.catalog import Model
-from planner.spec import ClusterSpec, Overlap, Phase, PhaseSpec, Precision
+from planner.spec import Overlap, Phase, Precision, Spec
 
 __all__ = ["KV_BYTES", "KvDtype", "PhaseLayout", "kv_dtype", "lay_out"]
 
@@ -57,13 +57,14 @@ class PhaseLayout:
         return self.ep_size // self.nodes_per_unit
 
 
-def lay_out(phase: Phase, spec: PhaseSpec, cluster: ClusterSpec, model: Model) -> PhaseLayout:
-    """The layout that `spec` asks for."""
+def lay_out(phase: Phase, deployment: Spec, model: Model) -> PhaseLayout:
+    """The layout that `deployment` asks for in `phase`."""
+    spec = deployment.phase(phase)
     return PhaseLayout(
         phase=phase,
-        num_units=spec.units,
+        num_units=deployment.num_units(phase),
         ep_size=spec.ep_size,
-        nodes_per_unit=max(1, spec.ep_size // cluster.gpus_per_node),
+        nodes_per_unit=max(1, spec.ep_size // deployment.cluster.gpus_per_node),
         num_logical_experts=model.num_routed_experts,
         num_physical_experts=model.num_routed_experts + spec.redundant_experts,
         shared_per_gpu=model.num_shared_experts,

@@ -7,18 +7,22 @@ depends on the machine, the hour or the folder in which it was made.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from planner import names
 from planner.canonical import digest_of, pretty_json
-from planner.errors import InfeasibleError, Problem
+from planner.errors import CallError, InfeasibleError, Problem, Violation
 from planner.expert_map import ExpertMap
 from planner.memory import MemoryPlan
 from planner.parallelism import PhaseLayout
-from planner.placement import Unit
+from planner.placement import Placement, Unit
+from planner.schedule import DaySchedule, Step
 from planner.spec import Phase, Spec
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "read_previous"]
 
 PLAN_VERSION = 1
 
@@ -30,7 +34,8 @@ class Plan:
     spec: Spec
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
-    units: tuple[Unit, ...]
+    placement: Placement
+    schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
     launch_documents: Mapping[str, dict[str, Any]]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
@@ -39,6 +44,11 @@ class Plan:
     def name(self) -> str:
         """Of the spec, the units and the Kubernetes objects."""
         return self.spec.name
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """All of them, phase by phase."""
+        return self.placement.units
 
     @cached_property
     def digest(self) -> str:
@@ -72,9 +82,10 @@ class Plan:
             "why_not": [problem.message for problem in self.refusals],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
             "memory": {each.phase: _memory_json(each) for each in self.memory},
+            "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {each.sha256: _map_json(each) for each in self.expert_maps.values()},
-        }
+        } | ({"schedule": _schedule_json(self.schedule)} if self.schedule else {})
 
     def _unit_json(self, unit: Unit) -> dict[str, Any]:
         return {
@@ -82,9 +93,34 @@ class Plan:
             "phase": unit.phase,
             "nodes": list(unit.nodes),
             "ranks": len(unit.ranks),
+            "why": unit.why,
             "unit_digest": self.unit_document(unit)["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
+
+
+def read_previous(path: Path) -> dict[str, list[str]]:
+    """Where the plan in the file at `path` has its units: name -> nodes. Raises CallError when it is no plan."""
+    try:
+        units = _PreviousPlan.model_validate_json(path.read_bytes()).units
+    except OSError as error:
+        raise _no_plan(path, "S905 must be a readable plan", error.strerror or str(error)) from None
+    except ValidationError:
+        raise _no_plan(path, "S906 must be JSON of tidemill plan", "it has no units with nodes") from None
+    return {unit.name: unit.nodes for unit in units}
+
+
+class _PreviousUnit(BaseModel):
+    name: str
+    nodes: list[str]
+
+
+class _PreviousPlan(BaseModel):
+    units: list[_PreviousUnit]
+
+
+def _no_plan(path: Path, rule: str, reason: str) -> CallError:
+    return CallError([Violation("", None, rule, reason, "write one with tidemill plan -o").at(str(path))])
 
 
 def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
@@ -116,6 +152,28 @@ def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
         "full_requests": memory.full_requests,
         "gpu_bytes": memory.gpu_bytes,
     }
+
+
+def _placement_json(placement: Placement) -> dict[str, Any]:
+    return {
+        "objectives": [asdict(objective) for objective in placement.objectives],
+        "unusable_nodes": dict(placement.unusable),
+    }
+
+
+def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
+    return {
+        "timezone": schedule.timezone,
+        "steps": [_step_json(step) for step in schedule.steps],
+        "peak_nodes": schedule.peak_nodes,
+        "mean_nodes": schedule.mean_nodes,
+        "released_node_hours_per_day": schedule.released_node_hours,
+    }
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    counts = {f"{phase}_units": number for phase, number in step.num_units.items()}
+    return {"at": step.at, "minutes": step.minutes, "nodes": step.num_nodes, "units": list(step.units)} | counts
 
 
 def _map_json(expert_map: ExpertMap) -> dict[str, Any]:

@@ -22,18 +22,28 @@ MAX_UNITS = 12  # of a phase; more are counted
 
 def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
-    parts = [_head(plan), _phases(plan), _memory(plan), _units(plan), _expert_maps(plan), _runnable(plan)]
+    parts = [
+        _head(plan),
+        _phases(plan),
+        _memory(plan),
+        _units(plan),
+        _placement(plan),
+        _schedule(plan),
+        _expert_maps(plan),
+        _runnable(plan),
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _head(plan: Plan) -> str:
     cluster = plan.spec.cluster
+    num_nodes = cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes)
     used = sum(len(unit.nodes) for unit in plan.units)
     return "\n".join(
         (
             f"Plan {plan.name}",
             f"  digest    {plan.digest}",
-            f"  cluster   {cluster.nodes} nodes of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
+            f"  cluster   {num_nodes} nodes of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
         )
     )
 
@@ -106,6 +116,31 @@ def _node_list(unit: Unit) -> str:
     if len(unit.nodes) <= MAX_NODES:
         return ", ".join(unit.nodes)
     return f"{unit.nodes[0]} to {unit.nodes[-1]}, {len(unit.nodes)} nodes"
+
+
+def _placement(plan: Plan) -> str:
+    if not plan.placement.objectives:
+        return ""
+    rows = [("placement", "value", "bound", "counts")]
+    rows += [(each.name, str(each.value), str(each.bound), each.meaning) for each in plan.placement.objectives]
+    unusable = plan.placement.unusable
+    lines = [f"  not used: {', '.join(f'{node} ({why})' for node, why in list(unusable.items())[:MAX_NODES])}"]
+    more = [f"  ... and {len(unusable) - MAX_NODES} more nodes"] if len(unusable) > MAX_NODES else []
+    return "\n".join([_table(rows), *(lines if unusable else []), *more])
+
+
+def _schedule(plan: Plan) -> str:
+    schedule = plan.schedule
+    if schedule is None:
+        return ""
+    phases = plan.spec.phases
+    rows = [("from", *(f"{phase} units" for phase in phases), "nodes")]
+    rows += [
+        (step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes)) for step in schedule.steps
+    ]
+    hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
+    mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
+    return f"{_table(rows)}\n  {mean} ({schedule.timezone})"
 
 
 def _expert_maps(plan: Plan) -> str:

@@ -64,8 +64,9 @@ def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
         yield from _most([f"{phase}.{_step_field(phase)}"], getattr(spec.spec.phase(phase), _step_field(phase)), works)
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.spec.phases], _request_tokens(spec), works)
     yield from _first(_more_nodes(spec), works)
-    for phase in spec.spec.phases:
-        yield from _most([f"{phase}.units"], spec.spec.phase(phase).units, works)
+    if spec.spec.schedule is None:
+        for phase in spec.spec.phases:
+            yield from _most([f"{phase}.units"], spec.spec.phase(phase).units, works)
     yield from _first(_larger_gpus(spec), works)
 
 
@@ -95,9 +96,7 @@ def _larger_system(spec: CheckedSpec) -> Iterator[Change]:
     sizes = {phase: _ep_sizes(spec, phase) for phase in spec.spec.phases}
     for step in range(1, max(map(len, sizes.values()))):
         chosen = {phase: each[min(step, len(each) - 1)] for phase, each in sizes.items()}
-        needed = _nodes_needed(spec, chosen)
-        nodes = {"cluster.nodes": needed} if needed > spec.spec.cluster.nodes else {}
-        yield {f"{phase}.ep_size": size for phase, size in chosen.items()} | nodes
+        yield {**{f"{phase}.ep_size": size for phase, size in chosen.items()}, **_nodes_for(spec, chosen)}
 
 
 def _ep_sizes(spec: CheckedSpec, phase: Phase) -> list[int]:
@@ -110,9 +109,11 @@ def _ep_sizes(spec: CheckedSpec, phase: Phase) -> list[int]:
     ]
 
 
-def _nodes_needed(spec: CheckedSpec, ep_sizes: Mapping[Phase, int]) -> int:
-    per_node = spec.spec.cluster.gpus_per_node
-    return sum(spec.spec.phase(phase).units * max(1, size // per_node) for phase, size in ep_sizes.items())
+def _nodes_for(spec: CheckedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
+    """More nodes, if units of `ep_sizes` need them and the spec counts them; nodes in a list cannot be invented."""
+    cluster = spec.spec.cluster
+    needed = sum(spec.spec.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
+    return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
 
 
 def _fewer_slots(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
@@ -131,9 +132,9 @@ def _step_field(phase: Phase) -> str:
 
 
 def _more_nodes(spec: CheckedSpec) -> Iterator[Change]:
-    needed = _nodes_needed(spec, {phase: spec.spec.phase(phase).ep_size for phase in spec.spec.phases})
-    if needed > spec.spec.cluster.nodes:
-        yield {"cluster.nodes": needed}
+    change = _nodes_for(spec, {phase: spec.spec.phase(phase).ep_size for phase in spec.spec.phases})
+    if change:
+        yield change
 
 
 def _larger_gpus(spec: CheckedSpec) -> Iterator[Change]:

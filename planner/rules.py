@@ -2,8 +2,8 @@
 
 Each rule is a pure function of the values it names, declared with their paths; the first is the value it is about.
 It is asked only when all of them are right by themselves, so one mistake gives one message and does not hide the next.
-`{phase}` in a path asks the rule once for prefill and once for decode, `{item}` once for each item of a list.
-`model.shapes`, `cluster.gpu`, ... are as `check.py` resolved them: already read from the catalog or the files.
+`{phase}` in a path asks the rule once for prefill and once for decode. `model.shapes`, `cluster.gpu`, ... are as
+`check.py` resolved them: already read from the catalog or the files.
 
 A rule does not repair, and does not ask whether the cluster is large enough: that is not a mistake in the spec but
 infeasible, and `placement.py` says so.
@@ -11,15 +11,15 @@ infeasible, and `placement.py` says so.
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner import names
+from planner import cluster_rules, names
 from planner.catalog import Model
 from planner.errors import Violation
 from planner.expert_map.loads import Loads
 from planner.parallelism import kv_dtype
+from planner.rule import Broken, Rule, declare_in
 from planner.spec import PHASES, Phase, Precision
 
 __all__ = ["broken_rules"]
@@ -27,38 +27,15 @@ __all__ = ["broken_rules"]
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_DNS_LABEL = 63
-NOT_ABSOLUTE = (
-    "S408 must be an absolute path below /, without .. or a closing /",
-    "pods and nodes have no current folder",
-)
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A rule's verdict; who asked knows the path and the value."""
-
-    rule: str
-    reason: str
-    fix: str
-    path: str | None = None  # where it is not the first argument's, and then the value there
-    value: Any = None
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check and the paths of its arguments."""
-
-    check: Callable[..., Broken | None]
-    reads: tuple[str, ...]
-
 
 RULES: list[Rule] = []
+_reads = declare_in(RULES)
 
 
 def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
     """Every broken rule of those whose arguments are all in `values`."""
-    for rule in RULES:
-        for paths in _readings(rule, values):
+    for rule in [*RULES, *cluster_rules.RULES]:
+        for paths in _readings(rule):
             if all(path in values for path in paths):
                 arguments = [values[path] for path in paths]
                 broken = rule.check(*arguments)
@@ -72,26 +49,10 @@ def _violation(broken: Broken, path: str, value: Any) -> Violation:
     return Violation(path, value, broken.rule, broken.reason, broken.fix)
 
 
-def _readings(rule: Rule, values: Mapping[str, Any]) -> list[list[str]]:
-    """The rule's paths, once for each phase or item that it is about."""
-    before, placeholder, _ = rule.reads[0].partition("{item}")
-    if placeholder:
-        items = {path.removeprefix(before).split(".")[0] for path in values if path.startswith(before)}
-        return [[path.format(item=item) for path in rule.reads] for item in sorted(items, key=int)]
+def _readings(rule: Rule) -> list[list[str]]:
     if "{phase}" not in "".join(rule.reads):
         return [list(rule.reads)]
     return [[path.format(phase=phase) for path in rule.reads] for phase in PHASES]
-
-
-Check = Callable[..., Broken | None]
-
-
-def _reads(*paths: str) -> Callable[[Check], Check]:
-    def declare(check: Check) -> Check:
-        RULES.append(Rule(check, paths))
-        return check
-
-    return declare
 
 
 # Names
@@ -160,45 +121,55 @@ def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
 
 # Volumes
 
-
-@_reads(
-    "kubernetes.volumes.{item}.mount_path", "kubernetes.volumes.{item}.host_path", "kubernetes.volumes.{item}.claim"
-)
-def volume_has_one_source(_: str, host_path: str | None, claim: str | None) -> Broken | None:
-    """A folder of the nodes or a claim."""
-    if (host_path is None) != (claim is None):
-        return None
-    found = "it has neither" if claim is None else "it has both"
-    return Broken("S407 must come with either host_path or claim", found, "for example host_path: /mnt/models")
-
-
-@_reads("kubernetes.volumes.{item}.mount_path")
-def mount_path_is_free(mount_path: str) -> Broken | None:
-    """Absolute, and not over what the pods have already."""
-    if not _is_absolute(mount_path):
-        return Broken(*NOT_ABSOLUTE, f"nearest: {_absolute(mount_path)}")
-    if mount_path in names.MOUNTED:
-        rule = f"S409 must not be {' or '.join(names.MOUNTED)}"
-        return Broken(rule, "the pod's own files are there", "nearest: /models")
-    return None
-
-
-@_reads("kubernetes.volumes.{item}.host_path")
-def host_path_is_absolute(host_path: str | None) -> Broken | None:
-    """A node has no current folder."""
-    if host_path is None or _is_absolute(host_path):
-        return None
-    return Broken(*NOT_ABSOLUTE, f"nearest: {_absolute(host_path)}")
+Volumes = Sequence[Mapping[str, Any]]  # as written
 
 
 @_reads("kubernetes.volumes")
-def mount_paths_differ(volumes: Sequence[Mapping[str, Any]]) -> Broken | None:
+def volumes_have_one_source(volumes: Volumes) -> Broken | None:
+    """A folder of the nodes or a claim."""
+    for index, volume in enumerate(volumes):
+        given = [key for key in ("host_path", "claim") if volume.get(key) is not None]
+        if len(given) != 1:
+            found = "it has both" if given else "it has neither"
+            rule, fix = "S411 must come with either host_path or claim", "for example host_path: /mnt/models"
+            return Broken(rule, found, fix, f"kubernetes.volumes.{index}.mount_path", volume["mount_path"])
+    return None
+
+
+@_reads("kubernetes.volumes")
+def volume_paths_are_absolute(volumes: Volumes) -> Broken | None:
+    """Neither a pod nor a node has a current folder."""
+    for index, volume in enumerate(volumes):
+        for key in ("mount_path", "host_path"):
+            path = volume.get(key)
+            if path is not None and not _is_absolute(path):
+                rule = "S412 must be an absolute path below /, without .. or a closing /"
+                reason, fix = "pods and nodes have no current folder", f"nearest: {_absolute(path)}"
+                return Broken(rule, reason, fix, f"kubernetes.volumes.{index}.{key}", path)
+    return None
+
+
+@_reads("kubernetes.volumes")
+def mount_paths_are_free(volumes: Volumes) -> Broken | None:
+    """Not over what the pods have already."""
+    for index, volume in enumerate(volumes):
+        if volume["mount_path"] in names.MOUNTED:
+            rule = f"S413 must not be {' or '.join(names.MOUNTED)}"
+            path = f"kubernetes.volumes.{index}.mount_path"
+            return Broken(rule, "the pod's own files are there", "nearest: /models", path, volume["mount_path"])
+    return None
+
+
+@_reads("kubernetes.volumes")
+def mount_paths_differ(volumes: Volumes) -> Broken | None:
     """One path shows one volume."""
     paths = [volume["mount_path"] for volume in volumes]
-    again = sorted({path for path in paths if paths.count(path) > 1})
-    if not again:
-        return None
-    return Broken(f"S410 must not mount {again[0]} twice", "a path shows one volume", "give each its own mount_path")
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
+            where = f"kubernetes.volumes.{index}.mount_path"
+            return Broken(rule, "a path shows one volume", "give each its own mount_path", where, path)
+    return None
 
 
 # Layout

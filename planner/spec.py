@@ -24,15 +24,18 @@ __all__ = [
     "GpuSpec",
     "KubernetesSpec",
     "ModelFiles",
+    "NodeSpec",
     "Overlap",
     "Phase",
     "PhaseSpec",
     "PodResources",
     "Precision",
     "ResourcesSpec",
+    "ScheduleSpec",
     "Section",
     "Spec",
     "VolumeSpec",
+    "WindowSpec",
 ]
 
 Phase = Literal["prefill", "decode", "mixed"]
@@ -41,6 +44,8 @@ Precision = Literal["fp8", "bf16", "fp32"]
 Overlap = Literal["none", "dual_batch", "five_stage"]
 
 AUTO = "auto"  # a number that memory and shapes decide
+
+MAX_NODES = 20_000
 
 _A_MODEL = next(iter(MODELS))
 _A_GPU = next(name for name in GPUS if name != "cpu")
@@ -100,7 +105,12 @@ class GpuSpec(Section):
     )
 
 
-UNION_TAGS = ("<name>", "<own>")  # Pydantic puts these into the path of an error; no key looks like them
+UNION_TAGS = (
+    "<name>",
+    "<own>",
+    "<number>",
+    "<list>",
+)  # Pydantic puts these into the path of an error; no key looks like them
 
 
 def _form(value: Any) -> str:
@@ -108,14 +118,48 @@ def _form(value: Any) -> str:
     return "<own>" if isinstance(value, dict | Section) else "<name>"
 
 
+def _number_or_list(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<number>"
+
+
+class NodeSpec(Section):
+    """One node of a cluster that is given node by node."""
+
+    name: str = Field(min_length=1, max_length=253, description="As Kubernetes calls it.", examples=["gpu-a01"])
+    rack: str | None = Field(default=None, min_length=1, description="Its rack.", examples=["a"])
+    leaf: str | None = Field(
+        default=None, min_length=1, description="The leaf switch of its NICs.", examples=["leaf-1"]
+    )
+    power: str | None = Field(default=None, min_length=1, description="What it loses power with.", examples=["pdu-1"])
+    gpu: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Its GPUs, the cluster's unless given; others are not used.",
+        examples=[_A_GPU],
+    )
+    gpus: int | None = Field(
+        default=None, ge=0, le=64, description="How many, gpus_per_node unless given.", examples=[8]
+    )
+    taints: list[str] = Field(
+        default=[],
+        description="Its taints, where NoSchedule and NoExecute keep units away.",
+        examples=[["team=research:NoSchedule"]],
+    )
+    cordoned: bool = Field(default=False, description="Whether it takes no pods at present.", examples=[False])
+
+
 class ClusterSpec(Section):
-    """The nodes that the units are placed on, all alike."""
+    """The nodes that the units are placed on."""
 
     gpu: Annotated[Annotated[str, Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)] = Field(
         description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
         examples=[_A_GPU],
     )
-    nodes: int = Field(ge=1, le=20_000, description="How many nodes there are, called node-0 and so on.", examples=[22])
+    nodes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
+        | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
+        Discriminator(_number_or_list),
+    ] = Field(description="How many nodes there are, called node-0 and so on, or a list of them.", examples=[22])
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
     rack_size: int | None = Field(
         default=None,
@@ -123,6 +167,12 @@ class ClusterSpec(Section):
         le=1000,
         description="Nodes in a rack, in order, where a unit is put into one rack where one has room.",
         examples=[4],
+    )
+    leaf_size: int | None = Field(
+        default=None, ge=1, le=20_000, description="Nodes under a leaf switch, in order.", examples=[32]
+    )
+    power_domain_size: int | None = Field(
+        default=None, ge=1, le=20_000, description="Nodes that lose power together, in order.", examples=[16]
     )
 
     @property
@@ -166,6 +216,38 @@ class PhaseSpec(Section):
         le=10_000_000,
         description="Prompt tokens that one rank computes in one step, where a longer prompt goes alone.",
         examples=[4096],
+    )
+
+
+class WindowSpec(Section):
+    """How many units are on from a time of day until the next window's."""
+
+    at: str = Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="From when, HH:MM.", examples=["08:30"])
+    prefill_units: int | None = Field(
+        default=None, ge=0, le=1000, description="Prefill units that are on.", examples=[29]
+    )
+    decode_units: int | None = Field(default=None, ge=0, le=1000, description="Decode units that are on.", examples=[9])
+    mixed_units: int | None = Field(default=None, ge=0, le=1000, description="Mixed units that are on.", examples=[2])
+
+    def num_units(self, phase: Phase) -> int:
+        """Of `phase`; 0 where the deployment has no such phase."""
+        return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
+
+
+class ScheduleSpec(Section):
+    """The day: which units are on when. The nodes of the others are free for other work."""
+
+    timezone: str = Field(
+        default="UTC",
+        pattern=r"^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}$",
+        description="Of the times, as the IANA calls it.",
+        examples=["Asia/Shanghai"],
+    )
+    windows: list[WindowSpec] = Field(
+        min_length=1,
+        max_length=1440,
+        description="Each until the next one's time, the last until the first's on the next day.",
+        examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}]],
     )
 
 
@@ -245,9 +327,8 @@ class KubernetesSpec(Section):
         description="The image that holds the runtime package, as the nodes can pull it.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
-    volumes: tuple[VolumeSpec, ...] = Field(
-        default=(),
-        strict=False,  # a list of YAML becomes a tuple; what is in it stays strict
+    volumes: list[VolumeSpec] = Field(
+        default=[],
         description="What all pods mount read-only, such as the folder of the checkpoint.",
         examples=["[{host_path: /mnt/models, mount_path: /models}]"],
     )
@@ -277,6 +358,7 @@ class Spec(Section):
     mixed: PhaseSpec | None = Field(
         default=None, description="Units that do both, for deployments of single nodes, instead of the two."
     )
+    schedule: ScheduleSpec | None = Field(default=None, description="Which units are on when; without it, all always.")
     expert_load: ExpertLoadSpec = Field(default=ExpertLoadSpec(), description="What the expert maps balance.")
     gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.")
     kubernetes: KubernetesSpec = Field(default=KubernetesSpec(), description="What only the manifests need.")
@@ -285,6 +367,12 @@ class Spec(Section):
     def phases(self) -> tuple[Phase, ...]:
         """Those that the deployment has, in the order in which a request passes through them."""
         return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
+    def num_units(self, phase: Phase) -> int:
+        """The most that are ever on."""
+        if self.schedule is None:
+            return self.phase(phase).units
+        return max(window.num_units(phase) for window in self.schedule.windows)
 
     def phase(self, phase: Phase) -> PhaseSpec:
         """The section of `phase`, which the deployment has."""

@@ -11,7 +11,7 @@ from planner.catalog import GPUS, MODELS
 from planner.errors import InfeasibleError
 from planner.memory import fit_memory
 from planner.parallelism import lay_out
-from planner.spec import ClusterSpec, PhaseSpec
+from planner.spec import Spec
 from planner.weights import weights_of
 from planner.working_memory import activation_bytes, buffer_bytes
 
@@ -233,8 +233,9 @@ def compiled(plan_of):
 
 
 def laid_out(phase, section, model=DEEPSEEK):
-    spec = PhaseSpec(**section)
-    return lay_out(phase, spec, ClusterSpec(gpu="h800", nodes=1, gpus_per_node=8), model), spec
+    cluster = {"gpu": "h800", "nodes": 1, "gpus_per_node": 8}
+    spec = Spec.model_validate({"version": 1, "name": "any", "model": "any", "cluster": cluster, phase: section})
+    return lay_out(phase, spec, model), spec.phase(phase)
 
 
 def applied(spec, change):

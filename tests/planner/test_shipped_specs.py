@@ -12,6 +12,7 @@ SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
 # spec -> phase -> (nodes of a unit, EP size, routed slots a GPU)
 LAYOUTS = {
+    "deepseek-h800.yaml": {"prefill": (4, 32, 9), "decode": (18, 144, 2)},
     "h800-one-pair.yaml": {"prefill": (4, 32, 9), "decode": (18, 144, 2)},
     "h200-single-node.yaml": {"mixed": (1, 8, 32)},
     "mi300x-single-node.yaml": {"mixed": (1, 8, 33)},
@@ -26,6 +27,19 @@ def test_it_plans(name, expected):
 
     assert {each.phase: (each.nodes_per_unit, each.ep_size, each.slots_per_gpu) for each in plan.layouts} == expected
     assert all(memory.full_requests >= 1 for memory in plan.memory)
+
+
+def test_the_published_day_is_planned_hour_by_hour():
+    """278 nodes at the peak as 29 + 9 units, 226.75 on average, and every smaller state uses nodes of the larger."""
+    plan = compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+    schedule = plan.as_json()["schedule"]
+    steps = {step["at"]: step for step in schedule["steps"]}
+
+    assert (schedule["peak_nodes"], schedule["mean_nodes"]) == (278, 226.75)
+    assert schedule["released_node_hours_per_day"] == (278 - 226.75) * 24
+    assert (steps["12:00"]["prefill_units"], steps["12:00"]["decode_units"]) == (29, 9)
+    assert set(steps["03:30"]["units"]) < set(steps["00:00"]["units"]) < set(steps["12:00"]["units"])
+    assert [step["nodes"] for step in schedule["steps"]] == [278, 218, 188, 158, 128, 98, 68, 98, 128, 188, 218, 278]
 
 
 def test_no_spec_ships_untested():

@@ -1,0 +1,147 @@
+"""The rules between fields of `cluster` and `schedule`; `rules.py` asks them with the others."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from planner.rule import Broken, Rule, declare_in
+from planner.spec import PHASES
+
+__all__ = ["RULES"]
+
+DNS_1123_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+TAINT = re.compile(r"[A-Za-z0-9./_-]+(=[A-Za-z0-9._-]*)?:(NoSchedule|NoExecute|PreferNoSchedule)")
+
+Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+
+# Nodes
+
+
+@_reads("cluster.nodes")
+def node_names_are_kubernetes_names(nodes: Nodes) -> Broken | None:
+    """Pods are pinned to nodes by name."""
+    for index, node in _listed(nodes):
+        name = node["name"]
+        if not DNS_1123_SUBDOMAIN.fullmatch(name):
+            rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
+            fix = "write it as kubectl get nodes prints it"
+            return Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
+    return None
+
+
+@_reads("cluster.nodes")
+def nodes_are_listed_once(nodes: Nodes) -> Broken | None:
+    """A node given twice would be planned twice."""
+    first: dict[str, int] = {}
+    for index, node in _listed(nodes):
+        name = node["name"]
+        if name in first:
+            rule = f"S408 must be listed once, it is cluster.nodes.{first[name]} too"
+            reason = "its GPUs would be given to two units"
+            return Broken(rule, reason, "remove one of the two", f"cluster.nodes.{index}.name", name)
+        first[name] = index
+    return None
+
+
+@_reads("cluster.nodes")
+def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Broken | None:
+    """The effect decides whether a node can be used."""
+    for index, node in _listed(nodes):
+        for number, taint in enumerate(node.get("taints", [])):
+            if not TAINT.fullmatch(taint):
+                rule = "S409 must be KEY=VALUE:EFFECT or KEY:EFFECT"
+                reason = "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the node can be used"
+                place = f"cluster.nodes.{index}.taints.{number}"
+                return Broken(rule, reason, "for example team=research:NoSchedule", place, taint)
+    return None
+
+
+@_reads("cluster.rack_size", "cluster.nodes")
+def racks_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broken | None:
+    """A listed node says itself where it stands."""
+    return _not_beside_a_list(size, nodes, "rack")
+
+
+@_reads("cluster.leaf_size", "cluster.nodes")
+def leaves_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broken | None:
+    """A listed node says itself what it is attached to."""
+    return _not_beside_a_list(size, nodes, "leaf")
+
+
+@_reads("cluster.power_domain_size", "cluster.nodes")
+def power_domains_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broken | None:
+    """A listed node says itself what feeds it."""
+    return _not_beside_a_list(size, nodes, "power")
+
+
+def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | None:
+    if size is None or isinstance(nodes, int):
+        return None
+    reason = f"listed nodes each say their {key}"
+    return Broken("S410 must not stand beside a list of nodes", reason, f"remove it, and write {key} for each node")
+
+
+def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
+    return iter([]) if isinstance(nodes, int) else enumerate(nodes)
+
+
+# Schedule
+
+
+@_reads("schedule.windows")
+def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Broken | None:
+    """Each lasts until the next one's."""
+    first: dict[str, int] = {}
+    for index, window in enumerate(windows):
+        at = window["at"]
+        if at in first:
+            rule = f"S511 must differ from schedule.windows.{first[at]}.at"
+            return Broken(rule, "only one of them can be on", "choose another time", f"schedule.windows.{index}.at", at)
+        first[at] = index
+    return None
+
+
+@_reads("schedule.windows", "spec.sections")
+def windows_count_the_phases_that_there_are(windows: list[dict[str, Any]], sections: frozenset[str]) -> Broken | None:
+    """All of them, and no other."""
+    wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
+    for index, window in enumerate(windows):
+        given = [key for key in window if key != "at"]
+        if sorted(given) != sorted(wanted):
+            rule = f"S512 must say {' and '.join(wanted)}, it says {' and '.join(given) or 'nothing'}"
+            reason = "each window counts the units of each phase"
+            return Broken(rule, reason, f"write {' and '.join(wanted)}", f"schedule.windows.{index}", None)
+    return None
+
+
+@_reads("schedule.windows")
+def phases_are_on_together(windows: list[dict[str, Any]]) -> Broken | None:
+    """Prompts without tokens, or tokens without prompts, serve nobody."""
+    for index, window in enumerate(windows):
+        off = [key for key in ("prefill_units", "decode_units") if window.get(key) == 0]
+        on = [key for key in ("prefill_units", "decode_units") if window.get(key)]
+        if off and on:
+            rule = f"S513 must be at least 1 where {on[0]} is {window[on[0]]}"
+            reason = "a request passes through both phases"
+            return Broken(rule, reason, "nearest: 1", f"schedule.windows.{index}.{off[0]}", 0)
+    return None
+
+
+@_reads("schedule.windows")
+def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
+    """A deployment that is always off needs no plan."""
+    if any(number for window in windows for key, number in window.items() if key != "at"):
+        return None
+    return Broken("S514 must have units in some window", "nothing is ever on", "write how many are on when", "schedule")
+
+
+@_reads("{phase}.units", "{phase}.given", "spec.sections")
+def units_are_counted_once(_: int, given: frozenset[str], sections: frozenset[str]) -> Broken | None:
+    """Two numbers could differ."""
+    if "units" not in given or "schedule" not in sections:
+        return None
+    return Broken("S515 must not stand beside a schedule", "its windows say how many units there are", "remove it")

@@ -1,0 +1,42 @@
+"""What a rule between fields is: a check, and the paths of the values that it is asked with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Broken", "Rule", "declare_in"]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule's verdict; who asked knows the path and the value."""
+
+    rule: str
+    reason: str
+    fix: str
+    path: str | None = None  # where it is not the first argument's, and then the value there
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check and the paths of its arguments."""
+
+    check: Callable[..., Broken | None]
+    reads: tuple[str, ...]
+
+
+Check = Callable[..., Broken | None]
+
+
+def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
+    """A decorator that takes paths and adds what it decorates to `rules`."""
+
+    def reads(*paths: str) -> Callable[[Check], Check]:
+        def declare(check: Check) -> Check:
+            rules.append(Rule(check, paths))
+            return check
+
+        return declare
+
+    return reads

@@ -1,0 +1,208 @@
+"""Units to nodes: laws over random clusters, an exhaustive reference on small ones, and a previous plan."""
+
+import json
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cli import main
+from planner.errors import InfeasibleError
+from planner.inventory import nodes_of
+from planner.placement import Wanted, place_units
+from planner.placement_quality import measure
+from planner.spec import ClusterSpec, ScheduleSpec
+
+LISTED = """\
+  nodes:
+    - {name: a1, rack: a, leaf: l1}
+    - {name: a2, rack: a, leaf: l1, cordoned: true}
+    - {name: b1, rack: b, leaf: l1, taints: [team=research:NoSchedule]}
+    - {name: b2, rack: b, leaf: l1, gpu: h20}
+    - {name: c1, rack: c, leaf: l2, gpus: 1}
+    - {name: c2, rack: c, leaf: l2, taints: [spot:PreferNoSchedule]}
+    - {name: d1, rack: d, leaf: l2, power: p1}
+"""
+
+
+@st.composite
+def cases(draw, max_nodes=60):
+    """A cluster, units of two phases, and when they are on."""
+    nodes = draw(st.integers(1, max_nodes))
+    sizes = {key: draw(st.none() | st.integers(1, nodes)) for key in ("rack_size", "leaf_size", "power_domain_size")}
+    layouts = [
+        SimpleNamespace(
+            phase=phase,
+            num_units=draw(st.integers(0 if phase == "prefill" else 1, 4)),
+            nodes_per_unit=draw(st.integers(1, 6)),
+            ranks_per_node=2,
+        )
+        for phase in ("prefill", "decode")
+    ]
+    windows = None
+    if draw(st.booleans()):
+        counts = [
+            {f"{each.phase}_units": draw(st.integers(0, each.num_units)) for each in layouts},
+            {f"{each.phase}_units": each.num_units for each in layouts},
+        ]
+        windows = [{"at": at} | count for at, count in zip(("01:00", "07:30"), counts, strict=True)]
+    schedule = ScheduleSpec.model_validate({"windows": windows}) if windows else None
+    return ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": nodes} | sizes), layouts, schedule
+
+
+def placed(case, previous=None):
+    """The placement of a case, or None where the cluster is too small."""
+    cluster, layouts, schedule = case
+    spec = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
+    checked = SimpleNamespace(spec=spec, problem=lambda violation: violation.at("spec.yaml", 1, 1))
+    try:
+        return place_units(checked, layouts, previous)
+    except InfeasibleError:
+        return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases())
+def test_units_have_whole_nodes_to_themselves(case):
+    """Each as many as it wants, none twice, and infeasible only where there are too few."""
+    cluster, layouts, _ = case
+    placement = placed(case)
+    needed = sum(each.num_units * each.nodes_per_unit for each in layouts)
+    if placement is None:
+        assert needed > cluster.nodes
+        return
+    nodes = [node for unit in placement.units for node in unit.nodes]
+
+    assert len(nodes) == len(set(nodes)) == needed
+    assert set(nodes) <= {node.name for node in nodes_of(cluster)}
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases())
+def test_no_count_is_below_its_bound(case):
+    """A bound that a placement beats is none."""
+    placement = placed(case)
+    for objective in placement.objectives if placement else ():
+        assert objective.excess >= 0, objective
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_the_same_spec_moves_nothing(case):
+    """Planned after itself, every unit stays where it was."""
+    first = placed(case)
+    if first is not None:
+        again = placed(case, {unit.name: unit.nodes for unit in first.units})
+
+        assert [unit.nodes for unit in again.units] == [unit.nodes for unit in first.units]
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases(max_nodes=7))
+def test_small_clusters_are_placed_as_well_as_possible(case):
+    """The slow reference: of all placements, none stands under fewer leaves in sum, by more than one."""
+    cluster, layouts, schedule = case
+    placement = placed(case)
+    if placement is None or cluster.leaf_size is None or sum(each.num_units for each in layouts) > 3:
+        return
+    nodes = list(nodes_of(cluster))
+    wanted = [
+        Wanted(f"any-{each.phase}-{index}", each.phase, index, each.nodes_per_unit, 1)
+        for each in layouts
+        for index in range(each.num_units)
+    ]
+    best = min(measure(wanted, every, nodes, schedule, {})[0].value for every in assignments(wanted, nodes))
+
+    assert best <= placement.objectives[0].value <= best + 1
+
+
+def assignments(wanted, nodes):
+    """Every way to give each unit its number of nodes."""
+    if not wanted:
+        yield {}
+        return
+    for chosen in combinations(nodes, wanted[0].num_nodes):
+        rest = [node for node in nodes if node not in chosen]
+        for others in assignments(wanted[1:], rest):
+            yield {wanted[0].name: list(chosen)} | others
+
+
+def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
+    """Cordoned, tainted, of another GPU, or with too few: each is named with the reason."""
+    plan = plan_of(with_line(8, LISTED.rstrip()))
+
+    assert [unit.nodes for unit in plan.units] == [("a1",), ("c2", "d1")]
+    assert plan.as_json()["placement"]["unusable_nodes"] == {
+        "a2": "cordoned",
+        "b1": "tainted team=research:NoSchedule",
+        "b2": "has h20",
+        "c1": "has 1 GPUs",
+    }
+
+
+def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
+    """S701: which nodes would have done."""
+    text = with_line(8, LISTED.replace("name: d1,", "name: d1, cordoned: true,").rstrip())
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(text)
+
+    assert error.value.problems[0].message == (
+        "cluster.nodes must have at least 3 usable nodes (prefill 1 x 1 + decode 1 x 2), 2 of 7 are, a2 cordoned, "
+        "b1 tainted team=research:NoSchedule, b2 has h20; every unit has its nodes to itself; add 1 nodes"
+    )
+
+
+def test_a_unit_stays_under_one_leaf_where_one_has_room(with_line, plan_of):
+    """Four nodes under leaves of two: the decode unit takes a leaf of its own."""
+    plan = plan_of(with_line(8, "  nodes: 4\n  leaf_size: 2"))
+
+    assert [(unit.nodes, unit.why) for unit in plan.units] == [
+        (("node-0",), "in 1 leaf"),
+        (("node-2", "node-3"), "in 1 leaf"),
+    ]
+
+
+def test_the_night_frees_whole_racks(with_line, plan_of):
+    """Units that are on all day stand together, so that the others' racks are free at night."""
+    windows = "[{at: 08:00, prefill_units: 4, decode_units: 2}, {at: 20:00, prefill_units: 2, decode_units: 1}]"
+    text = with_line(
+        25, f"schedule: {{windows: {windows}}}\nexpert_load:", with_line(19, "", with_line(8, "  nodes: 8"))
+    )
+    plan = plan_of(text.replace("  nodes: 8\n", "  nodes: 8\n  rack_size: 4\n"))
+    night = set(plan.schedule.steps[1].units)
+    racks = {node for unit in plan.units if unit.name in night for node in unit.nodes}
+
+    assert racks == {"node-0", "node-1", "node-2", "node-3"}
+    assert [(step.at, step.num_nodes, step.minutes) for step in plan.schedule.steps] == [
+        ("08:00", 8, 720),
+        ("20:00", 4, 720),
+    ]
+
+
+def test_a_previous_plan_is_kept_where_it_can_be(spec_file, with_line, tmp_path, capsys):
+    """--previous: one unit more, and the others stay; a node that is gone moves only its unit."""
+    before = tmp_path / "before.json"
+    assert main(["plan", str(spec_file()), "-o", str(before)]) == 0
+    document = json.loads(before.read_text())
+    document["units"][1]["nodes"] = ["node-4", "node-2"]
+    before.write_text(json.dumps(document))
+    capsys.readouterr()
+    path = str(spec_file(with_line(8, "  nodes: 6")))
+    main(["plan", path, "--previous", str(before), "--format", "json"])
+    plan = json.loads(capsys.readouterr().out)
+
+    assert [unit["nodes"] for unit in plan["units"]] == [["node-0"], ["node-4", "node-2"]]
+    assert plan["units"][1]["why"] == "where the previous plan has it"
+
+
+@pytest.mark.parametrize(("content", "rule_id"), [(None, "S905"), ("{}", "S906"), ("torn", "S906")])
+def test_a_previous_plan_that_is_none_is_exit_2(content, rule_id, spec_file, tmp_path, capsys):
+    """S905, S906: missing, or not a plan."""
+    path = tmp_path / "previous.json"
+    if content is not None:
+        path.write_text(content)
+    status = main(["plan", str(spec_file()), "--previous", str(path)])
+
+    assert (status, rule_id in capsys.readouterr().err) == (2, True)
