@@ -10,7 +10,8 @@ It does not plan: whether the cluster is large enough is not asked here.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from planner.rules import broken_rules
 from planner.source import Document, read_document
 from planner.spec import PHASES, GpuSpec, Spec
 
-__all__ = ["CheckedSpec", "check_document", "check_spec"]
+__all__ = ["CheckedSpec", "check_document", "check_spec", "with_values"]
 
 Found = TypeVar("Found")
 
@@ -69,6 +70,18 @@ def check_document(document: Document) -> CheckedSpec:
         measured_loads=named.resolved.get("expert_load.loads"),
         document=document,
     )
+
+
+def with_values(spec: CheckedSpec, values: Mapping[str, Any]) -> CheckedSpec:
+    """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
+    data = deepcopy(spec.document.data)
+    for path, value in values.items():
+        *parents, key = path.split(".")
+        section = data
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[key] = value
+    return check_document(replace(spec.document, data=data))
 
 
 class _Named:

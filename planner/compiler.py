@@ -6,16 +6,18 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 from collections.abc import Mapping, Sequence
 
 from planner.check import CheckedSpec
+from planner.decide import decide
 from planner.errors import InfeasibleError
 from planner.expert_map import Loads, balance, draw_loads
 from planner.launch import launch_documents
-from planner.memory import MemoryPlan, fit_memory
+from planner.memory import MemoryPlan, fit_memory, split_memory
 from planner.parallelism import PhaseLayout, lay_out
 from planner.placement import place_units
 from planner.plan import Plan
 from planner.repair import with_changes
 from planner.runnable import runtime_refusals
 from planner.schedule import plan_schedule
+from planner.spec import Phase
 
 __all__ = ["check_fit", "compile_plan"]
 
@@ -25,6 +27,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
+    spec, decisions = decide(spec, _split)
     try:
         layouts, memory = _fit(spec)
         placement = place_units(spec, layouts, previous)
@@ -34,11 +37,12 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
     loads = _expert_loads(spec)
     maps = {layout.phase: balance(loads, layout.num_physical_experts, layout.ep_size) for layout in layouts}
     documents = launch_documents(spec, placement.units, maps)
-    return Plan(spec.spec, layouts, memory, placement, schedule, maps, documents, runtime_refusals(spec))
+    return Plan(spec.spec, decisions, layouts, memory, placement, schedule, maps, documents, runtime_refusals(spec))
 
 
 def check_fit(spec: CheckedSpec) -> None:
     """Whether the memory of `spec`'s GPUs holds it, wherever its units go. Raises InfeasibleError when it does not."""
+    spec, _ = decide(spec, _split)
     try:
         _fit(spec)
     except InfeasibleError as error:
@@ -48,6 +52,11 @@ def check_fit(spec: CheckedSpec) -> None:
 def _fit(spec: CheckedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
     layouts = tuple(lay_out(phase, spec.spec, spec.model) for phase in spec.spec.phases)
     return layouts, fit_memory(spec, layouts)
+
+
+def _split(spec: CheckedSpec, phase: Phase) -> MemoryPlan | None:
+    """One phase's memory, fitting or not; None where nobody knows how much there is."""
+    return split_memory(spec, lay_out(phase, spec.spec, spec.model)) if spec.gpu.usable_bytes else None
 
 
 def _is_feasible(spec: CheckedSpec) -> bool:

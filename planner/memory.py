@@ -19,7 +19,6 @@ On `cpu` there is nothing to split: ranks share the host's memory, whose size no
 
 from dataclasses import dataclass
 
-from planner.catalog import Gpu, Model
 from planner.check import CheckedSpec
 from planner.errors import InfeasibleError, Violation
 from planner.parallelism import KV_BYTES, PhaseLayout, kv_dtype
@@ -28,7 +27,7 @@ from planner.units import gb
 from planner.weights import Weights, weights_of
 from planner.working_memory import activation_bytes, buffer_bytes, largest_step_field
 
-__all__ = ["MemoryPlan", "fit_memory"]
+__all__ = ["MemoryPlan", "fit_memory", "split_memory"]
 
 # 3.5 GiB, "for safer deployment": github.com/ai-dynamo/aiconfigurator 095f58a5 systems/*.yaml, other_mem
 RESERVE_BYTES = 3_758_096_384
@@ -85,14 +84,16 @@ def fit_memory(spec: CheckedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[Mem
     """One split a phase; none on `cpu`. Raises InfeasibleError when a phase has no room for one request's KV."""
     if spec.gpu.usable_bytes is None:
         return ()
-    plans = tuple(_split(spec.model, spec.gpu, layout, spec.spec.phase(layout.phase)) for layout in layouts)
+    plans = tuple(split_memory(spec, layout) for layout in layouts)
     misfits = [_misfit(plan, spec.spec.phase(plan.phase)) for plan in plans if plan.short > 0]
     if misfits:
         raise InfeasibleError([spec.problem(misfit) for misfit in misfits])
     return plans
 
 
-def _split(model: Model, gpu: Gpu, layout: PhaseLayout, spec: PhaseSpec) -> MemoryPlan:
+def split_memory(checked: CheckedSpec, layout: PhaseLayout) -> MemoryPlan:
+    """Whether or not it fits."""
+    model, gpu, spec = checked.model, checked.gpu, checked.spec.phase(layout.phase)
     assert gpu.usable_bytes is not None
     return MemoryPlan(
         phase=layout.phase,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from planner import names
 from planner.canonical import digest_of, pretty_json
+from planner.decide import Decision
 from planner.errors import CallError, InfeasibleError, Problem, Violation
 from planner.expert_map import ExpertMap
 from planner.memory import MemoryPlan
@@ -32,6 +33,7 @@ class Plan:
     """What `compile_plan` decided for `spec`."""
 
     spec: Spec
+    decisions: tuple[Decision, ...]  # what the spec leaves open
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     placement: Placement
@@ -80,6 +82,7 @@ class Plan:
             "spec_digest": digest_of(self.spec.model_dump(mode="json")),
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "decisions": [asdict(decision) for decision in self.decisions],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
             "memory": {each.phase: _memory_json(each) for each in self.memory},
             "placement": _placement_json(self.placement),

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from statistics import fmean
 
+from planner.decide import DEFAULT
 from planner.memory import MemoryPlan
 from planner.parallelism import PhaseLayout
 from planner.placement import Unit
@@ -22,16 +23,8 @@ MAX_UNITS = 12  # of a phase; more are counted
 
 def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
-    parts = [
-        _head(plan),
-        _phases(plan),
-        _memory(plan),
-        _units(plan),
-        _placement(plan),
-        _schedule(plan),
-        _expert_maps(plan),
-        _runnable(plan),
-    ]
+    sections = (_head, _decisions, _phases, _memory, _units, _placement, _schedule, _expert_maps, _runnable)
+    parts = [section(plan) for section in sections]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -46,6 +39,15 @@ def _head(plan: Plan) -> str:
             f"  cluster   {num_nodes} nodes of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
         )
     )
+
+
+def _decisions(plan: Plan) -> str:
+    """What the spec left to the planner with reasons, and what it did not mention."""
+    decided = [each for each in plan.decisions if each.why != DEFAULT]
+    rows = [("decided", "value", "because it is"), *((each.path, str(each.value), each.why) for each in decided)]
+    defaults = ", ".join(f"{each.path} {each.value}" for each in plan.decisions if each.why == DEFAULT)
+    filled = textwrap.fill(f"by default: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return "\n\n".join([*([_table(rows)] if decided else []), *([filled] if defaults else [])])
 
 
 def _phases(plan: Plan) -> str:

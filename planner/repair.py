@@ -8,13 +8,12 @@ It changes no spec: the user does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from planner.catalog import GPUS
-from planner.check import CheckedSpec, check_document
+from planner.check import CheckedSpec, with_values
 from planner.errors import InfeasibleError, SpecError
 from planner.spec import Phase
 
@@ -33,7 +32,7 @@ def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasibl
 
     def works(change: Change) -> bool:
         try:
-            return is_feasible(_changed(spec, change))
+            return is_feasible(with_values(spec, change))
         except SpecError:
             return False
 
@@ -42,18 +41,6 @@ def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasibl
         return error
     first, *others = error.problems
     return InfeasibleError([replace(first, fix=_sentence(changes), changes=changes), *others])
-
-
-def _changed(spec: CheckedSpec, change: Change) -> CheckedSpec:
-    """`spec` as if the user had written `change`."""
-    data = deepcopy(spec.document.data)
-    for path, value in change.items():
-        *parents, key = path.split(".")
-        section = data
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[key] = value
-    return check_document(replace(spec.document, data=data))
 
 
 def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:

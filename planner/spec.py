@@ -9,7 +9,16 @@ to know is in `rules.py`. Field names are the contract's.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from planner.catalog import GPUS, MODELS
 from planner.units import byte_quantity, link_quantity
@@ -181,18 +190,29 @@ class ClusterSpec(Section):
         return self.gpu if isinstance(self.gpu, str) else self.gpu.name
 
 
+def _or_auto(least: int, most: int) -> tuple[Any, Any]:
+    """For a number that may be left to the planner.
+
+    The word stays in place of the number until `decide.py` has decided; nothing after it sees the word.
+    """
+
+    def read(written: Any, number: ValidatorFunctionWrapHandler) -> Any:
+        return AUTO if written == AUTO else number(written)
+
+    integer = {"type": "integer", "minimum": least, "maximum": most}
+    return WrapValidator(read), WithJsonSchema({"anyOf": [integer, {"const": AUTO}]})
+
+
 class PhaseSpec(Section):
-    """One phase's units, all alike."""
+    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
 
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
-    ep_size: int = Field(
-        ge=1,
-        le=4096,
+    ep_size: Annotated[int, Field(ge=1, le=4096), *_or_auto(1, 4096)] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them, and attention is data-parallel.",
         examples=[32],
     )
-    redundant_experts: int = Field(
-        default=0, ge=0, le=16_384, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32]
+    redundant_experts: Annotated[int, Field(ge=0, le=16_384), *_or_auto(0, 16_384)] = Field(
+        default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32]
     )
     overlap: Overlap = Field(
         default="none",
@@ -204,8 +224,8 @@ class PhaseSpec(Section):
         description="Precision of matmuls and dispatch, where fp8 keeps its KV in bf16.",
         examples=["fp8"],
     )
-    max_requests: int = Field(
-        default=32, ge=1, le=65_536, description="Requests that one rank works on at a time.", examples=[32]
+    max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
+        default=32, description="Requests that one rank works on at a time.", examples=[32]
     )
     max_request_tokens: int = Field(
         default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]

@@ -17,7 +17,16 @@ FORBIDDEN = {
 }
 
 # What `compile_plan` calls, in order; no other module of the planner runs a pass.
-PASSES = {"lay_out", "fit_memory", "place_units", "balance", "launch_documents", "runtime_refusals"}
+PASSES = {
+    "lay_out",
+    "decide",
+    "fit_memory",
+    "place_units",
+    "plan_schedule",
+    "balance",
+    "launch_documents",
+    "runtime_refusals",
+}
 
 
 def modules(package):
