@@ -18,6 +18,7 @@ from planner.repair import with_changes
 from planner.runnable import runtime_refusals
 from planner.schedule import plan_schedule
 from planner.spec import Phase
+from planner.traffic import expected_traffic
 
 __all__ = ["check_fit", "compile_plan"]
 
@@ -36,8 +37,21 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
     schedule = plan_schedule(spec.spec, placement.units)
     loads = _expert_loads(spec)
     maps = {layout.phase: balance(loads, layout.num_physical_experts, layout.ep_size) for layout in layouts}
+    traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
     documents = launch_documents(spec, placement.units, maps)
-    return Plan(spec.spec, decisions, layouts, memory, placement, schedule, maps, documents, runtime_refusals(spec))
+    return Plan(
+        spec=spec.spec,
+        gpu=spec.gpu,
+        decisions=decisions,
+        layouts=layouts,
+        memory=memory,
+        placement=placement,
+        schedule=schedule,
+        expert_maps=maps,
+        traffic=traffic,
+        launch_documents=documents,
+        refusals=runtime_refusals(spec),
+    )
 
 
 def check_fit(spec: CheckedSpec) -> None:

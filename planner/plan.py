@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from planner import names
 from planner.canonical import digest_of, pretty_json
+from planner.catalog import Gpu
 from planner.decide import Decision
 from planner.errors import CallError, InfeasibleError, Problem, Violation
 from planner.expert_map import ExpertMap
@@ -22,6 +23,7 @@ from planner.parallelism import PhaseLayout
 from planner.placement import Placement, Unit
 from planner.schedule import DaySchedule, Step
 from planner.spec import Phase, Spec
+from planner.traffic import PhaseTraffic
 
 __all__ = ["Plan", "read_previous"]
 
@@ -33,12 +35,14 @@ class Plan:
     """What `compile_plan` decided for `spec`."""
 
     spec: Spec
+    gpu: Gpu
     decisions: tuple[Decision, ...]  # what the spec leaves open
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     placement: Placement
     schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
+    traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     launch_documents: Mapping[str, dict[str, Any]]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
 
@@ -82,13 +86,23 @@ class Plan:
             "spec_digest": digest_of(self.spec.model_dump(mode="json")),
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "assumed": {f"cluster.gpu.{figure}": self.gpu.sources[figure] for figure in self.gpu.assumed},
             "decisions": [asdict(decision) for decision in self.decisions],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
             "memory": {each.phase: _memory_json(each) for each in self.memory},
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {each.sha256: _map_json(each) for each in self.expert_maps.values()},
-        } | ({"schedule": _schedule_json(self.schedule)} if self.schedule else {})
+        } | self._optional()
+
+    def _optional(self) -> dict[str, Any]:
+        """Sections of plans that have something to say there."""
+        sections: dict[str, Any] = {}
+        if self.schedule:
+            sections["schedule"] = _schedule_json(self.schedule)
+        if self.traffic:
+            sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
+        return sections
 
     def _unit_json(self, unit: Unit) -> dict[str, Any]:
         return {
@@ -161,6 +175,15 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
     return {
         "objectives": [asdict(objective) for objective in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
+    }
+
+
+def _traffic_json(traffic: PhaseTraffic) -> dict[str, Any]:
+    return {
+        "moe_layer": traffic.layer,
+        "tokens_per_rank": traffic.tokens_per_rank,
+        "links": [asdict(link) for link in traffic.links],
+        "busiest": asdict(traffic.busiest),
     }
 
 

@@ -23,7 +23,7 @@ MAX_UNITS = 12  # of a phase; more are counted
 
 def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
-    sections = (_head, _decisions, _phases, _memory, _units, _placement, _schedule, _expert_maps, _runnable)
+    sections = (_head, _decisions, _phases, _memory, _units, _placement, _schedule, _expert_maps, _traffic, _runnable)
     parts = [section(plan) for section in sections]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -32,11 +32,13 @@ def _head(plan: Plan) -> str:
     cluster = plan.spec.cluster
     num_nodes = cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes)
     used = sum(len(unit.nodes) for unit in plan.units)
+    assumed = [f"  {figure} of {cluster.gpu_name} is {plan.gpu.sources[figure]}" for figure in plan.gpu.assumed]
     return "\n".join(
         (
             f"Plan {plan.name}",
             f"  digest    {plan.digest}",
             f"  cluster   {num_nodes} nodes of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
+            *assumed,
         )
     )
 
@@ -152,6 +154,19 @@ def _expert_maps(plan: Plan) -> str:
         layer = each.max_over_mean.index(worst)
         mean = f"{fmean(each.max_over_mean):.3f}"
         rows.append((phase, str(len(each.max_over_mean)), mean, f"{worst:.3f} (MoE layer {layer})", each.sha256[7:19]))
+    return _table(rows)
+
+
+def _traffic(plan: Plan) -> str:
+    """Expected, of one MoE layer of the largest step."""
+    if not plan.traffic:
+        return ""
+    rows = [("traffic", "busiest", "place", "MB in by dispatch", "MB out by combine", "GB/s")]
+    for each in plan.traffic:
+        for link in each.links:
+            mark = link.kind + (" <-- busiest" if link == each.busiest else "")
+            sizes = (f"{link.dispatch_bytes / 1e6:,.1f}", f"{link.combine_bytes / 1e6:,.1f}")
+            rows.append((each.phase, mark, link.place, *sizes, f"{link.gb_per_s:,.0f}"))
     return _table(rows)
 
 

@@ -18,14 +18,8 @@ FORBIDDEN = {
 
 # What `compile_plan` calls, in order; no other module of the planner runs a pass.
 PASSES = {
-    "lay_out",
-    "decide",
-    "fit_memory",
-    "place_units",
-    "plan_schedule",
-    "balance",
-    "launch_documents",
-    "runtime_refusals",
+    *("decide", "lay_out", "fit_memory", "place_units", "plan_schedule", "balance"),
+    *("expected_traffic", "launch_documents", "runtime_refusals"),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 from planner.check import check_spec
 from planner.compiler import compile_plan
 from planner.errors import InfeasibleError
+from planner.plan_text import plan_text
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
@@ -40,6 +41,20 @@ def test_the_published_day_is_planned_hour_by_hour():
     assert (steps["12:00"]["prefill_units"], steps["12:00"]["decode_units"]) == (29, 9)
     assert set(steps["03:30"]["units"]) < set(steps["00:00"]["units"]) < set(steps["12:00"]["units"])
     assert [step["nodes"] for step in schedule["steps"]] == [278, 218, 188, 158, 128, 98, 68, 98, 128, 188, 218, 278]
+
+
+def test_assumed_figures_are_told():
+    """H20's usable memory was not read anywhere: the plan says so, and why that much."""
+    plan = compile_plan(check_spec(SPECS / "h20.yaml"))
+
+    assert plan.as_json()["assumed"].keys() == {"cluster.gpu.usable_bytes"}
+    assert "usable_bytes of h20 is assumed: nvidia-smi's 97,871 MiB" in plan_text(plan)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_its_text_fits_a_terminal(name):
+    """At most 110 columns, whatever the numbers."""
+    assert max(map(len, plan_text(compile_plan(check_spec(SPECS / name))).splitlines())) <= 110
 
 
 def test_no_spec_ships_untested():
