@@ -113,7 +113,7 @@ def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:
         "image": cluster.image,
         "volumes": [dict(volume) for volume in cluster.volumes],
         "resources": RESOURCES,
-        "ready_timeout_s": 300,
+        "ready_timeout_s": 600,
     }
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(document))
