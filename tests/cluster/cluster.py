@@ -22,14 +22,14 @@ from tests.cluster.control_plane import (
     start_controllers,
     start_scheduler,
 )
-from tests.cluster.diagnosis import describe_pods, describe_warnings
+from tests.cluster.diagnosis import diagnose
 from tests.cluster.dns import dns_answers, start_dns
 from tests.cluster.leaderworkersets import serve_leaderworkersets, start_leaderworkersets
 from tests.cluster.network import Network, lay_network
 from tests.cluster.node import Node
 from tests.cluster.objects import Objects
 from tests.cluster.processes import Daemons, NotReady
-from tests.cluster.runs import Run, only_run
+from tests.cluster.runs import Run
 
 __all__ = ["CLUSTER_PRODUCTS", "NODE_GRACE_S", "Cluster", "running_cluster"]
 
@@ -106,7 +106,7 @@ class Cluster:
         try:
             self.control_plane.daemons.wait_until(happened, what, timeout_s)
         except NotReady as error:
-            raise NotReady(f"{describe_pods(self.api)}\n{describe_warnings(self.api)}\n{error}") from None
+            raise NotReady(f"{diagnose(self.api)}\n{error}") from None
 
     def _machine(self, name: str) -> Node:
         return self.machines[self.nodes.index(name)]
@@ -119,18 +119,17 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """Start one with logs and certificates in `folder`, when no other is there; nothing else is left of it.
+def running_cluster(run: Run, folder: Path) -> Iterator[Cluster]:
+    """Start one with logs and certificates in `folder`, and stop it at the end; the run removes what is left then.
 
     Raises NotReady, with what happened last.
     """
-    with only_run() as run:
-        outside = Daemons(folder, environment=run.environment)
-        with outside.running():
-            network = lay_network(outside, run.number)
-            inside = dataclasses.replace(outside, inside=network.inside)
-            with running_api_server(inside, Address(network.control_plane)) as control_plane:
-                yield _start(run, network, control_plane, outside)
+    outside = Daemons(folder, environment=run.environment)
+    with outside.running():
+        network = lay_network(outside, run.number)
+        inside = dataclasses.replace(outside, inside=network.inside)
+        with running_api_server(inside, Address(network.control_plane)) as control_plane:
+            yield _start(run, network, control_plane, outside)
 
 
 def _start(run: Run, network: Network, control_plane: ControlPlane, outside: Daemons) -> Cluster:

@@ -1,9 +1,10 @@
 """Fixtures: each cluster is there once for the whole run, started by the first test that asks for it.
 
-A test asks for the least it needs: `api_server` stores and judges, `control_plane` also acts.
+A test asks for the least it needs: `api_server` stores and judges, `control_plane` also acts, `cluster` runs pods.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cluster.control_plane import Address, ControlPlane, running_api_serve
 from tests.cluster.leaderworkersets import serve_leaderworkersets
 from tests.cluster.processes import Daemons
 from tests.cluster.products import API_SERVER, CONTROLLER_MANAGER, ETCD, LWS_CRDS, Product
+from tests.cluster.runs import only_run
 
 ORDER = ("toolchain", "api_server", "control_plane", "cluster")  # of fixtures; tests without any come first
 BUILD_TIMEOUT_S = 45 * 60  # 25 minutes on 2 cores; the lock may make us wait for another run's build
@@ -34,13 +36,18 @@ def _rank(item: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session")
-def toolchain(request: pytest.FixtureRequest) -> Callable[..., list[Path]]:
+def aloud(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[None]]:
+    """A context whose words are seen while the tests run, for what takes minutes."""
+    return request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled
+
+
+@pytest.fixture(scope="session")
+def toolchain(aloud: Callable[[], AbstractContextManager[None]]) -> Callable[..., list[Path]]:
     """The paths of the products it is called with, after building them; skips where that is impossible."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def obtain(*products: Product) -> list[Path]:
         preconditions.require(preconditions.missing(products))
-        with capture.global_and_fixture_disabled():  # a build takes minutes, and says so
+        with aloud():
             return [build.obtain(each) for each in products]
 
     return obtain
@@ -67,9 +74,15 @@ def control_plane(toolchain: Callable[..., list[Path]], api_server: ControlPlane
 
 
 @pytest.fixture(scope="session")
-def cluster(toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    toolchain: Callable[..., list[Path]],
+    aloud: Callable[[], AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
     """Three real nodes with DNS and the LeaderWorkerSet controller. Use a namespace of your own."""
     preconditions.require(preconditions.missing_for_nodes())
     toolchain(*CLUSTER_PRODUCTS)
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
-        yield started
+    with ExitStack() as stack:
+        with aloud():
+            run = stack.enter_context(only_run())
+        yield stack.enter_context(running_cluster(run, tmp_path_factory.mktemp("cluster")))

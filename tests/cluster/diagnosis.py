@@ -2,22 +2,31 @@
 
 from collections.abc import Iterator
 
+import urllib3
 from kubernetes import client
 
-__all__ = ["describe_pods", "describe_warnings"]
+__all__ = ["diagnose"]
 
 NUM_EVENTS = 20
 LOG_TAIL_LINES = 15
 
 
-def describe_pods(api: client.ApiClient) -> str:
-    """Of each pod that is not ready: its conditions, its containers' states and their last words."""
+def diagnose(api: client.ApiClient) -> str:
+    """The pods that are not ready, and the last warnings; or that the API server does not say."""
+    try:
+        return f"{_describe_pods(api)}\n{_describe_warnings(api)}"
+    except (urllib3.exceptions.HTTPError, client.ApiException) as error:
+        return f"--- the API server does not say how its pods are: {error}"
+
+
+def _describe_pods(api: client.ApiClient) -> str:
+    """Of each that is not ready: its conditions, its containers' states and their last words."""
     core = client.CoreV1Api(api)
     pods = [each for each in core.list_pod_for_all_namespaces().items if not _is_ready(each)]
     return "\n".join(["--- pods that are not ready:", *(line for pod in pods for line in _describe(core, pod))])
 
 
-def describe_warnings(api: client.ApiClient) -> str:
+def _describe_warnings(api: client.ApiClient) -> str:
     """The last events of type Warning."""
     events = client.CoreV1Api(api).list_event_for_all_namespaces(field_selector="type=Warning").items
     events.sort(key=lambda each: str(each.last_timestamp or each.event_time))
@@ -48,4 +57,4 @@ def _last_words(core: client.CoreV1Api, pod: str, namespace: str, container: str
         )
     except client.ApiException as error:
         return [f"no log: {error.reason}"]
-    return text.splitlines()
+    return (text or "").splitlines()  # none of a pod that is on no node

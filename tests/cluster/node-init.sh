@@ -21,6 +21,10 @@ for route in $ROUTES; do  # pods=node
     ip route add "${route%=*}" via "${route#*=}"
 done
 echo 1 > /proc/sys/net/ipv4/ip_forward
+# The host sends what is for a Service here before kube-proxy knows the Service: do not tell it of a better way for good.
+for device in all eth0; do
+    echo 0 > "/proc/sys/net/ipv4/conf/$device/send_redirects"
+done
 echo 1 > /proc/sys/net/ipv4/tcp_orphan_retries  # see network.py
 
 keep() {  # LOG COMMAND...: start again whatever exits

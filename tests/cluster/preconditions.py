@@ -19,7 +19,6 @@ PROGRAMS_OF_NODES = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "iptables": "iptables",
-    "busybox": "busybox-static",
 }
 # Each in namespaces of its own, so that nothing is left: what it shows -> a command.
 TRIALS = {
@@ -42,7 +41,7 @@ def missing(products: Sequence[Product]) -> list[str]:
 
 def missing_for_nodes() -> list[str]:
     """Everything that it lacks besides to be several machines."""
-    programs = _missing_programs(PROGRAMS_OF_NODES)
+    programs = _missing_programs(PROGRAMS_OF_NODES) + _missing_busybox()
     if os.geteuid() != 0:
         return [*programs, "root"]
     if not shutil.which("unshare") or not _succeeds("true"):
@@ -62,6 +61,14 @@ def require(lacking: Sequence[str]) -> None:
 
 def _missing_programs(programs: dict[str, str]) -> list[str]:
     return [f"{name} (package {package})" for name, package in programs.items() if not shutil.which(name)]
+
+
+def _missing_busybox() -> list[str]:
+    """It is all that an image holds, so it may need no library."""
+    path = shutil.which("busybox")
+    if path and subprocess.run(["ldd", path], capture_output=True, check=False).returncode != 0:
+        return []
+    return ["busybox, statically linked (package busybox-static)"]
 
 
 def _succeeds(command: str) -> bool:

@@ -101,7 +101,7 @@ def _wait_for(lock: int) -> None:
 def _record() -> Run:
     """Of this process, on disk before anything is made."""
     made = tuple(path for path in _with_parents(MOUNT_POINTS) if not Path(path).exists())
-    run = Run(os.getpid(), _started(os.getpid()), tempfile.mkdtemp(prefix="tidemill-"), made)
+    run = Run(os.getpid(), _started(os.getpid()), tempfile.mkdtemp(prefix="tidemill-cluster-"), made)
     (PLACE / "run.json").write_text(json.dumps(asdict(run)))
     for path in MOUNT_POINTS:
         Path(path).mkdir(parents=True, exist_ok=True)

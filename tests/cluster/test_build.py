@@ -128,7 +128,7 @@ def test_two_at_the_same_time_build_once(product):
 def test_what_is_missing_is_named(product, monkeypatch):
     """Go too old, then no Go at all, then no room; and what is built already needs no room."""
     use_go(monkeypatch, "1.19.8")
-    assert missing([product]) == ["Go 1.26 or newer (go version go1.19.8 linux/amd64)"]
+    assert missing([product]) == ["Go 1.26.6 or newer (go version go1.19.8 linux/amd64)"]
 
     use_go(monkeypatch, "1.26.8")
     monkeypatch.setattr(build, "FREE_DISK_GB", 10**9)

@@ -26,13 +26,16 @@ leader = os.environ["LWS_LEADER_ADDRESS"]
 print(torch.arange(3).sum().item(), os.getuid(), leader, address_of(leader), flush=True)
 time.sleep(3600)
 """
+OURS = "tidemill.test/harness"
 SERVE = "echo from $(hostname) > /tmp/index.html; exec httpd -f -p 8000 -h /tmp"
 
 
 @pytest.fixture(scope="module")
 def core(cluster):
-    """The core API."""
-    return client.CoreV1Api(cluster.api)
+    """The core API; afterwards our namespaces are gone, not only going."""
+    api = client.CoreV1Api(cluster.api)
+    yield api
+    cluster.wait_until(lambda: not api.list_namespace(label_selector=OURS).items, "our namespaces are gone", 60)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def objects(cluster):
 @pytest.fixture
 def namespace(core):
     """A new one, deleted afterwards."""
-    name = core.create_namespace({"metadata": {"generateName": "real-"}}).metadata.name
+    name = core.create_namespace({"metadata": {"generateName": "real-", "labels": {OURS: ""}}}).metadata.name
     yield name
     core.delete_namespace(name)
 
@@ -71,7 +74,7 @@ def pod_spec(cluster, *command, mounted=()):
         },
     }
     return {
-        "terminationGracePeriodSeconds": 0,
+        "terminationGracePeriodSeconds": 1,  # with 0 a pod vanishes at once, and its group may not notice
         "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [*volumes, {"name": "scratch", "emptyDir": {}}],

@@ -1,5 +1,7 @@
 """What happens on a machine that cannot run the test cluster."""
 
+import os
+
 import pytest
 
 from tests.cluster import preconditions
@@ -43,7 +45,7 @@ def test_missing_programs_of_nodes_are_named_with_their_package(monkeypatch):
     *programs, rest = preconditions.missing_for_nodes()
 
     assert programs[0] == "ip (package iproute2)"
-    assert "busybox (package busybox-static)" in programs
+    assert "busybox, statically linked (package busybox-static)" in programs
     assert rest.startswith("the capabilities SYS_ADMIN and NET_ADMIN")
 
 
@@ -52,3 +54,11 @@ def test_an_ordinary_user_is_told_to_be_root(monkeypatch):
     monkeypatch.setattr(preconditions.os, "geteuid", lambda: 1000)
 
     assert preconditions.missing_for_nodes()[-1] == "root"
+
+
+def test_a_busybox_that_needs_libraries_will_not_do(monkeypatch, tmp_path):
+    """Debian has one of each kind; in an image only the static one runs."""
+    (tmp_path / "busybox").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    assert "busybox, statically linked (package busybox-static)" in preconditions.missing_for_nodes()

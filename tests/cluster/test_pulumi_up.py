@@ -267,7 +267,7 @@ def test_a_lost_worker_restarts_its_whole_group(up):
     before = up.uids(DECODE)
     worker = up.pods(DECODE)[1].metadata.name
 
-    client.CoreV1Api(up.cluster.api).delete_namespaced_pod(worker, up.namespace, grace_period_seconds=0)
+    client.CoreV1Api(up.cluster.api).delete_namespaced_pod(worker, up.namespace, grace_period_seconds=1)
     down = up.states_until(DECODE, "starting", HEALED_S)
     back = up.states_until(DECODE, "ready", HEALED_S)
 

@@ -1,5 +1,6 @@
 """What is left of a cluster whose owner was killed: nothing, once the next one starts."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,20 +11,23 @@ import pytest
 
 from tests.cluster import cgroups, preconditions, runs
 from tests.cluster.cluster import CLUSTER_PRODUCTS
+from tests.cluster.network import lay_network
+from tests.cluster.processes import Daemons
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
-import pathlib, sys, time
+import dataclasses, json, pathlib, sys, time
 from kubernetes import client
 from tests.cluster.cluster import running_cluster
+from tests.cluster.runs import only_run
 
-with running_cluster(pathlib.Path(sys.argv[1])) as cluster:
+with only_run() as run, running_cluster(run, pathlib.Path(sys.argv[1])) as cluster:
     core = client.CoreV1Api(cluster.api)
     pod = {"containers": [{"name": "main", "image": cluster.image, "command": ["sleep", "3600"]}]}
     core.create_namespaced_pod("default", {"metadata": {"name": "one"}, "spec": pod})
-    runs = lambda: core.read_namespaced_pod("one", "default").status.phase == "Running"
-    cluster.wait_until(runs, "the pod runs", 60)
-    print(cluster.machines[0].run.name, flush=True)
+    is_running = lambda: core.read_namespaced_pod("one", "default").status.phase == "Running"
+    cluster.wait_until(is_running, "the pod runs", 60)
+    print(json.dumps(dataclasses.asdict(run)), flush=True)
     time.sleep(600)
 """
 
@@ -35,18 +39,17 @@ def needs(toolchain):
     toolchain(*CLUSTER_PRODUCTS)
 
 
-def traces():
-    """Everything on this machine that a cluster might leave."""
-    words = {
-        each for name in ("mounts", "net/dev", "net/route") for each in Path(f"/proc/{name}").read_text().split("\n")
-    }
-    names = {line.partition(":")[0] for line in words}
-    folders = [
-        *runs.MOUNT_POINTS,
-        *map(str, Path("/tmp").glob("tidemill-*")),
-        *map(str, cgroups.ROOT.glob("**/tidemill-*")),
-    ]
-    return {each for each in names if "tidemill" in each}, {each for each in folders if Path(each).exists()}
+def traces(run):
+    """Everything on this machine that is the run's: devices, routes, mounts, processes, cgroups, state."""
+    names = (run.name, run.state, f"tidemill{run.number}")
+    lines = "".join(Path(f"/proc/{name}").read_text() for name in ("net/dev", "net/route", "mounts")).splitlines()
+    folders = [path for path in (run.folder, *cgroups.ROOT.glob(f"*/{run.name}")) if path.exists()]
+    return [*(line for line in lines if any(name in line for name in names)), *processes(run), *folders]
+
+
+def processes(run):
+    """The daemons, marked in their environment, and the pods', which are in cgroups."""
+    return [*runs._marked(run.name), *cgroups.processes(run.name)]
 
 
 def wait_until(happened, timeout_s):
@@ -57,24 +60,39 @@ def wait_until(happened, timeout_s):
         time.sleep(0.1)
 
 
+def test_nothing_is_left_of_a_run_that_fails(needs, tmp_path):
+    """And the next one finds the machine as the failed one did."""
+    started = []
+
+    def fail_meanwhile():
+        with runs.only_run() as run:
+            started.append(run)
+            lay_network(Daemons(tmp_path, environment=run.environment), run.number)
+            cgroups.make(run.name, "node-0")
+            assert traces(run)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_meanwhile()
+
+    assert traces(started[0]) == []
+    with runs.only_run() as following:
+        assert following.made == started[0].made
+
+
 def test_nothing_is_left_of_a_killed_run_when_the_next_starts(needs, tmp_path):
-    """After a SIGKILL of its owner the kernel ends every process and pod; the next run removes the rest."""
-    with runs.only_run():
-        pass
-    before = traces()
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    name = owner.stdout.readline().strip()
-    assert list(runs._marked(name))
-    assert list(cgroups.processes(name))
-    assert traces() != before
+    """After a SIGKILL of its owner the kernel ends every daemon and pod; the next run removes the rest."""
+    command = [sys.executable, "-c", OWNER, tmp_path]
+    owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    fields = json.loads(owner.stdout.readline())
+    run = runs.Run(**(fields | {"made": tuple(fields["made"])}))
+    assert list(runs._marked(run.name))
+    assert list(cgroups.processes(run.name))
 
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
+    wait_until(lambda: not processes(run), 10)
 
-    wait_until(lambda: not list(runs._marked(name)), 10)
-    wait_until(lambda: not list(cgroups.processes(name)), 10)
-    with runs.only_run():
-        pass
-    assert traces() == before
+    with runs.only_run() as following:
+        assert traces(run) == []
+        assert following.made == run.made
