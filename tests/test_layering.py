@@ -60,7 +60,7 @@ def test_only_the_provider_speaks_to_kubernetes():
         if module.split(".")[0] == "kubernetes"
     }
 
-    assert importers == {"stacks/provider/api.py"}
+    assert importers == {"stacks/provider/connection.py"}
 
 
 def test_templates_hold_no_python():

@@ -39,9 +39,7 @@ class ClusterConfig:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ClusterConfig":
         """Raises ValueError with the key and what it should be."""
-        context, kinds = values.get("context") or "", values.get("kinds") or []
-        if isinstance(kinds, str):
-            kinds = json.loads(kinds) if kinds.startswith("[") else kinds
+        context, kinds = values.get("context") or "", _listed(values.get("kinds") or [])
         if not isinstance(context, str):
             raise ValueError("context", "must be the name of a context of the kubeconfig")
         if not isinstance(kinds, list) or not all(isinstance(each, str) and "/" in each for each in kinds):
@@ -65,6 +63,14 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
         return list(_not_served(api, config))
     except ProviderError as error:
         return [Failure("", str(error))]
+
+
+def _listed(kinds: Any) -> Any:
+    """The JSON of a list as the list; anything else as it is."""
+    try:
+        return json.loads(kinds) if isinstance(kinds, str) else kinds
+    except json.JSONDecodeError:
+        return kinds
 
 
 def _not_served(api: Api, config: ClusterConfig) -> list[Failure]:

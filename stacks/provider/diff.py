@@ -3,13 +3,14 @@
 Equal manifests have no difference, and the differences turn the old one into the new one. Both are plain JSON with
 whole numbers as `int`, so that nothing but a real change differs.
 
-Lists are compared index by index, as Pulumi shows them. Where their lengths differ, what is equal at both ends is set
-aside first: one item more or less in the middle is then one difference, and not one for each item behind it. A path
-counts in the new list; that of something gone counts in the old one.
+Lists are compared index by index, as Pulumi shows them. What is equal at their ends is set aside first: one item more
+or less in the middle is then one difference, and not one for each item behind it. A path counts in the new list; that
+of something gone counts in the old one.
 
 It does not know what a field means: `500m` and `0.5` differ here. Comparing with a live object is `drift.py`.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -65,20 +66,19 @@ def _of_maps(old: dict[str, Any], new: dict[str, Any], path: Path) -> Iterator[D
 
 
 def _of_lists(old: list[Any], new: list[Any], path: Path) -> Iterator[Difference]:
-    start = _common_start(old, new) if len(old) != len(new) else 0
-    end = _common_start(old[start:][::-1], new[start:][::-1]) if len(old) != len(new) else 0
+    end = _common_end(old, new)
     old_end, new_end = len(old) - end, len(new) - end
     shared = min(old_end, new_end)
-    for index in range(start, shared):
+    for index in range(shared):
         yield from differences(old[index], new[index], (*path, index))
     yield from (Difference((*path, index), Change.ADD) for index in range(shared, new_end))
     yield from (Difference((*path, index), Change.DELETE) for index in range(shared, old_end))
 
 
-def _common_start(old: list[Any], new: list[Any]) -> int:
-    """How many items at the beginning are equal."""
-    pairs = enumerate(zip(old, new, strict=False))
-    return next((index for index, (a, b) in pairs if not _equal(a, b)), min(len(old), len(new)))
+def _common_end(old: list[Any], new: list[Any]) -> int:
+    """How many items at the end are equal."""
+    pairs = zip(reversed(old), reversed(new), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: _equal(*pair), pairs))
 
 
 def _equal(old: Any, new: Any) -> bool:

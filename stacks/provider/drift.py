@@ -22,12 +22,9 @@ from typing import Any
 
 from stacks.provider.manifest import Manifest
 
-__all__ = ["FIELD_MANAGER", "as_found", "owned_fields"]
+__all__ = ["FIELD_MANAGER", "as_found", "laid_over", "owned_fields"]
 
 FIELD_MANAGER = "tidemill"
-
-# Written by the server on every change: never a field of a manifest.
-BOOKKEEPING = {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"}
 
 Owned = dict[str, Any]  # a node of fieldsV1
 
@@ -39,11 +36,27 @@ def as_found(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
     return answer
 
 
+def laid_over(live: Manifest, manifest: Manifest) -> Manifest:
+    """What applying would make of `live`, guessed without the server: for manifests that it would not take.
+
+    Items of lists are matched by their place.
+    """
+    return {**live, **{key: _laid_over(live.get(key), value) for key, value in manifest.items()}}
+
+
 def owned_fields(stored: Manifest) -> Owned:
     """What server-side apply under our name owns in an object; empty when it owns nothing."""
     entries = stored["metadata"].get("managedFields") or []
     ours = (e for e in entries if e["manager"] == FIELD_MANAGER and e["operation"] == "Apply")
     return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
+
+
+def _laid_over(live: Any, value: Any) -> Any:
+    if isinstance(live, dict) and isinstance(value, dict):
+        return laid_over(live, value)
+    if isinstance(live, list) and isinstance(value, list) and len(live) == len(value):
+        return list(map(_laid_over, live, value))
+    return value
 
 
 def _found(ours: Any, live: Any, applied: Any, owned: Owned) -> Any:
@@ -63,7 +76,7 @@ def _map_as_found(ours: Manifest, live: Manifest, applied: Manifest, owned: Owne
             answer[key] = _found(value, live[key], applied.get(key), owned.get(f"f:{key}") or {})
         elif key not in applied:
             answer[key] = value  # the server keeps no such field, drifted or not
-    ended = live.keys() - applied.keys() - ours.keys() - BOOKKEEPING
+    ended = live.keys() - applied.keys() - ours.keys()
     return answer | {key: live[key] for key in sorted(ended)}
 
 

@@ -14,14 +14,12 @@ Our own mistakes are not here: those are `assert`s, and the servicer answers the
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from stacks.provider.manifest import Reference
 
 __all__ = [
-    "Cause",
     "ForeignError",
     "KubeconfigError",
     "NotGoneError",
@@ -38,17 +36,21 @@ INSTALL = {
     "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"
 }
 
-# What the server's authorizer says; admission refuses with the same status and other words.
+# What servers write. There are no codes for these, and the statuses mislead.
 LACKS_RIGHT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" '
     r'in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 MISSING_NAMESPACE = re.compile(r'^namespaces "(?P<namespace>[^"]*)" not found$')
 TERMINATING = "because it is being terminated"
-SCHEMA = re.compile(r"^failed to create typed patch object \([^)]*\): (?P<mistake>.*)$", re.DOTALL)
+SCHEMA = re.compile(r"^failed to create typed patch object \([^)]*\): (?P<why>.*)$", re.DOTALL)
+DENIED = re.compile(r'^admission webhook "(?P<name>[^"]*)" denied the request: (?P<why>.*)$', re.DOTALL)
+SILENT_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]*)": (?P<why>.*)$', re.DOTALL)
 FROZEN = re.compile(r"immutable|updates to \w+ spec for fields other than|may not change once set", re.IGNORECASE)
+FIELD = re.compile(r"([A-Za-z][\w.\[\]]*): (?:Invalid value|Forbidden)")
 
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 class ProviderError(Exception):
@@ -94,33 +96,31 @@ class NotGoneError(ProviderError):
     """Told to go, and still there."""
 
 
-@dataclass(frozen=True)
-class Cause:
-    """One field that the server refuses."""
-
-    field: str  # `spec.selector`; empty where it names none
-    message: str
-
-
 class RefusedError(ProviderError):
     """The server answered with an error."""
 
     def __init__(self, subject: str, status: int, answer: Any) -> None:
         """`answer` is the body: a Kubernetes Status, or whatever stood there instead."""
-        self.answer = answer
         document = answer if isinstance(answer, dict) else {}
         self.status = status
+        self.answer = answer
         self.server_message = str(document.get("message") or answer or HTTPStatus(status).phrase).strip()
-        self.causes = [
-            Cause(each.get("field") or "", each.get("message") or "")
-            for each in (document.get("details") or {}).get("causes") or []
-        ]
         super().__init__(f"{subject}: {_explained(status, self.server_message)}")
+
+    @property
+    def is_about_rights(self) -> bool:
+        """The user may not do this."""
+        return self.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT.search(self.server_message) is not None
 
     @property
     def is_about_the_manifest(self) -> bool:
         """The manifest itself is wrong, whatever else is in the cluster."""
-        return self.status in INVALID or SCHEMA.match(self.server_message) is not None
+        return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
+
+    @property
+    def is_about_frozen_fields(self) -> bool:
+        """A field may not change as long as the object lives. There is no code for it, only what servers write."""
+        return FROZEN.search(self.server_message) is not None
 
     @property
     def misses_namespace(self) -> bool:
@@ -128,9 +128,11 @@ class RefusedError(ProviderError):
         return self.status == HTTPStatus.NOT_FOUND and MISSING_NAMESPACE.match(self.server_message) is not None
 
     @property
-    def is_about_frozen_fields(self) -> bool:
-        """A field may not change as long as the object lives. There is no code for it, only what servers write."""
-        return FROZEN.search(self.server_message) is not None
+    def fields(self) -> list[str]:
+        """The fields that it names: `spec.selector`. A webhook names them in its text only."""
+        details = (self.answer.get("details") or {}) if isinstance(self.answer, dict) else {}
+        named = [each["field"] for each in details.get("causes") or [] if each.get("field")]
+        return named or FIELD.findall(self.server_message)
 
 
 def _explained(status: int, message: str) -> str:
@@ -148,11 +150,17 @@ def _explained(status: int, message: str) -> str:
         return f"namespace {missing['namespace']} does not exist; create it first"
     if status == HTTPStatus.CONFLICT:
         return f"another program sets the same fields ({message}); decide which of the two shall, and repeat"
+    if silent := SILENT_WEBHOOK.search(message):
+        return (
+            f"the admission webhook {silent['name']} does not answer ({silent['why']}); check that its controller runs"
+        )
     if mistake := SCHEMA.match(message):  # by a status that blames the server, 500
-        return f"the API server finds it invalid ({mistake['mistake']}); correct the manifest"
+        return f"the API server finds it invalid ({mistake['why']}); correct the manifest"
+    if denied := DENIED.match(message):  # by a status that speaks of rights, 403
+        return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); correct the manifest"
     if status in INVALID:
         return f"the API server finds it invalid ({message}); correct the manifest"
-    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT):
+    if status in OVERLOADED:
         return f"the API server is overloaded ({status}: {message}); repeat later"
     return f"the API server refuses ({status}: {message})"
 
@@ -162,5 +170,5 @@ def _lacking(user: str, verb: str, resource: str, group: str, namespace: str | N
     where, kind = (f"in namespace {namespace}", "Role") if namespace else ("in the whole cluster", "ClusterRole")
     return (
         f"the kubeconfig's user {user} may not {verb} {what} {where}; "
-        f"bind a {kind} with that right to it, or choose another context"
+        f"bind a {kind} to it that allows get, create, patch and delete of them, or choose another context"
     )

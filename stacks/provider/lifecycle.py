@@ -10,12 +10,11 @@ Nothing here knows Pulumi.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from stacks.provider import pods
 from stacks.provider.api import DEFAULT_NAMESPACE, Api
 from stacks.provider.diff import Difference, path_text
-from stacks.provider.drift import as_found, owned_fields
+from stacks.provider.drift import as_found, laid_over, owned_fields
 from stacks.provider.errors import (
     ForeignError,
     NotGoneError,
@@ -91,7 +90,7 @@ def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[
     except RefusedError as error:
         if not error.is_about_frozen_fields:
             return []
-        fields = [each.field.lower() for each in error.causes if each.field]
+        fields = [each.lower() for each in error.fields]
         named = [each for each in changed if any(_overlap(path_text(each.path).lower(), field) for field in fields)]
         return named or list(changed)
     except ProviderError:
@@ -110,11 +109,11 @@ def read(api: Api, manifest: Manifest) -> Found | None:
     try:
         applied = api.apply(manifest, force=True, dry_run=True)
     except RefusedError as error:
-        if error.status == HTTPStatus.FORBIDDEN:
+        if error.is_about_rights:
             raise
-        if error.is_about_frozen_fields:
-            return Found(as_found(manifest, live, manifest), missing(live))
-        return Found(manifest, missing(live), str(error))
+        if not error.is_about_frozen_fields:  # whatever it is, it must not keep anybody from `destroy`
+            return Found(manifest, missing(live), str(error))
+        applied = laid_over(live, manifest)
     return Found(as_found(manifest, live, applied), missing(live))
 
 
@@ -160,19 +159,38 @@ def _await_ready(api: Api, reference: Reference, patience: Patience) -> None:
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
-    """Why it is not ready; empty where that cannot be found out."""
+    """Why it is not ready, as far as we may look."""
     try:
         live = api.get(reference)
-        if live is None:
-            return []
-        selector = pods.pod_selector(live)
-        found = api.list_all("v1", "Pod", reference.namespace, labelSelector=selector) if selector else []
-        down = pods.not_ready_nodes(api.list_all("v1", "Node", "")) if found else set()
-        about = f"involvedObject.name={reference.name},type=Warning"
-        events = [] if found else api.list_all("v1", "Event", reference.namespace, fieldSelector=about)
     except ProviderError:
         return []
-    return pods.reasons(live, found, down, events)
+    if live is None:
+        return []
+    found = _pods(api, live)
+    about = f"involvedObject.name={reference.name},type=Warning"
+    events = [] if found else _seen(api, "Event", reference.namespace, fieldSelector=about)
+    return pods.reasons(live, found, _down(api, found), events)
+
+
+def _pods(api: Api, live: Manifest) -> list[Manifest]:
+    """Those of a workload, or of a whole namespace."""
+    if live["kind"] == "Namespace":
+        return _seen(api, "Pod", live["metadata"]["name"])
+    selector = pods.pod_selector(live)
+    return _seen(api, "Pod", live["metadata"]["namespace"], labelSelector=selector) if selector else []
+
+
+def _down(api: Api, found: Sequence[Manifest]) -> set[str]:
+    """The nodes that do not answer; they matter where there are pods."""
+    return pods.not_ready_nodes(_seen(api, "Node", "")) if found else set()
+
+
+def _seen(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
+    """A list for an explanation: empty where we may not look."""
+    try:
+        return api.list_all("v1", kind, namespace, **selectors)
+    except ProviderError:
+        return []
 
 
 def _await_gone(api: Api, reference: Reference, patience: Patience) -> None:
@@ -193,31 +211,21 @@ def _is_ending(live: Manifest | None) -> bool:
 
 
 def _holding(api: Api, reference: Reference) -> Iterator[str]:
-    """What keeps an object that is being deleted, as far as that can be found out."""
+    """What keeps an object that is being deleted, as far as we may look."""
     try:
         live = api.get(reference)
-        if live is None:
-            return
-        for condition in (live.get("status") or {}).get("conditions") or []:
-            if condition["type"] in HOLDING and condition["status"] == "True":
-                yield condition["message"].rstrip(".")
-        if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
-            yield f"finalizers {', '.join(sorted(finalizers))}"
-        yield from _ending_pods(api, live)
     except ProviderError:
         return
-
-
-def _ending_pods(api: Api, live: Manifest) -> Iterator[str]:
-    """Pods that are to end, and those among them that nobody on their node will ever end."""
-    is_namespace = live["kind"] == "Namespace"
-    namespace = live["metadata"]["name"] if is_namespace else live["metadata"].get("namespace", "")
-    selector = pods.pod_selector(live)
-    if not (is_namespace or selector):
+    if live is None:
         return
-    found = api.list_all("v1", "Pod", namespace, **({"labelSelector": selector} if selector else {}))
-    down = pods.not_ready_nodes(api.list_all("v1", "Node", "")) if found else set()
-    for pod in filter(_is_ending, found):
+    for condition in (live.get("status") or {}).get("conditions") or []:
+        if condition["type"] in HOLDING and condition["status"] == "True":
+            yield condition["message"].rstrip(".")
+    if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
+        yield f"finalizers {', '.join(sorted(finalizers))}"
+    ending = list(filter(_is_ending, _pods(api, live)))
+    down = _down(api, ending)
+    for pod in ending:
         node = pod["spec"].get("nodeName", "")
         state = f"on node {node}, which is not ready" if node in down else "still ending"
         yield f"pod {pod['metadata']['name']} {state}"

@@ -1,7 +1,6 @@
 """Why an object is not ready, as its pods, their nodes and its events tell it.
 
-Pure: the looking up is in `lifecycle.py`.
-A reason that many pods share is said once, with one of them by name.
+Pure: the looking up is in `lifecycle.py`. A reason that many pods share is said once, with one of them by name.
 """
 
 from collections.abc import Iterator, Sequence

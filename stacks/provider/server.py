@@ -26,6 +26,7 @@ MOST_BYTES = 400 * 1024 * 1024  # of one message; what the engine itself allows
 
 def main() -> None:
     """Serve until told to end."""
+    parent = os.getppid()
     parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__)
     parser.add_argument("engine", help="address of Pulumi's engine")
     arguments, _ = parser.parse_known_args()  # the engine adds flags for its own logging
@@ -36,21 +37,21 @@ def main() -> None:
     )
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(Servicer(Engine(arguments.engine)), server)
     port = server.add_insecure_port("127.0.0.1:0")
+    told = _told_to_end()
     server.start()
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
-    _wait_for_the_end()
+    while not told.wait(ENGINE_CHECK_S) and os.getppid() == parent:
+        pass  # an engine that was killed leaves us to another parent
     os._exit(0)  # without joining the threads that wait for something: nobody is left to hear of it
 
 
-def _wait_for_the_end() -> None:
-    """Until the engine interrupts us, as it does at the end, or has died and left us to another parent."""
+def _told_to_end() -> threading.Event:
+    """Set when the engine interrupts us, as it does at the end of each command."""
     told = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: told.set())
-    engine = os.getppid()
-    while not told.wait(ENGINE_CHECK_S) and os.getppid() == engine:
-        pass
+    return told
 
 
 if __name__ == "__main__":

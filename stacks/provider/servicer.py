@@ -17,6 +17,7 @@ import json
 import threading
 import traceback
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -36,7 +37,6 @@ from stacks.provider.wire import has_unknown, to_plain, to_struct
 
 __all__ = ["Servicer"]
 
-VERSION = "0.1.0"
 DEFAULT_TIMEOUT_S = 600
 
 # A change of these is another object.
@@ -98,12 +98,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def GetPluginInfo(self, request: empty_pb2.Empty) -> plugin_pb2.PluginInfo:
         """The version."""
-        return plugin_pb2.PluginInfo(version=VERSION)
+        return plugin_pb2.PluginInfo(version=version("tidemill"))
 
     @answered
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
         """No kinds: they are the cluster's."""
-        return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "tidemill", "version": VERSION}))
+        return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "tidemill", "version": version("tidemill")}))
 
     @answered
     def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:

@@ -36,6 +36,8 @@ options = pulumi.ResourceOptions(provider=Provider("cluster", given["context"], 
 timeouts = pulumi.CustomTimeouts(**given["timeouts"])
 made = {}
 for name, manifest in given["manifests"].items():
+    if name in given["secrets"]:
+        manifest["data"] = {key: pulumi.Output.secret(value) for key, value in manifest["data"].items()}
     namespace = made.get(manifest["metadata"].get("namespace"))
     waits = pulumi.ResourceOptions(depends_on=namespace, custom_timeouts=timeouts)
     made[name] = Object(name, manifest, pulumi.ResourceOptions.merge(options, waits))
@@ -114,11 +116,25 @@ class Pulumi:
         return made
 
     def set_manifests(
-        self, *manifests: Any, kinds: Sequence[str] = (), context: str | None = None, **timeouts: str
+        self,
+        *manifests: Any,
+        kinds: Sequence[str] = (),
+        context: str | None = None,
+        secrets: Sequence[str] = (),
+        **timeouts: str,
     ) -> None:
-        """Objects under their own names; those in a namespace of the program wait for it."""
+        """Objects under their own names; those in a namespace of the program wait for it.
+
+        The data of those named in `secrets` are secret.
+        """
         named = {each["metadata"]["name"]: each for each in manifests}
-        given = {"manifests": named, "kinds": list(kinds), "context": context, "timeouts": timeouts}
+        given = {
+            "manifests": named,
+            "kinds": list(kinds),
+            "context": context,
+            "secrets": [*secrets],
+            "timeouts": timeouts,
+        }
         (self.program / "program.json").write_text(json.dumps(given))
 
     def init(self) -> None:
@@ -129,7 +145,7 @@ class Pulumi:
 
     def preview(self, *flags: str) -> Preview:
         """Foresee; `--json` has each resource's detailed difference."""
-        done = self._start("preview", "--json", *flags, stderr=subprocess.PIPE)
+        done = self._finish("preview", "--json", *flags, stderr=subprocess.PIPE)
         assert done.stdout.startswith("{"), done.stdout + done.stderr
         return Preview(done.returncode, json.loads(done.stdout))
 
@@ -143,18 +159,19 @@ class Pulumi:
 
     def resources(self) -> Iterator[dict[str, Any]]:
         """What the state holds, without the stack itself."""
-        state = json.loads(self._start("stack", "export", stderr=subprocess.PIPE).stdout)
+        state = json.loads(self._finish("stack", "export", stderr=subprocess.PIPE).stdout)
         found = state["deployment"].get("resources", [])
         return (each for each in found if not each["type"].startswith("pulumi:"))
 
     def run(self, *words: str) -> Run:
         """Any command."""
-        done = self._start(*words, stderr=subprocess.STDOUT)
+        done = self._finish(*words, stderr=subprocess.STDOUT)
         return Run(done.returncode, done.stdout)
 
-    def _start(self, *words: str, stderr: int) -> "subprocess.CompletedProcess[str]":
+    def start(self, *words: str, stderr: int = subprocess.STDOUT) -> "subprocess.Popen[str]":
+        """Any command, not awaited."""
         command = [self.executable, *words, "--non-interactive", "--color", "never"]
-        return subprocess.run(
+        return subprocess.Popen(
             command,
             cwd=self.program,
             env=self._environment(),
@@ -162,10 +179,13 @@ class Pulumi:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
             preexec_fn=_heed_interrupts,
         )
+
+    def _finish(self, *words: str, stderr: int) -> "subprocess.CompletedProcess[str]":
+        process = self.start(*words, stderr=stderr)
+        output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+        return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
     def _environment(self) -> dict[str, str]:
         """The tests' own, so that a program imports what the tests do, with the provider beside this Python first."""

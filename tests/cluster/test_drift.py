@@ -10,6 +10,7 @@ import pytest
 from kubernetes.client import CoreV1Api
 
 from stacks.provider.api import Api
+from stacks.provider.connection import Connection
 from stacks.provider.diff import differences, path_text
 from stacks.provider.drift import FIELD_MANAGER
 from stacks.provider.lifecycle import read
@@ -208,7 +209,7 @@ EDITS = {
 def api(api_server):
     """The provider's way to the API server, with a namespace of ours."""
     CoreV1Api(api_server.api).create_namespace({"metadata": {"name": NAMESPACE}})
-    return Api(api_server.api)
+    return Api(Connection(api_server.api))
 
 
 def applied(api, kind):
@@ -221,8 +222,8 @@ def applied(api, kind):
 
 def edit(api, manifest, patch):
     """As someone with kubectl does."""
-    path = api._path(Reference.of(manifest))
-    api._call("PATCH", path, "edit", [("fieldManager", "kubectl-edit")], patch, "application/json-patch+json")
+    path, query = api._path(Reference.of(manifest)), [("fieldManager", "kubectl-edit")]
+    api._connection.request("PATCH", path, "edit", query=query, body=patch, content_type="application/json-patch+json")
 
 
 def changes(api, manifest):
@@ -263,6 +264,23 @@ def test_an_object_that_is_gone_is_gone(api):
     """And so is one whose kind is."""
     assert read(api, MANIFESTS["ConfigMap"] | {"metadata": metadata("nowhere")}) is None
     assert read(api, {"apiVersion": "example.org/v1", "kind": "Gone", "metadata": metadata("x")}) is None
+
+
+def test_an_object_that_someone_made_anew_differs_where_it_cannot_be_changed(api):
+    """The server refuses the dry run, so the two are compared without it."""
+    manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata("anew"),
+        "spec": {
+            "serviceName": "a",
+            "selector": {"matchLabels": {"app.kubernetes.io/name": "anew"}},
+            "template": template("anew"),
+        },
+    }
+    api.apply(manifest | {"spec": manifest["spec"] | {"serviceName": "b"}}, force=True)
+
+    assert changes(api, manifest)["spec.serviceName"] == "update"
 
 
 def test_our_name_is_on_what_we_own(api):

@@ -1,12 +1,15 @@
 """The provider under Pulumi's real engine, against a real API server with its controllers and no node."""
 
+import base64
 import copy
 import json
+import signal
 
 import pytest
 import yaml
 from kubernetes.client import ApiException, AppsV1Api, CoreV1Api, CustomObjectsApi
 
+from tests.cluster.certificates import Authority
 from tests.cluster.deployed import listing
 from tests.cluster.products import PULUMI
 from tests.cluster.pulumi import Pulumi
@@ -17,7 +20,8 @@ CONTAINER = {"name": "rank", "image": "example.org/rank:1"}
 
 
 def namespace(name):
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    metadata = {"name": name, "labels": {"app.kubernetes.io/managed-by": "tidemill"}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
 def config_map(where, **data):
@@ -140,7 +144,7 @@ def test_a_changed_input_is_named_and_made(up, core):
 
 def test_a_field_that_cannot_change_replaces_its_object(up, control_plane):
     """The preview says so and names it; the old object goes first, since the name stays."""
-    stack, (space, settings, workload) = up
+    stack, (space, settings, _) = up
     other = deployment("up", replicas=0, selector={"matchLabels": {"app": "other"}})
     other["spec"]["template"]["metadata"]["labels"] = {"app": "other"}
     before = AppsV1Api(control_plane.api).read_namespaced_deployment("gateway", "up").metadata.uid
@@ -234,13 +238,49 @@ def test_what_became_ready_late_is_forgiven(new_stack, control_plane):
     assert stack.up().status == 0
     assert all("initErrors" not in each for each in stack.resources())
     assert stack.preview("--expect-no-changes").status == 0
-    assert stack.destroy().status == 0
+
+
+def test_ctrl_c_ends_the_wait_and_keeps_what_was_made(new_stack):
+    """In the state, where `destroy` finds it."""
+    stack = new_stack(namespace("interrupted"), deployment("interrupted"))
+    process = stack.start("up", "--yes", "--skip-preview")
+    output = next(line for line in process.stdout if "0 of 1 pods available" in line)
+
+    process.send_signal(signal.SIGINT)
+    output += process.communicate(timeout=60)[0]
+
+    assert "Deployment interrupted/gateway is not ready when cancelled: 0 of 1 pods available" in output
+    assert "apps/v1/Deployment/interrupted/gateway" in {each["id"] for each in stack.resources()}
+
+
+def test_a_secret_stays_one(new_stack, core):
+    """It is in the cluster, in no state, and drift of it is found all the same."""
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "token", "namespace": "default"},
+        "data": {"token": base64.b64encode(b"hidden").decode()},
+    }
+    stack = new_stack(secret, secrets=["token"])
+    assert stack.up().status == 0
+    assert core.read_namespaced_secret("token", "default").data == secret["data"]
+
+    core.patch_namespaced_secret("token", "default", {"data": {"token": "b3RoZXI="}}, field_manager="kubectl-edit")
+    assert stack.preview().changes == {"token": {"data.token": "update"}}
+    assert stack.up().status == 0
+    assert core.read_namespaced_secret("token", "default").data == secret["data"]
+
+    states = [path.read_text() for path in (stack.home / "state").rglob("*.json")]
+    assert states
+    assert not any(secret["data"]["token"] in text or "b3RoZXI=" in text for text in states)
 
 
 def wrong_kubeconfigs(control_plane, folder):
     """What can be wrong with the way to the cluster -> (kubeconfig, the whole error)."""
     server = control_plane.address.server
     good = yaml.safe_load(control_plane.kubeconfig.read_text())
+
+    stranger = Authority(folder)
 
     def variant(name, cluster=None, user=None):
         document = copy.deepcopy(good)
@@ -253,13 +293,18 @@ def wrong_kubeconfigs(control_plane, folder):
     return {
         "not there": (
             "/nonexistent",
-            "no usable kubeconfig with a current context (Invalid kube-config file. No configuration found); "
+            "no usable current context in the kubeconfig /nonexistent (No configuration found); "
             "set KUBECONFIG to a valid file, and `context` to one of `kubectl config get-contexts`",
         ),
         "nobody answers": (
             variant("nobody", cluster={"server": "https://127.0.0.1:1"}),
             "the API server at https://127.0.0.1:1 does not answer (connection refused); "
             "check that the cluster runs and can be reached from here, or choose another context",
+        ),
+        "another cluster's authority": (
+            variant("authority", cluster={"certificate-authority": str(stranger.folder / "ca.crt")}),
+            f"the certificate of the API server at {server} is not trusted (unable to get local issuer certificate); "
+            "the kubeconfig's server and certificate-authority must be that cluster's",
         ),
         "refused credentials": (
             variant("refused", user={"token": "expired"}),
@@ -269,7 +314,7 @@ def wrong_kubeconfigs(control_plane, folder):
     }
 
 
-@pytest.mark.parametrize("wrong", ["not there", "nobody answers", "refused credentials"])
+@pytest.mark.parametrize("wrong", ["not there", "nobody answers", "another cluster's authority", "refused credentials"])
 def test_a_cluster_that_cannot_be_used_is_one_error(new_stack, control_plane, tmp_path, wrong):
     """However many objects the stack has, and before any of them is touched."""
     kubeconfig, sentence = wrong_kubeconfigs(control_plane, tmp_path)[wrong]
@@ -287,7 +332,7 @@ def test_a_cluster_lost_after_up_is_said_once(up):
     errors = stack.up().errors
 
     del stack.environment["KUBECONFIG"]
-    assert sum("no usable kubeconfig" in each for each in errors) == 1
+    assert sum("no usable current context" in each for each in errors) == 1
 
 
 def test_a_missing_kind_is_one_error_that_says_what_to_install(new_stack):
@@ -308,7 +353,7 @@ def test_a_user_without_rights_is_told_which(new_stack, control_plane):
 
     assert stack.preview().errors == [
         "ConfigMap default/settings: the kubeconfig's user nobody may not get configmaps in namespace default; "
-        "bind a Role with that right to it, or choose another context"
+        "bind a Role to it that allows get, create, patch and delete of them, or choose another context"
     ]
 
 
