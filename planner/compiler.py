@@ -9,6 +9,7 @@ from planner.check import CheckedSpec
 from planner.decide import decide
 from planner.errors import InfeasibleError
 from planner.expert_map import Loads, balance, draw_loads
+from planner.failures import report_failures
 from planner.launch import launch_documents
 from planner.memory import MemoryPlan, fit_memory, split_memory
 from planner.parallelism import PhaseLayout, lay_out
@@ -49,6 +50,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
         schedule=schedule,
         expert_maps=maps,
         traffic=traffic,
+        failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=runtime_refusals(spec),
     )

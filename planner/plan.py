@@ -18,6 +18,7 @@ from planner.catalog import Gpu
 from planner.decide import Decision
 from planner.errors import CallError, InfeasibleError, Problem, Violation
 from planner.expert_map import ExpertMap
+from planner.failures import FailureReport
 from planner.memory import MemoryPlan
 from planner.parallelism import PhaseLayout
 from planner.placement import Placement, Unit
@@ -43,6 +44,7 @@ class Plan:
     schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
+    failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, dict[str, Any]]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
 
@@ -90,6 +92,7 @@ class Plan:
             "decisions": [asdict(decision) for decision in self.decisions],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
             "memory": {each.phase: _memory_json(each) for each in self.memory},
+            "failures": {each.phase: _failures_json(each) for each in self.failures},
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {each.sha256: _map_json(each) for each in self.expert_maps.values()},
@@ -175,6 +178,18 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
     return {
         "objectives": [asdict(objective) for objective in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
+    }
+
+
+def _failures_json(report: FailureReport) -> dict[str, Any]:
+    return {
+        loss.domain: {
+            "units": loss.units,
+            "of_units": report.num_units,
+            "dark_experts": loss.dark_experts,
+            "at": loss.place,
+        }
+        for loss in report.losses
     }
 
 

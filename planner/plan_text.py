@@ -23,7 +23,19 @@ MAX_UNITS = 12  # of a phase; more are counted
 
 def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
-    sections = (_head, _decisions, _phases, _memory, _units, _placement, _schedule, _expert_maps, _traffic, _runnable)
+    sections = (
+        _head,
+        _decisions,
+        _phases,
+        _memory,
+        _units,
+        _placement,
+        _schedule,
+        _expert_maps,
+        _traffic,
+        _failures,
+        _runnable,
+    )
     parts = [section(plan) for section in sections]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -168,6 +180,18 @@ def _traffic(plan: Plan) -> str:
             sizes = (f"{link.dispatch_bytes / 1e6:,.1f}", f"{link.combine_bytes / 1e6:,.1f}")
             rows.append((each.phase, mark, link.place, *sizes, f"{link.gb_per_s:,.0f}"))
     return _table(rows)
+
+
+def _failures(plan: Plan) -> str:
+    """The worst loss of each kind, and what could be saved."""
+    rows = [("failure", "of one", "stops at worst", "experts without a replica elsewhere", "for example")]
+    for report in plan.failures:
+        for loss in report.losses:
+            stops = f"{loss.units} of {report.num_units} units"
+            rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), loss.place))
+    return (
+        f"{_table(rows)}\n  Replicas elsewhere help only a runtime that goes on without a dead rank; ours does not yet."
+    )
 
 
 def _runnable(plan: Plan) -> str:
