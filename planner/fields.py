@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -73,8 +73,13 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix:
         value = data.get(name, {} if isinstance(field.default, Section) else field.default)
         if inner and isinstance(value, dict):
             yield from _values(inner, value, wrong, f"{path}.")
-        elif value != AUTO and not (isinstance(value, list) and _is_wrong_below(path, wrong)):
+        elif not (_is_undecided(field, value) or (isinstance(value, list) and _is_wrong_below(path, wrong))):
             yield path, value
+
+
+def _is_undecided(field: FieldInfo, value: Any) -> bool:
+    """`auto`, where a number may be left to the planner: no rule can read it yet."""
+    return value == AUTO and any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
 def _is_wrong_below(path: str, wrong: set[str | None]) -> bool:
