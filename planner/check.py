@@ -150,7 +150,8 @@ def _given_keys(document: Document) -> dict[str, Any]:
     """Which keys are written, for the rules that some exclude others."""
     sections = {name: section for name, section in document.data.items() if isinstance(section, dict)}
     given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
-    return {"spec.sections": frozenset(document.data), "expert_load.given": frozenset()} | given
+    written = frozenset(name for name, section in document.data.items() if section is not None)
+    return {"spec.sections": written, "expert_load.given": frozenset()} | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:

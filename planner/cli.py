@@ -20,10 +20,8 @@ from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.folder import write_folder
 from planner.plan import read_previous
 from planner.plan_text import plan_text
-from planner.render import render_files
 from planner.spec import Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "main", "run"]
@@ -134,6 +132,9 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _render(arguments: argparse.Namespace) -> None:
+    from planner.folder import write_folder  # these two need Jinja: who only validates should not wait for it
+    from planner.render import render_files
+
     plan = compile_plan(check_spec(arguments.spec))
     files = render_files(plan)
     write_folder(arguments.output, files)

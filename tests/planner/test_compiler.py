@@ -97,6 +97,14 @@ def test_a_mixed_deployment_plans(spec_text, plan_of):
     assert [problem.rule[:4] for problem in plan.refusals] == ["S708"]
 
 
+def test_a_section_of_nothing_is_none(spec_text, problems_of):
+    """S507: two empty phases are no phases."""
+    first, _, rest = spec_text.partition("prefill:")
+    (problem,) = problems_of(f"{first}prefill:\ndecode:\n{rest[rest.index('expert_load') :]}")
+
+    assert (problem.path, problem.rule[:4]) == ("prefill", "S507")
+
+
 def test_the_published_pair_plans():
     """DeepSeek's prefill and decode unit: 4 + 18 nodes, 9 and 2 routed experts a GPU, and every reason not to run."""
     plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
