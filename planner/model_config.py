@@ -3,12 +3,13 @@
 The planner never opens weights: shapes decide a layout, and the digest of the file's bytes lets the runtime refuse a
 checkpoint that is not the one planned for. Keys that the planner does not read are the runtime's business.
 
-Source of the keys: transformers `DeepseekV3Config`.
+Source of the keys: transformers `DeepseekV3Config` and `DeepseekV2Config`.
 """
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,7 +18,7 @@ from planner.errors import Violation
 
 __all__ = ["ModelConfig", "read_model_config"]
 
-MODEL_TYPE = "deepseek_v3"
+ModelType = Literal["deepseek_v3", "deepseek_v2"]
 PATH = "model.config"
 
 
@@ -32,7 +33,7 @@ class ModelConfig:
 class _Shapes(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    model_type: str = Field(pattern=f"^{MODEL_TYPE}$")
+    model_type: ModelType
     num_hidden_layers: int = Field(ge=1, le=1000)
     first_k_dense_replace: int = Field(ge=0, le=1000)
     hidden_size: int = Field(ge=1, le=1_000_000)
@@ -43,7 +44,7 @@ class _Shapes(BaseModel):
     n_routed_experts: int = Field(ge=1, le=65_536)
     n_shared_experts: int = Field(ge=0, le=64)
     num_experts_per_tok: int = Field(ge=1, le=65_536)
-    n_group: int = Field(ge=1, le=65_536)
+    n_group: int | None = Field(ge=1, le=65_536)  # null where experts are chosen without groups
     q_lora_rank: int | None = Field(ge=1, le=1_000_000)
     kv_lora_rank: int = Field(ge=1, le=1_000_000)
     qk_nope_head_dim: int = Field(ge=1, le=1_000_000)
@@ -72,7 +73,7 @@ def _not_a_config(error: ValidationError, written: str) -> Violation:
     details = error.errors(include_url=False)
     keys = [str(detail["loc"][0]) for detail in details if detail["loc"]]
     reason = f"missing or out of range in it: {', '.join(keys)}" if keys else "it is not a JSON object"
-    rule = f"S302 must be a DeepSeek-V3 config.json (model_type {MODEL_TYPE})"
+    rule = f"S302 must be a DeepSeek-V3 or V2 config.json (model_type {' or '.join(get_args(ModelType))})"
     return Violation(PATH, written, rule, reason, "point to the checkpoint's own config.json")
 
 
@@ -80,7 +81,7 @@ def _broken_shape(shapes: _Shapes) -> str | None:
     if shapes.first_k_dense_replace >= shapes.num_hidden_layers:
         dense, layers = shapes.first_k_dense_replace, shapes.num_hidden_layers
         return f"first_k_dense_replace ({dense}) leaves none of num_hidden_layers ({layers}) for experts"
-    if shapes.n_routed_experts % shapes.n_group:
+    if shapes.n_group and shapes.n_routed_experts % shapes.n_group:
         return f"n_group ({shapes.n_group}) does not divide n_routed_experts ({shapes.n_routed_experts})"
     if shapes.num_experts_per_tok > shapes.n_routed_experts:
         chosen, experts = shapes.num_experts_per_tok, shapes.n_routed_experts
@@ -107,7 +108,7 @@ def _model(shapes: _Shapes, source: str) -> Model:
         num_routed_experts=shapes.n_routed_experts,
         num_experts_per_token=shapes.num_experts_per_tok,
         num_shared_experts=shapes.n_shared_experts,
-        num_expert_groups=shapes.n_group,
+        num_expert_groups=shapes.n_group or 1,
         max_position_embeddings=shapes.max_position_embeddings,
         source=source,
     )

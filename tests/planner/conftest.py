@@ -85,11 +85,12 @@ def with_line():
 
 @pytest.fixture(scope="session")
 def spec_folder(tmp_path_factory):
-    """A folder with the model's config, two broken ones, and load files."""
+    """A folder with the model's config, another model's, broken ones, and load files."""
     folder = tmp_path_factory.mktemp("specs")
     files = {
         "config.json": CONFIG,
         "gpt2.json": {"model_type": "gpt2"},
+        "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},
         "few_experts.json": CONFIG | {"num_experts_per_tok": 33},
         "all_dense.json": CONFIG | {"first_k_dense_replace": 5},

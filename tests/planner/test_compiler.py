@@ -166,6 +166,13 @@ def test_an_edit_of_one_unit_leaves_the_others_digests(with_line, plan_of):
     assert len({document["kv_digest"] for plan in (before, after) for document in plan.launch_documents.values()}) == 1
 
 
+def test_a_v2_model_that_chooses_experts_without_groups_plans(with_line, plan_of):
+    """Its config says n_group null, which is one group of all experts."""
+    plan = plan_of(with_line(4, "  config: v2_lite.json"))
+
+    assert [layout.num_logical_experts for layout in plan.layouts] == [32, 32]
+
+
 @st.composite
 def specs(draw):
     """Specs whose fields are each in range; many ask for too much, or for what does not fit together."""
