@@ -1,33 +1,56 @@
-"""The fields of a DeepSeek-V3 `config.json` that the computation reads, checked.
+"""The fields of a DeepSeek `config.json` that the computation reads, checked.
 
-What this runtime cannot compute yet is refused by name, never approximated.
-Source of the names: deepseek-ai/DeepSeek-V3 `config.json`; transformers `DeepseekV3Config`.
+V3, R1 and V3.1 (`deepseek_v3`), V2 and V2-Lite (`deepseek_v2`). They differ in the gate, in whether the query is
+compressed (`q_lora_rank`), and in YaRN (`rope.py`). What this runtime cannot compute is refused by name, never
+approximated.
+
+Source of the names: deepseek-ai/DeepSeek-V3 and DeepSeek-V2 `config.json`; transformers `DeepseekV3Config`,
+`DeepseekV2Config`, whose files leave out what their model type decides.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from runtime.checkpoint import read_json
 from runtime.errors import CheckpointError
+from runtime.model.rope import Yarn, read_rope
 
 __all__ = ["ModelConfig", "read_model_config"]
 
-REQUIRED_VALUES = {
-    "model_type": "deepseek_v3",
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "hidden_act": "silu",
-    "rope_scaling": None,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "quantization_config": None,
+TopkMethod = Literal["noaux_tc", "greedy", "group_limited_greedy"]
+
+# Key -> the values that are computed; the first is what a file means that leaves the key out.
+FOR_ALL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "moe_layer_freq": (1,),
+    "rope_interleave": (True,),
+    "tie_word_embeddings": (False,),
+    "quantization_config": (None,),
 }
+FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "deepseek_v3": {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "norm_topk_prob": (True, False)},
+    # V2 normalises nowhere, and its two codes disagree on what that would mean: DeepSeek's then drops the scaling
+    # factor, transformers ignores the key.
+    "deepseek_v2": {
+        "scoring_func": ("softmax",),
+        "topk_method": ("greedy", "group_limited_greedy"),
+        "norm_topk_prob": (False,),
+    },
+}
+NUMBERS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
+    *("first_k_dense_replace", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
+    *("v_head_dim", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor"),
+    *("rms_norm_eps", "max_position_embeddings"),
+)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Names as published."""
+    """Names as published. `greedy` has one group, which is always eligible."""
 
     vocab_size: int
     hidden_size: int
@@ -36,7 +59,7 @@ class ModelConfig:
     num_hidden_layers: int
     first_k_dense_replace: int
     num_attention_heads: int
-    q_lora_rank: int
+    q_lora_rank: int | None
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -44,11 +67,14 @@ class ModelConfig:
     n_routed_experts: int
     n_shared_experts: int
     num_experts_per_tok: int
+    scoring_func: Literal["sigmoid", "softmax"]
+    topk_method: TopkMethod
     n_group: int
     topk_group: int
     norm_topk_prob: bool
     routed_scaling_factor: float
     rope_theta: float
+    yarn: Yarn | None
     rms_norm_eps: float
     max_position_embeddings: int
 
@@ -67,14 +93,53 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Read `config.json`. Raises CheckpointError for a missing key, or a value that this runtime does not compute."""
     path = folder / "config.json"
     document = read_json(path)
-    for key, value in REQUIRED_VALUES.items():
-        if document.get(key, value) != value:
-            raise CheckpointError(f"{path}: {key} is {document[key]!r}, this runtime computes only {value!r}")
-    return ModelConfig(**{field.name: _number(document, field.name, path) for field in fields(ModelConfig)})
+    choices = _choices(document, path)
+    groups = ("n_group", "topk_group")
+    is_grouped = choices["topk_method"] != "greedy"
+    theta, yarn = read_rope(document, path)
+    config = ModelConfig(
+        **{key: _number(document, key, path) for key in NUMBERS},
+        **{key: _number(document, key, path) if is_grouped else 1 for key in groups},
+        **{key: choices[key] for key in ("scoring_func", "topk_method", "norm_topk_prob")},
+        q_lora_rank=None if document.get("q_lora_rank", 0) is None else _number(document, "q_lora_rank", path),
+        rope_theta=theta,
+        yarn=yarn,
+    )
+    _check_groups(config, path)
+    return config
+
+
+def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The values of the keys that have few. Raises CheckpointError for another."""
+    model_type = document.get("model_type")
+    if model_type not in FOR_MODEL_TYPE:
+        raise _refused(path, "model_type", model_type, tuple(FOR_MODEL_TYPE))
+    chosen = {}
+    for key, values in (FOR_ALL | FOR_MODEL_TYPE[model_type]).items():
+        chosen[key] = document.get(key, values[0])
+        if chosen[key] not in values:
+            raise _refused(path, key, chosen[key], values)
+    return chosen
+
+
+def _refused(path: Path, key: str, value: Any, values: tuple[Any, ...]) -> CheckpointError:
+    return CheckpointError(f"{path}: {key} is {value!r}, this runtime computes only {' and '.join(map(repr, values))}")
 
 
 def _number(document: dict[str, Any], key: str, path: Path) -> Any:
     value = document.get(key)
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CheckpointError(f"{path}: {key} is {value!r}, a number is needed")
     return value
+
+
+def _check_groups(config: ModelConfig, path: Path) -> None:
+    experts, groups = config.n_routed_experts, config.n_group
+    if experts % groups:
+        raise CheckpointError(f"{path}: n_group ({groups}) does not divide n_routed_experts ({experts})")
+    eligible = min(config.topk_group, groups) * experts // groups
+    if config.topk_method == "noaux_tc" and experts // groups < 2:
+        raise CheckpointError(f"{path}: n_group ({groups}) leaves less than two of {experts} experts in a group")
+    if config.num_experts_per_tok > eligible:
+        chosen = config.num_experts_per_tok
+        raise CheckpointError(f"{path}: num_experts_per_tok ({chosen}) is more than the {eligible} eligible experts")

@@ -16,9 +16,10 @@ from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, TokenDispatche
 from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LatentCache
 from runtime.model.config import ModelConfig
-from runtime.model.layers import GatedMlp, RmsNorm, RotaryTable, linear
+from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import MixtureOfExperts, ReplicaTable
+from runtime.model.rope import RotaryTable
 from runtime.parallel import Group
 
 __all__ = ["DecodeBatch", "DeepseekV3", "PhysicalToLogical"]
@@ -43,7 +44,9 @@ class DeepseekV3(nn.Module):
         self.config = config
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
         self.dispatcher = _dispatcher(group, self.load.rows.shape[1])
-        self.rotary = RotaryTable(config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta)
+        self.rotary = RotaryTable(
+            config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn
+        )
         self.model = nn.Module()
         self.model.embed_tokens = nn.utils.skip_init(nn.Embedding, config.vocab_size, config.hidden_size, dtype=dtype)
         self.model.layers = nn.ModuleList(

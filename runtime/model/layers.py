@@ -1,4 +1,4 @@
-"""The parts that hold no idea of their own: norm, gated MLP, rotary positions.
+"""The parts that hold no idea of their own: projection, norm, gated MLP.
 
 Parameters carry the published tensor names, so that `weights.py` needs no table of names.
 """
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["GatedMlp", "RmsNorm", "RotaryTable", "linear", "rotate"]
+__all__ = ["GatedMlp", "RmsNorm", "linear"]
 
 
 def linear(in_features: int, out_features: int, dtype: torch.dtype) -> nn.Linear:
@@ -42,22 +42,3 @@ class GatedMlp(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
         return self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
-
-
-class RotaryTable:
-    """cos and sin of every position: `[max_positions, dim / 2]` each, FP32."""
-
-    def __init__(self, dim: int, max_positions: int, theta: float) -> None:
-        frequencies = theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-        self._cos, self._sin = angles.cos(), angles.sin()
-
-    def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, `[T, dim / 2]` each."""
-        return self._cos[positions_T], self._sin[positions_T]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[0], x[1]), (x[2], x[3]), ... as DeepSeek's checkpoints lay them out (interleaved)."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)

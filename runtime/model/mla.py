@@ -2,10 +2,12 @@
 
     c, k_rope = down(x)             latent: c [L] compressed KV, k_rope [P] the rotary key that all heads share
     k, v = up(c)                    keys [H, N] and values [H, V] of a token, from its latent
-    score = (q_nope . k + q_rope . k_rope) / sqrt(N + P)
+    score = (q_nope . k + q_rope . k_rope) / sqrt(N + P)      times YaRN's factor, if the model was stretched
 
 Two equal forms. Prefill expands keys and values once for many queries. Decode absorbs `up` into the query and the
 output (q_nope . W_uk c == (W_uk^T q_nope) . c), so that it reads the latent cache alone.
+
+The query is compressed too (V3, V2) or not (V2-Lite, whose q_lora_rank is null).
 
 Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1 and appendix B; DeepSeek-V3 `inference/model.py`, class MLA.
 """
@@ -15,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.model.config import ModelConfig
-from runtime.model.layers import RmsNorm, linear, rotate
+from runtime.model.layers import RmsNorm, linear
+from runtime.model.rope import rotate
 
 __all__ = ["LatentAttention"]
+
+LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
 
 
 class LatentAttention(nn.Module):
@@ -27,14 +32,17 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.config = config
         heads, qk_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
-        self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype)
-        self.q_a_layernorm = RmsNorm(config.q_lora_rank, config.rms_norm_eps, dtype)
-        self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype)
+        if config.q_lora_rank is None:
+            self.q_proj = linear(config.hidden_size, heads * qk_dim, dtype)
+        else:
+            self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype)
+            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, dtype)
+            self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype)
         self.kv_a_proj_with_mqa = linear(config.hidden_size, config.latent_dim, dtype)
-        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, config.rms_norm_eps, dtype)
+        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, dtype)
         self.kv_b_proj = linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), dtype)
         self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
-        self.scale = qk_dim**-0.5
+        self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
     def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Causal attention inside each of the requests that follow each other in x: output [T, D], latent [T, C]."""
@@ -66,9 +74,15 @@ class LatentAttention(nn.Module):
 
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
-        q_THQ = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD))).unflatten(-1, (-1, nope + rope))
+        q_THQ = self._project_query(x_TD).unflatten(-1, (-1, nope + rope))
         q_nope_THN, q_rope_THP = q_THQ.split((nope, rope), -1)
         return q_nope_THN, rotate(q_rope_THP, cos[:, None], sin[:, None])
+
+    def _project_query(self, x_TD: Tensor) -> Tensor:
+        """[T, H x (N + P)]."""
+        if self.config.q_lora_rank is None:
+            return self.q_proj(x_TD)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
 
     def _expand(self, latent_TC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [T, H, N + P] and values [T, H, V] from latents."""

@@ -7,7 +7,8 @@
 Worked example: 32 logical experts + 4 redundant = 36 slots; EP4 holds 9 slots a rank. Expert 7 lies in slots 3 and 20,
 on ranks 0 and 2; under the split "equal" its tokens alternate between the two.
 
-Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, classes Gate and MoE.
+Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, classes Gate and MoE; DeepSeek-V2
+(arXiv 2405.04434) section 2.2.2, device-limited routing.
 """
 
 import torch
@@ -23,27 +24,36 @@ __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
 
 class Gate(nn.Module):
-    """Sigmoid scores; the bias takes part in choosing, never in weighing; only the best groups are eligible."""
+    """Which experts a token goes to, and their weights; only the experts of its best groups are eligible.
+
+    V3 scores by sigmoid, and a bias (balanced in training) takes part in choosing, never in weighing: `noaux_tc`. V2
+    scores by softmax: `group_limited_greedy`, or `greedy`, which has one group.
+    """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size, dtype=dtype))
-        self.e_score_correction_bias = nn.Parameter(torch.empty(config.n_routed_experts, dtype=torch.float32))
+        if config.topk_method == "noaux_tc":
+            self.e_score_correction_bias = nn.Parameter(torch.empty(config.n_routed_experts, dtype=torch.float32))
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's logical experts [T, K], and their weights [T, K] in FP32."""
-        scores_TE = F.linear(x_TD.float(), self.weight.float()).sigmoid()
-        experts_TK = self._choose(scores_TE + self.e_score_correction_bias)
+        logits_TE = F.linear(x_TD.float(), self.weight.float())
+        scores_TE = logits_TE.softmax(-1) if self.config.scoring_func == "softmax" else logits_TE.sigmoid()
+        experts_TK = self._choose(scores_TE)
         weights_TK = scores_TE.gather(1, experts_TK)
         if self.config.norm_topk_prob:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
         return experts_TK, weights_TK * self.config.routed_scaling_factor
 
-    def _choose(self, biased_TE: Tensor) -> Tensor:
-        """A group's worth is the sum of its two best experts."""
-        grouped_TGE = biased_TE.unflatten(1, (self.config.n_group, -1))
-        worth_TG = grouped_TGE.topk(2, -1).values.sum(-1)
+    def _choose(self, scores_TE: Tensor) -> Tensor:
+        """A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best."""
+        num_best = 1
+        if self.config.topk_method == "noaux_tc":
+            num_best, scores_TE = 2, scores_TE + self.e_score_correction_bias
+        grouped_TGE = scores_TE.unflatten(1, (self.config.n_group, -1))
+        worth_TG = grouped_TGE.topk(num_best, -1).values.sum(-1)
         eligible_TG = torch.zeros_like(worth_TG, dtype=torch.bool)
         eligible_TG.scatter_(1, worth_TG.topk(self.config.topk_group, -1).indices, True)
         eligible_TE = grouped_TGE.masked_fill(~eligible_TG[..., None], -torch.inf).flatten(1)

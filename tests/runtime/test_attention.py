@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 from runtime.kv_cache import LatentCache
 from runtime.model.deepseek import DecodeBatch
+from runtime.model.rope import Yarn
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # FP32 sums in another order
 
 shapes = st.fixed_dictionaries(
     {
         "num_attention_heads": st.integers(1, 4),
-        "q_lora_rank": st.integers(2, 12),
+        "q_lora_rank": st.none() | st.integers(2, 12),
         "kv_lora_rank": st.integers(2, 12),
         "qk_nope_head_dim": st.integers(1, 8),
         "qk_rope_head_dim": st.sampled_from([2, 4, 6]),
         "v_head_dim": st.integers(1, 8),
+        "yarn": st.none() | st.just(Yarn(factor=4.0, original_max_position_embeddings=8)),
     }
 )
 prompt = st.lists(st.integers(0, 49), min_size=1, max_size=12)
@@ -44,7 +46,7 @@ def empty(config):
 @settings(max_examples=25, deadline=None)
 @given(shapes=shapes, tokens=prompt, seed=st.integers(0, 1000))
 def test_decoding_token_by_token_equals_prefill(small_config, random_model, shapes, tokens, seed):
-    """Both forms give the same hidden states and the same latents, for any head sizes."""
+    """Both forms give the same hidden states and the same latents, for any head sizes, stretched or not."""
     config = replace(small_config, **shapes)
     model = random_model(config, seed)
     cache = LatentCache(config, 1, len(tokens), torch.float32)

@@ -1,6 +1,6 @@
-"""The gate equals DeepSeek's published rule, written out here in plain Python.
+"""The gate equals DeepSeek's published rules, V3's and V2's, written out here in plain Python.
 
-Source: deepseek-ai/DeepSeek-V3 `inference/model.py`, class Gate.
+Sources: deepseek-ai/DeepSeek-V3 `inference/model.py`, class Gate; DeepSeek-V2 `modeling_deepseek.py`, class MoEGate.
 """
 
 import math
@@ -20,7 +20,10 @@ def gates(draw):
     groups = draw(st.sampled_from([1, 2, 4, 8]))
     experts_per_group = draw(st.integers(2, 6))
     topk_group = draw(st.integers(1, groups))
+    scoring = draw(st.sampled_from([("sigmoid", "noaux_tc"), ("softmax", "group_limited_greedy")]))
     changes = {
+        "scoring_func": scoring[0],
+        "topk_method": scoring[1],
         "n_group": groups,
         "topk_group": topk_group,
         "n_routed_experts": groups * experts_per_group,
@@ -40,12 +43,17 @@ def tokens(config, seed, count=5):
 
 
 def reference(config, weight, bias, x):
-    """Logical expert -> weight, of one token; lists in, dict out."""
-    scores = [1 / (1 + math.exp(-sum(w * v for w, v in zip(row, x, strict=True)))) for row in weight]
-    biased = [score + b for score, b in zip(scores, bias, strict=True)]
+    """Logical expert -> weight, of one token; lists in, dict out. V2 has no bias and judges a group by its best."""
+    logits = [sum(w * v for w, v in zip(row, x, strict=True)) for row in weight]
+    if config.scoring_func == "sigmoid":
+        scores = [1 / (1 + math.exp(-logit)) for logit in logits]
+    else:
+        scores = [math.exp(logit) / sum(map(math.exp, logits)) for logit in logits]
+    biased = [score + b for score, b in zip(scores, bias or [0.0] * len(scores), strict=True)]
+    num_best = 2 if config.topk_method == "noaux_tc" else 1
     size = config.n_routed_experts // config.n_group
     members = [range(group * size, (group + 1) * size) for group in range(config.n_group)]
-    worth = [sum(sorted(biased[expert] for expert in group)[-2:]) for group in members]
+    worth = [sum(sorted(biased[expert] for expert in group)[-num_best:]) for group in members]
     best_groups = sorted(range(config.n_group), key=lambda group: -worth[group])[: config.topk_group]
     eligible = [expert for group in best_groups for expert in members[group]]
     chosen = sorted(eligible, key=lambda expert: -biased[expert])[: config.num_experts_per_tok]
@@ -55,16 +63,17 @@ def reference(config, weight, bias, x):
 
 @settings(max_examples=100, deadline=None)
 @given(drawn=gates())
-def test_gate_equals_the_published_rule(small_config, filled, drawn):
-    """Same experts and same weights as the slow reference, for any groups, top-k, normalisation and scale."""
+def test_gate_equals_the_published_rules(small_config, filled, drawn):
+    """Same experts and same weights as the slow reference, for any scores, groups, top-k, normalisation and scale."""
     changes, seed = drawn
     config = replace(small_config, **changes)
     gate, x = make_gate(config, filled, seed), tokens(config, seed + 1)
+    bias = gate.e_score_correction_bias.tolist() if config.topk_method == "noaux_tc" else None
     with torch.inference_mode():
         experts, weights = gate(x)
 
     for token, chosen, weighed in zip(x.tolist(), experts.tolist(), weights.tolist(), strict=True):
-        expected = reference(config, gate.weight.tolist(), gate.e_score_correction_bias.tolist(), token)
+        expected = reference(config, gate.weight.tolist(), bias, token)
         assert dict(zip(chosen, weighed, strict=True)) == pytest.approx(expected, rel=1e-4)
 
 

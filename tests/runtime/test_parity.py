@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
+from tests.runtime.closeness import LOGITS_TOLERANCE, count_excuses, relative_error, transformers_choices
+
 MAX_TOKENS = 64
-CLOSE_CALL = 1e-3  # where transformers' two best logits are nearer than this, either may win
 MAX_EXCUSES = 2
-LOGITS_TOLERANCE = 1e-4  # of the largest logit of the position
 LAYOUTS = [(ep, expert_map) for ep in (1, 2, 4) for expert_map in ("contiguous", "redundant")]
 
 
@@ -87,10 +87,7 @@ def test_text_does_not_depend_on_the_layout(prompts, outputs, transformers_logit
 def test_text_is_transformers_text(prompts, outputs, transformers_logits):
     """At every position of every output, our token is transformers' most likely one."""
     ours = outputs[1, "contiguous"]
-    theirs = [
-        logits.argmax(-1)[len(prompt) - 1 : -1].tolist()
-        for prompt, logits in zip(prompts, transformers_logits, strict=True)
-    ]
+    theirs = transformers_choices(prompts, ours, transformers_logits)
 
     assert count_excuses(prompts, ours, theirs, transformers_logits) <= MAX_EXCUSES
 
@@ -107,22 +104,3 @@ def test_logits_are_transformers_logits(prompts, runs, transformers_logits, layo
     print(f"largest relative logit error of {layout}: {worst:.1e}")
 
     assert worst < LOGITS_TOLERANCE
-
-
-def count_excuses(prompts, expected, found, transformers_logits):
-    """Outputs that differ where transformers itself was undecided; any other difference fails."""
-    excuses = 0
-    for prompt, one, other, logits in zip(prompts, expected, found, transformers_logits, strict=True):
-        if one != other:
-            at = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-            assert at is not None, "one output goes on where the other ends"
-            best, second = logits[len(prompt) - 1 + at].topk(2).values.tolist()
-            assert best - second < CLOSE_CALL, f"token {at}: {one[at]} and {other[at]}, margin {best - second:.2g}"
-            excuses += 1
-    print(f"{excuses} differences, all at close calls")
-    return excuses
-
-
-def relative_error(ours, theirs):
-    assert ours.shape == theirs.shape
-    return ((ours - theirs).abs().amax(-1) / theirs.abs().amax(-1)).max().item()

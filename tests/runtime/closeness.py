@@ -1,0 +1,32 @@
+"""When two computations of one model say the same: logits within a tolerance, tokens up to close calls."""
+
+CLOSE_CALL = 1e-3  # where transformers' two best logits are nearer than this, either may win
+LOGITS_TOLERANCE = 1e-4  # of the largest logit of the position
+
+
+def count_excuses(prompts, expected, found, transformers_logits):
+    """Outputs that differ where transformers itself was undecided; any other difference fails."""
+    excuses = 0
+    for prompt, one, other, logits in zip(prompts, expected, found, transformers_logits, strict=True):
+        if one != other:
+            at = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+            assert at is not None, "one output goes on where the other ends"
+            best, second = logits[len(prompt) - 1 + at].topk(2).values.tolist()
+            assert best - second < CLOSE_CALL, f"token {at}: {one[at]} and {other[at]}, margin {best - second:.2g}"
+            excuses += 1
+    print(f"{excuses} differences, all at close calls")
+    return excuses
+
+
+def transformers_choices(prompts, outputs, transformers_logits):
+    """transformers' most likely token at every position of every output."""
+    return [
+        logits.argmax(-1)[len(prompt) - 1 : len(prompt) - 1 + len(output)].tolist()
+        for prompt, output, logits in zip(prompts, outputs, transformers_logits, strict=True)
+    ]
+
+
+def relative_error(ours, theirs):
+    """The largest difference at any position, as a part of that position's largest logit."""
+    assert ours.shape == theirs.shape
+    return ((ours - theirs).abs().amax(-1) / theirs.abs().amax(-1)).max().item()

@@ -1,0 +1,146 @@
+"""Every variant of the DeepSeek family computes what transformers' own class of it computes.
+
+Small random checkpoints that between them vary every field of `config.json` that the computation reads: V3 (R1 and
+V3.1 have its config), V2, V2-Lite, both ways to write rotary positions. transformers reads the same files.
+"""
+
+import json
+
+import pytest
+import torch
+from transformers import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
+
+from runtime.engine import Engine
+from runtime.errors import CheckpointError
+from runtime.generate import greedy
+from runtime.model.config import read_model_config
+from runtime.parallel import SoloGroup
+from tests.runtime.closeness import LOGITS_TOLERANCE, count_excuses, relative_error, transformers_choices
+from tests.runtime.random_checkpoints import V2, V2_LITE, V3, write_checkpoint
+
+MAX_TOKENS = 12
+PROMPT_LENGTHS = (1, 7, 20, 45)  # past the 16 positions that the stretched variants began with
+
+LEAST_YARN = {"factor": 4, "original_max_position_embeddings": 16}
+YARN = LEAST_YARN | {"beta_fast": 32, "beta_slow": 1}
+OTHER_YARN = LEAST_YARN | {"beta_fast": 1.5, "beta_slow": 0.4}
+V3_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+V2_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+
+VARIANTS = {
+    "V3": V3 | {"rope_scaling": V3_YARN | {"type": "yarn"}},
+    "V3, newer file": {key: value for key, value in V3.items() if key not in ("rope_theta", "rope_scaling")}
+    | {"rope_parameters": V3_YARN | {"rope_type": "yarn", "rope_theta": 10000}},
+    "V3, not stretched, weights not normalised": V3 | {"norm_topk_prob": False, "routed_scaling_factor": 1.0},
+    "V3, one group, other norms": V3 | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-2, "rope_theta": 500.0},
+    "V3, query not compressed": V3 | {"q_lora_rank": None, "first_k_dense_replace": 0, "v_head_dim": 12},
+    "V3, all kinds of sharpening": V3
+    | {"rope_scaling": OTHER_YARN | {"type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.3}},
+    "V3, sharpening left out": V3 | {"rope_scaling": {"type": "yarn"} | LEAST_YARN},
+    "V3, all groups eligible, two dense layers": V3
+    | {"topk_group": 4, "first_k_dense_replace": 2, "num_experts_per_tok": 3, "n_shared_experts": 2},
+    "V2": V2 | {"rope_scaling": V2_YARN | {"type": "yarn"}},
+    "V2, not stretched, one group eligible": V2 | {"topk_group": 1, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-2},
+    "V2-Lite": V2_LITE | {"rope_scaling": V2_YARN | {"type": "yarn"}},
+    "V2-Lite, newer file": {
+        key: value for key, value in V2_LITE.items() if key not in ("rope_theta", "rope_scaling", "scoring_func")
+    }
+    | {"n_group": None, "topk_group": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def token_prompts():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(V3["vocab_size"], (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def checkpoint(request, tmp_path_factory):
+    """A folder with the variant's checkpoint, in two shards."""
+    number = list(VARIANTS).index(request.param)
+    return write_checkpoint(
+        tmp_path_factory.mktemp("variant") / "checkpoint", VARIANTS[request.param], number, num_shards=2
+    )
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint):
+    """transformers' model of the checkpoint."""
+    document = json.loads((checkpoint / "config.json").read_text())
+    of_type = {"deepseek_v3": DeepseekV3ForCausalLM, "deepseek_v2": DeepseekV2ForCausalLM}
+    return of_type[document["model_type"]].from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def ours(folder):
+    config = read_model_config(folder)
+    return Engine(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, SoloGroup(), torch.float32)
+
+
+@torch.inference_mode()
+def logits_of(model, tokens):
+    return model(torch.tensor([tokens])).logits[0]
+
+
+def test_logits_are_transformers_logits(checkpoint, theirs, token_prompts):
+    """At every position of every prompt, to 1e-4 of the largest."""
+    found = ours(checkpoint).prompt_logits(token_prompts)
+    worst = max(
+        relative_error(mine, logits_of(theirs, tokens)) for mine, tokens in zip(found, token_prompts, strict=True)
+    )
+    print(f"largest relative logit error: {worst:.1e}")
+
+    assert worst < LOGITS_TOLERANCE
+
+
+def test_greedy_text_is_transformers_text(checkpoint, theirs, token_prompts):
+    """Absorbed decoding over the latent cache chooses transformers' most likely token at every position."""
+    outputs = greedy(ours(checkpoint), SoloGroup(), token_prompts, MAX_TOKENS, set())
+    logits = [logits_of(theirs, prompt + output) for prompt, output in zip(token_prompts, outputs, strict=True)]
+
+    assert count_excuses(token_prompts, outputs, transformers_choices(token_prompts, outputs, logits), logits) <= 1
+
+
+def test_the_variants_differ(tmp_path, token_prompts):
+    """Under the same weights every field counts: no two variants with weights of the same shapes agree."""
+    changes = [{}, *(VARIANTS[name] for name in VARIANTS if name.startswith("V3, ") and "compressed" not in name)]
+    changes = [change for change in changes if change.get("n_shared_experts", 1) == 1]
+    engines = [ours(write_checkpoint(tmp_path / str(number), V3 | change)) for number, change in enumerate(changes)]
+    logits = [engine.prompt_logits(token_prompts[-1:])[0] for engine in engines]
+
+    for number, one in enumerate(logits):
+        for other in logits[number + 1 :]:
+            assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"topk_method": "greedy"}, "topk_method is 'greedy', this runtime computes only 'noaux_tc'"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', this runtime computes only 'sigmoid'"),
+        ({"model_type": "deepseek_v2", "scoring_func": "softmax", "topk_method": "greedy"}, "norm_topk_prob is True"),
+        ({"model_type": "llama"}, "model_type is 'llama', this runtime computes only 'deepseek_v3' and 'deepseek_v2'"),
+        ({"rope_interleave": False}, "rope_interleave is False"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({"n_group": None}, "n_group is None, a number is needed"),
+        ({"n_group": 3}, "n_group (3) does not divide n_routed_experts (16)"),
+        ({"n_group": 16}, "n_group (16) leaves less than two of 16 experts in a group"),
+        ({"topk_group": 1, "num_experts_per_tok": 5}, "num_experts_per_tok (5) is more than the 4 eligible experts"),
+        ({"rope_theta": None}, "rope_theta is None, a positive number is needed"),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, "rope_scaling is of type 'linear'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling.original_max_position_embeddings is None"),
+        ({"rope_scaling": V3_YARN | {"type": "yarn", "mscale": 0}}, "needs both mscale and mscale_all_dim"),
+        ({"rope_scaling": V3_YARN | {"type": "yarn", "truncate": False}}, "rope_scaling has ['truncate']"),
+        ({"rope_scaling": V3_YARN, "rope_parameters": V3_YARN}, "has both rope_scaling and rope_parameters"),
+        ({"rope_scaling": 4}, "rope_scaling is 4, an object is needed"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, words):
+    """One sentence with the key, its value and what would do."""
+    (tmp_path / "config.json").write_text(json.dumps(V3 | changes))
+    with pytest.raises(CheckpointError) as error:
+        read_model_config(tmp_path)
+
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
