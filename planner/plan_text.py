@@ -60,7 +60,9 @@ def _decisions(plan: Plan) -> str:
     decided = [each for each in plan.decisions if each.why != DEFAULT]
     rows = [("decided", "value", "because it is"), *((each.path, str(each.value), each.why) for each in decided)]
     defaults = ", ".join(f"{each.path} {each.value}" for each in plan.decisions if each.why == DEFAULT)
-    filled = textwrap.fill(f"by default: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    filled = textwrap.fill(
+        f"by default: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )
     return "\n\n".join([*([_table(rows)] if decided else []), *([filled] if defaults else [])])
 
 

@@ -11,6 +11,7 @@ It does not know the spec: `fields.py` does. Built on PyYAML's event stream (lib
 not recurse and so cannot be made to overflow the stack.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
         return LITERALS[text]
     if INTEGER.fullmatch(text):
         return int(text)
-    if FRACTION.fullmatch(text):
+    if FRACTION.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text
 

@@ -1,5 +1,8 @@
 """The specs that ship: each plans, with the layout that its comments promise."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,24 @@ def test_the_published_day_is_planned_hour_by_hour():
     assert (steps["12:00"]["prefill_units"], steps["12:00"]["decode_units"]) == (29, 9)
     assert set(steps["03:30"]["units"]) < set(steps["00:00"]["units"]) < set(steps["12:00"]["units"])
     assert [step["nodes"] for step in schedule["steps"]] == [278, 218, 188, 158, 128, 98, 68, 98, 128, 188, 218, 278]
+
+
+def test_a_plan_does_not_depend_on_the_processor():
+    """Without numpy's vector instructions, and with the dictionaries of another hash seed: the same digest."""
+    path = str(SPECS / "h800-one-pair.yaml")
+    simple = os.environ | {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX", "PYTHONHASHSEED": "7"}
+    code = (
+        "import sys; from pathlib import Path; from planner.check import check_spec\n"
+        "from planner.compiler import compile_plan; print(compile_plan(check_spec(Path(sys.argv[1]))).digest)"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, path], env=env, capture_output=True, check=True
+        ).stdout
+        for env in (dict(os.environ), simple)
+    }
+
+    assert len(digests) == 1
 
 
 def test_assumed_figures_are_told():
