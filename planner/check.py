@@ -39,6 +39,7 @@ class CheckedSpec:
 
     spec: Spec
     model: Model
+    model_type: str | None  # of the checkpoint's config.json; None for a model of the catalog
     config_digest: str | None  # of the checkpoint's config.json; None for a model of the catalog
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
@@ -65,6 +66,7 @@ def check_document(document: Document) -> CheckedSpec:
     return CheckedSpec(
         spec=Spec.model_validate(document.data),
         model=named.resolved["model.shapes"],
+        model_type=named.resolved.get("model.type"),
         config_digest=named.resolved.get("model.digest"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
@@ -112,7 +114,11 @@ class _Named:
         if isinstance(found, Violation):
             self.violations.append(found)
         else:
-            self.resolved |= {"model.shapes": found.model, "model.digest": found.digest}
+            self.resolved |= {
+                "model.shapes": found.model,
+                "model.type": found.model_type,
+                "model.digest": found.digest,
+            }
 
     def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
         """A GPU that the spec describes, unless it does so wrongly, which has been said."""

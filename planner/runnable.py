@@ -13,10 +13,12 @@ from planner.spec import Phase
 
 __all__ = ["runtime_refusals"]
 
+RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
+
 
 def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
     """Why the bundled runtime cannot run `spec`; empty when it can."""
-    violations = [*_without_weights(spec), *_not_on_this_gpu(spec)]
+    violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec)]
     for phase in spec.spec.phases:
         violations += _not_in_this_way(spec, phase)
     return tuple(spec.problem(violation) for violation in violations)
@@ -30,6 +32,14 @@ def _without_weights(spec: CheckedSpec) -> Iterator[Violation]:
     elif model.checkpoint is None:
         fix = "for example checkpoint: bundled:demo"
         yield Violation("model.checkpoint", None, "S703 is required to run", "a config has no weights", fix)
+
+
+def _not_this_model(spec: CheckedSpec) -> Iterator[Violation]:
+    if spec.model_type not in (None, *RUNNABLE):
+        assert not isinstance(spec.spec.model, str)
+        reason = f"the bundled runtime computes no {spec.model_type} so far"
+        rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
+        yield Violation("model.config", spec.spec.model.config, rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
 
 
 def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:

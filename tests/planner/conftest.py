@@ -64,6 +64,21 @@ CONFIG = {
     "max_position_embeddings": 2048,
 }
 
+GROUPED = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 4,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 64,
+    "vocab_size": 4096,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 2048,
+}
+
 
 @pytest.fixture(scope="session")
 def spec_text():
@@ -93,6 +108,9 @@ def spec_folder(tmp_path_factory):
         "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},
         "few_experts.json": CONFIG | {"num_experts_per_tok": 33},
+        "unfinished.json": {key: value for key, value in CONFIG.items() if key != "hidden_size"} | {"kv_lora_rank": 0},
+        "grouped.json": GROUPED,
+        "sparse.json": GROUPED | {"decoder_sparse_step": 2},
         "all_dense.json": CONFIG | {"first_k_dense_replace": 5},
         "loads.json": [[100 + layer + expert for expert in range(32)] for layer in range(4)],
         "few_layers.json": [[1] * 32] * 3,

@@ -18,7 +18,7 @@ from planner.cli import main
 __all__ = ["mutated_specs", "outcome"]
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
-MAX_SECONDS = 2.0
+MAX_SECONDS = 2.0  # of CPU time: what else the machine does is not the spec's doing
 
 VALUES = (
     *("1", "2", "8", "16", "64", "72", "100000", "auto", "bf16", "none", "five_stage"),
@@ -133,13 +133,13 @@ ENCODINGS = (
 
 
 def outcome(content, folder):
-    """The exit status of `plan` for a spec, and the seconds that it took; raises what would be a traceback."""
+    """The exit status of `plan` for a spec, and the CPU seconds that it took; raises what would be a traceback."""
     path = folder / "fuzzed.yaml"
     path.write_bytes(content)
-    began = time.perf_counter()
+    began = time.process_time()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         status = main(["plan", str(path), "--format", "json"])
-    return status, time.perf_counter() - began
+    return status, time.process_time() - began
 
 
 def _search(count):
@@ -152,7 +152,7 @@ def _search(count):
             raise
         statuses[status] = statuses.get(status, 0) + 1
         slowest = max(slowest, seconds)
-    print(f"{count} specs, exit statuses {dict(sorted(statuses.items()))}, slowest {slowest:.2f} s")
+    print(f"{count} specs, exit statuses {dict(sorted(statuses.items()))}, slowest {slowest:.2f} s of CPU time")
     return int(slowest > MAX_SECONDS or not statuses.keys() <= {0, 2, 3})
 
 

@@ -1,12 +1,15 @@
 """The facts: sourced, complete, and nowhere else."""
 
 import ast
+import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from planner.catalog import GPUS, MODELS
+from planner.model_config import read_model_config
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ("usable_bytes", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps", "kubernetes_resource")
@@ -76,6 +79,48 @@ def test_no_model_and_no_gpu_is_named_outside_the_catalog():
     ]
 
     assert named == []
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "qwen3-235b-a22b"])
+def test_a_config_of_the_same_shapes_is_the_same_model(name, tmp_path):
+    """Written as its checkpoint writes it, a model of the catalog is read back as it is."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(as_config(MODELS[name])))
+    found = read_model_config(path, "config.json")
+
+    assert replace(found.model, source=MODELS[name].source) == MODELS[name]
+
+
+def as_config(model):
+    """The config.json of a model's checkpoint."""
+    attention = asdict(model.attention)
+    config = {
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.dense_intermediate_size,
+        "moe_intermediate_size": model.expert_intermediate_size,
+        "vocab_size": model.vocab_size,
+        "num_attention_heads": attention.pop("num_heads"),
+        "num_experts_per_tok": model.num_experts_per_token,
+        "max_position_embeddings": model.max_position_embeddings,
+    }
+    if "num_kv_heads" in attention:
+        experts = {
+            "model_type": "qwen3_moe",
+            "num_experts": model.num_routed_experts,
+            "head_dim": attention["head_dim"],
+        }
+        return config | experts | {"num_key_value_heads": attention["num_kv_heads"]}
+    indexer = attention.pop("indexer")
+    indexed = {"index_n_heads": indexer["num_heads"], "index_head_dim": indexer["head_dim"]} if indexer else {}
+    experts = {
+        "model_type": "deepseek_v32" if indexer else "deepseek_v3",
+        "first_k_dense_replace": model.num_dense_layers,
+        "n_routed_experts": model.num_routed_experts,
+        "n_shared_experts": model.num_shared_experts,
+        "n_group": model.num_expert_groups,
+    }
+    return config | attention | indexed | experts
 
 
 def strings(tree):

@@ -94,6 +94,14 @@ def test_a_mixed_deployment_plans(spec_text, plan_of):
     assert [problem.rule[:4] for problem in plan.refusals] == ["S708"]
 
 
+def test_grouped_attention_plans_from_its_config(with_line, plan_of):
+    """S709: it plans, with KV of whole keys and values, and the bundled runtime does not run it."""
+    plan = plan_of(with_line(4, "  config: grouped.json"))
+
+    assert plan.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
+    assert [problem.rule[:4] for problem in plan.refusals] == ["S709"]
+
+
 def test_a_section_of_nothing_is_none(spec_text, problems_of):
     """S507: two empty phases are no phases."""
     first, _, rest = spec_text.partition("prefill:")

@@ -10,10 +10,4 @@ def test_mutated_specs_are_planned_or_refused(tmp_path):
 
     assert set(statuses) == {0, 2, 3}
     assert statuses.count(0) >= 25
-
-
-def test_no_mutated_spec_takes_long(tmp_path):
-    """Counted in one process, where a bomb that is expanded takes minutes: far from what a busy machine adds."""
-    slowest = max(seconds for _, seconds in (outcome(content, tmp_path) for content in mutated_specs(seed=2, count=60)))
-
-    assert slowest < 10 * MAX_SECONDS
+    assert max(seconds for _, seconds in outcomes) < MAX_SECONDS  # a bomb that is expanded takes minutes
