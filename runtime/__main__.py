@@ -64,6 +64,9 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     generate.add_argument(
         "--expert-map", type=Path, help="JSON [moe_layers][slots] of logical experts (default: contiguous)"
     )
+    generate.add_argument(
+        "--deterministic", action="store_true", help="tokens that do not depend on batch, --ep or --expert-map"
+    )
     generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
     generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     generate.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -16,6 +16,7 @@ from torch import Tensor
 from runtime import weights
 from runtime.errors import CheckpointError
 from runtime.kv_cache import LatentCache
+from runtime.model.batching import Alone, Together, check_machine
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DecodeBatch, DeepseekV3, PhysicalToLogical
 from runtime.parallel import Group
@@ -42,13 +43,17 @@ class Engine:
         group: Group,
         dtype: torch.dtype,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        deterministic: bool = False,
     ) -> None:
-        """Load what this rank holds. Raises CheckpointError."""
+        """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
         self.config = read_model_config(folder)
         self.dtype = dtype
         _check_expert_map(expert_map, self.config)
-        self.model = DeepseekV3(self.config, expert_map, group, dtype)
+        self.model = DeepseekV3(self.config, expert_map, group, dtype, Alone() if deterministic else Together())
         self.tensor_names = weights.load(self.model, folder, progress)
+        if deterministic:
+            torch.set_num_threads(1)
+            check_machine(self.model.row_wise())
 
     @property
     def token_shape(self) -> tuple[int, int]:

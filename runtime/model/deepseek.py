@@ -7,7 +7,10 @@ name in the checkpoint; only the stacked local experts differ, and `weights.py` 
 It keeps no state between steps: the KV cache is its caller's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +18,11 @@ from torch import Tensor, nn
 from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, TokenDispatcher
 from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LatentCache
+from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
-from runtime.model.moe import MixtureOfExperts, ReplicaTable
+from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
 from runtime.model.rope import RotaryTable
 from runtime.parallel import Group
 
@@ -39,9 +43,11 @@ class DecodeBatch:
 class DeepseekV3(nn.Module):
     """One rank's part of the model. Parameters are empty until `weights.load` fills them."""
 
-    def __init__(self, config: ModelConfig, expert_map: PhysicalToLogical, group: Group, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, expert_map: PhysicalToLogical, group: Group, dtype: torch.dtype, batching: Batching
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.batching = config, batching
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
         self.dispatcher = _dispatcher(group, self.load.rows.shape[1])
         self.rotary = RotaryTable(
@@ -50,7 +56,7 @@ class DeepseekV3(nn.Module):
         self.model = nn.Module()
         self.model.embed_tokens = nn.utils.skip_init(nn.Embedding, config.vocab_size, config.hidden_size, dtype=dtype)
         self.model.layers = nn.ModuleList(
-            _Layer(config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype))
+            _Layer(config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
             for layer in range(config.num_hidden_layers)
         )
         self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -78,6 +84,19 @@ class DeepseekV3(nn.Module):
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, vocab] in FP32."""
+        return self.batching.rows(self._head, x_TD)
+
+    def row_wise(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
+        """What `batching` computes in rows, one of each shape: (function, size of a row, its type)."""
+        functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
+        for module in self.modules():
+            if function := _row_function(module):
+                parameters = list(module.parameters())
+                shapes = (type(module), *(parameter.shape for parameter in parameters))
+                functions[shapes] = function, parameters[0].shape[-1], parameters[0].dtype
+        return list(functions.values())
+
+    def _head(self, x_TD: Tensor) -> Tensor:
         return self.lm_head(self.model.norm(x_TD)).float()
 
     def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
@@ -86,32 +105,49 @@ class DeepseekV3(nn.Module):
         if moe_layer < 0:
             return GatedMlp(config.hidden_size, config.intermediate_size, dtype)
         replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts)
-        return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, rank)
+        return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, rank, self.batching)
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module, batching: Batching) -> None:
         super().__init__()
+        self.batching = batching
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.self_attn = LatentAttention(config, dtype)
+        self.self_attn = LatentAttention(config, dtype, batching)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = feed_forward
 
     def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        attended_TD, latent_TC = self.self_attn.prefill(self.input_layernorm(x_TD), cos, sin, lengths)
+        normed_TD = self.batching.rows(self.input_layernorm, x_TD)
+        attended_TD, latent_TC = self.self_attn.prefill(normed_TD, cos, sin, lengths)
         return self._feed_forward(x_TD + attended_TD), latent_TC
 
     def decode(
         self, x_BD: Tensor, cos: Tensor, sin: Tensor, batch: DecodeBatch, cache: LatentCache, layer: int
     ) -> Tensor:
-        normed_BD = self.input_layernorm(x_BD)
+        normed_BD = self.batching.rows(self.input_layernorm, x_BD)
         cache.append(layer, batch.cache_slots, batch.positions, self.self_attn.latent(normed_BD, cos, sin))
         lengths_B = batch.positions + 1
         latent_BSC = cache.read(layer, batch.cache_slots, lengths_B)
         return self._feed_forward(x_BD + self.self_attn.decode(normed_BD, cos, sin, latent_BSC, lengths_B))
 
     def _feed_forward(self, x_TD: Tensor) -> Tensor:
-        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+        normed_TD = self.batching.rows(self.post_attention_layernorm, x_TD)
+        if isinstance(self.mlp, MixtureOfExperts):
+            return x_TD + self.mlp(normed_TD)
+        return x_TD + self.batching.rows(self.mlp, normed_TD)
+
+
+def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
+    """What the module does to rows, if that is what it does; its first parameter's last dimension is a row's size."""
+    match module:
+        case nn.Linear() | RmsNorm() | GatedMlp() | Gate():
+            return module
+        case LocalExperts():
+            return partial(module.expert, 0)
+        case LatentAttention():
+            return module.without_cache
+    return None
 
 
 def _dispatcher(group: Group, slots_per_rank: int) -> TokenDispatcher:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.rope import rotate
@@ -28,9 +29,9 @@ LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
 class LatentAttention(nn.Module):
     """The attention of one layer. Parameters are named as published."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, batching: Batching) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.batching = config, batching
         heads, qk_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
         if config.q_lora_rank is None:
             self.q_proj = linear(config.hidden_size, heads * qk_dim, dtype)
@@ -46,31 +47,53 @@ class LatentAttention(nn.Module):
 
     def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Causal attention inside each of the requests that follow each other in x: output [T, D], latent [T, C]."""
-        q_nope_THN, q_rope_THP = self._query(x_TD, cos, sin)
+        q_nope_THN, q_rope_THP = self.batching.rows(self._query, x_TD, cos, sin)
         latent_TC = self.latent(x_TD, cos, sin)
-        k_THQ, v_THV = self._expand(latent_TC)
+        k_THQ, v_THV = self.batching.rows(self._expand, latent_TC)
         q_THQ = torch.cat((q_nope_THN, q_rope_THP), -1)
         requests = zip(q_THQ.split(lengths), k_THQ.split(lengths), v_THV.split(lengths), strict=True)
         context_THV = torch.cat([v_THV[:0], *(_causal_attention(q, k, v, self.scale) for q, k, v in requests)])
-        return self.o_proj(context_THV.flatten(1)), latent_TC
+        return self.batching.rows(self.o_proj, context_THV.flatten(1)), latent_TC
 
     def decode(self, x_BD: Tensor, cos: Tensor, sin: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """One token a request against its cached latents, its own included (`lengths` counts it): [B, D]."""
-        q_nope_BHN, q_rope_BHP = self._query(x_BD, cos, sin)
-        w_k_HNL, w_v_HVL = self._up_weights()
-        q_BHC = torch.cat((torch.einsum("bhn,hnl->bhl", q_nope_BHN, w_k_HNL), q_rope_BHP), -1)
-        scores_BHS = (q_BHC @ latent_BSC.mT).float() * self.scale
-        beyond_BS = torch.arange(latent_BSC.shape[1]) >= lengths_B[:, None]
-        weights_BHS = scores_BHS.masked_fill(beyond_BS[:, None], -torch.inf).softmax(-1).to(x_BD.dtype)
-        context_BHL = weights_BHS @ latent_BSC[..., : self.config.kv_lora_rank]
-        return self.o_proj(torch.einsum("bhl,hvl->bhv", context_BHL, w_v_HVL).flatten(1))
+        q_BHC = self.batching.rows(self._absorbed_query, x_BD, cos, sin)
+        context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, lengths_B)
+        return self.batching.rows(self._absorbed_output, context_BHL)
 
     def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """What the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
+        return self.batching.rows(self._latent, x_TD, cos, sin)
+
+    def without_cache(self, x_TD: Tensor) -> Tensor:
+        """Decode's row-wise parts one after the other, at position 0: what `check_machine` asks about. [T, D]."""
+        cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2)
+        q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
+        return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
+
+    def _latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         c_TL, k_rope_TP = self.kv_a_proj_with_mqa(x_TD).split(
             (self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1
         )
         return torch.cat((self.kv_a_layernorm(c_TL), rotate(k_rope_TP, cos, sin)), -1)
+
+    def _absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The query in the space of the latents, [B, H, C]."""
+        q_nope_BHN, q_rope_BHP = self._query(x_BD, cos, sin)
+        w_k_HNL, _ = self._up_weights()
+        return torch.cat((torch.einsum("bhn,hnl->bhl", q_nope_BHN, w_k_HNL), q_rope_BHP), -1)
+
+    def _attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
+        """Scores, softmax in FP32, and the weighted sum of compressed KV: [B, H, L]."""
+        scores_BHS = (q_BHC @ latent_BSC.mT).float() * self.scale
+        beyond_BS = torch.arange(latent_BSC.shape[1]) >= lengths_B[:, None]
+        weights_BHS = scores_BHS.masked_fill(beyond_BS[:, None], -torch.inf).softmax(-1).to(q_BHC.dtype)
+        return weights_BHS @ latent_BSC[..., : self.config.kv_lora_rank]
+
+    def _absorbed_output(self, context_BHL: Tensor) -> Tensor:
+        """[B, D]."""
+        _, w_v_HVL = self._up_weights()
+        return self.o_proj(torch.einsum("bhl,hvl->bhv", context_BHL, w_v_HVL).flatten(1))
 
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
@@ -100,6 +123,6 @@ class LatentAttention(nn.Module):
 
 
 def _causal_attention(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float) -> Tensor:
-    """One request's attention, [T, H, V]."""
-    q, k, v = (x.transpose(0, 1) for x in (q_THQ, k_THQ, v_THV))
+    """One request's attention, [T, H, V]; copies, because where the others' rows lie must not choose the kernel."""
+    q, k, v = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_THQ, v_THV))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(0, 1)

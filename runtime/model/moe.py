@@ -11,12 +11,15 @@ Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, cla
 (arXiv 2405.04434) section 2.2.2, device-limited routing.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.dispatch import TokenDispatcher
 from runtime.expert_load import ExpertLoad
+from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import GatedMlp
 
@@ -82,16 +85,24 @@ class ReplicaTable:
 class LocalExperts(nn.Module):
     """The experts in this rank's slots, as stacked matrices: gate and up [slots, 2 I, D], down [slots, D, I]."""
 
-    def __init__(self, num_slots: int, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, num_slots: int, config: ModelConfig, dtype: torch.dtype, batching: Batching) -> None:
         super().__init__()
+        self.batching = batching
         hidden, intermediate = config.hidden_size, config.moe_intermediate_size
         self.gate_up = nn.Parameter(torch.empty(num_slots, 2 * intermediate, hidden, dtype=dtype))
         self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype))
 
     def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
         """Rows lie slot after slot, `counts` of each."""
-        slots = zip(rows_RD.split(counts), self.gate_up, self.down, strict=True)
-        return torch.cat([_gated_mlp(rows, gate_up, down) for rows, gate_up, down in slots])
+        slots = enumerate(rows_RD.split(counts))
+        return torch.cat(
+            [rows_RD[:0], *(self.batching.rows(partial(self.expert, slot), rows) for slot, rows in slots if len(rows))]
+        )
+
+    def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
+        """[R, D] -> [R, D] by the expert in local slot `slot`."""
+        gate, up = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, self.down[slot])
 
 
 class MixtureOfExperts(nn.Module):
@@ -106,10 +117,12 @@ class MixtureOfExperts(nn.Module):
         dispatcher: TokenDispatcher,
         load: ExpertLoad,
         rank: int,
+        batching: Batching,
     ) -> None:
         super().__init__()
+        self.batching = batching
         self.gate = Gate(config, dtype)
-        self.experts = LocalExperts(load.rows.shape[1], config, dtype)
+        self.experts = LocalExperts(load.rows.shape[1], config, dtype, batching)
         self.shared_experts = GatedMlp(
             config.hidden_size, config.moe_intermediate_size * config.n_shared_experts, dtype
         )
@@ -123,15 +136,15 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]; a collective of the unit, so T may be 0."""
-        experts_TK, weights_TK = self.gate(x_TD)
+        experts_TK, weights_TK = self.batching.rows(self.gate, x_TD)
         dispatched = self.dispatcher.dispatch(x_TD, self.replicas.choose(experts_TK, self.rank))
         self.load.add(self.moe_layer, dispatched.counts)
         rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
         routed_TKD = self.dispatcher.combine(rows_RD, dispatched).unflatten(0, experts_TK.shape)
-        routed_TD = (routed_TKD.float() * weights_TK[..., None]).sum(1)
-        return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD)
+        routed_TD = self.batching.rows(_weighted_sum, routed_TKD, weights_TK)
+        return routed_TD + self.batching.rows(self.shared_experts, x_TD)
 
 
-def _gated_mlp(rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    gate, up = F.linear(rows, gate_up).chunk(2, -1)
-    return F.linear(F.silu(gate) * up, down)
+def _weighted_sum(routed_TKD: Tensor, weights_TK: Tensor) -> Tensor:
+    """[T, D], summed in FP32."""
+    return (routed_TKD.float() * weights_TK[..., None]).sum(1).to(routed_TKD.dtype)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 import runtime
 from runtime.checkpoint import resolve
+from runtime.model.batching import Together
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3
 from runtime.parallel import SoloGroup
@@ -137,9 +138,9 @@ def small_config():
 def random_model():
     """Makes a whole model on one rank, its weights drawn by `seed`."""
 
-    def make(config: ModelConfig, seed=0) -> DeepseekV3:
+    def make(config: ModelConfig, seed=0, batching=None, dtype=torch.float32) -> DeepseekV3:
         expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
-        return fill(DeepseekV3(config, expert_map, SoloGroup(), torch.float32), seed)
+        return fill(DeepseekV3(config, expert_map, SoloGroup(), dtype, batching or Together()), seed)
 
     return make
 

@@ -1,0 +1,103 @@
+"""How the tokens of a step are computed: all together, or so that none of them notices the others.
+
+A matmul kernel is chosen by its shape, and another kernel adds in another order. Computed together, a token's bits thus
+depend on how many tokens are beside it, and at a near tie its text does. In deterministic mode every kernel sees one
+shape, whatever the step holds:
+
+    rows        projections, norms, experts, gate, head: tiles of TILE_ROWS rows, the last filled up with zeros
+    requests    attention over the cache: each request alone, over its own length
+
+Each tile and each request is a fresh copy, so that its address does not choose the kernel either, and a rank computes
+on one thread, since kernels share sums out by threads. What is left is that a row's place in its tile must not matter.
+No library promises that, so `check_machine` asks the very kernels before a rank serves.
+
+Worked example: 5 tokens in prefill are one tile, 40 are three (16, 16, 8 and 8 rows of zeros), and an expert that got
+2 rows of them computes one tile; each row comes out, bit for bit, as it does alone.
+
+Bits are equal on one kind of machine with one version of torch, not between kinds.
+
+Source of the idea: Thinking Machines, "Defeating Nondeterminism in LLM Inference" (2025).
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure
+
+__all__ = ["TILE_ROWS", "Alone", "Batching", "Together", "check_machine"]
+
+TILE_ROWS = 16
+
+
+class Batching(Protocol):
+    """The two forms compute the same up to rounding; `Together` is the fast one."""
+
+    def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
+        """`function` of tensors with a row for each token, [T, ...] each; it returns one such tensor or several."""
+
+    def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
+        """`attend(q_BHC, latent_BSC, lengths_B)`: [B, ...]."""
+
+
+class Together:
+    """One call for all."""
+
+    def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
+        """All rows at once."""
+        return function(*rows)
+
+    def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
+        """All requests at once, padded to the longest."""
+        return attend(q_BHC, latent_BSC, lengths_B)
+
+
+class Alone:
+    """Deterministic: a row's bits depend on that row, a request's on that request."""
+
+    def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
+        """Tile by tile; no rows are one tile of zeros, of which none comes back."""
+        num_rows = len(rows[0])
+        starts = range(0, max(num_rows, 1), TILE_ROWS)
+        tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
+        if isinstance(tiles[0], Tensor):
+            return torch.cat(tiles)[:num_rows]
+        return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
+
+    def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
+        """Request by request."""
+        contexts = [
+            attend(q_BHC[b : b + 1].clone(), latent_BSC[b : b + 1, :length].clone(), lengths_B[b : b + 1])
+            for b, length in enumerate(lengths_B.tolist())
+        ]
+        return torch.cat(contexts) if contexts else attend(q_BHC, latent_BSC, lengths_B)
+
+
+@torch.inference_mode()
+def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
+    """Ask each row-wise function, given with its row's size and type, whether a row's place in a tile matters.
+
+    A tile of equal rows must become equal rows. Raises RuntimeFailure.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for function, size, dtype in functions:
+        tile = torch.randn(1, size, generator=generator).to(dtype).expand(TILE_ROWS, size).clone()
+        results = function(tile)
+        for result in (results,) if isinstance(results, Tensor) else results:
+            if not torch.equal(result, result[:1].expand_as(result)):
+                raise RuntimeFailure(
+                    f"deterministic mode is not possible on this machine: its kernels treat the rows of a tile of"
+                    f" {TILE_ROWS} x {size} in {str(dtype).removeprefix('torch.')} differently"
+                )
+
+
+def _tile(rows: Tensor, start: int) -> Tensor:
+    """The rows from `start`, as many as a tile has, in memory of their own."""
+    tile = rows[start : start + TILE_ROWS]
+    missing = TILE_ROWS - len(tile)
+    if not missing:
+        return tile.clone(memory_format=torch.contiguous_format)
+    return F.pad(tile, (*(0, 0) * (tile.dim() - 1), 0, missing))
