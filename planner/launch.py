@@ -50,6 +50,7 @@ def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap) -> Laun
         "split": "equal",
         "precision": phase.precision,
         "overlap": phase.overlap,
+        "deterministic": spec.spec.deterministic,
         **_shared_for_kv(spec),
         "kv_digest": digest_of(_shared_for_kv(spec)),
         "limits": _limits(phase, phase),

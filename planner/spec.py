@@ -380,6 +380,11 @@ class Spec(Section):
     )
     schedule: ScheduleSpec | None = Field(default=None, description="Which units are on when; without it, all always.")
     expert_load: ExpertLoadSpec = Field(default=ExpertLoadSpec(), description="What the expert maps balance.")
+    deterministic: bool = Field(
+        default=False,
+        description="Greedy tokens depend on their request alone, not on neighbours or a restart, at a cost in speed.",
+        examples=[True],
+    )
     gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.")
     kubernetes: KubernetesSpec = Field(default=KubernetesSpec(), description="What only the manifests need.")
 

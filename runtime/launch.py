@@ -28,7 +28,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 VERSION = 1
 UNIT_DIGEST_KEYS = (
     *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
-    *("overlap", "kv_cache", "model", "checkpoint", "limits"),
+    *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 KV_DIGEST_KEYS = ("kv_cache", "model", "checkpoint")
 
@@ -120,6 +120,7 @@ class UnitLaunch(_Part, kw_only=True):
     split: Literal["equal"]
     precision: Literal["fp32", "bf16"]
     overlap: Literal["none"]
+    deterministic: bool
     kv_cache: KvLayout
     model: Model
     checkpoint: Checkpoint

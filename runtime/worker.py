@@ -100,7 +100,13 @@ def _bring_up(
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
     group = new_group(place.rank, len(launch.ranks))
-    engine = Engine(folder, launch.expert_map.physical_to_logical, group, DTYPES[launch.precision])
+    engine = Engine(
+        folder,
+        launch.expert_map.physical_to_logical,
+        group,
+        DTYPES[launch.precision],
+        deterministic=launch.deterministic,
+    )
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")
     leader = _resolve(addresses.leader)

@@ -15,7 +15,7 @@ DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 
 UNIT_DIGEST_KEYS = (
     *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
-    *("overlap", "kv_cache", "model", "checkpoint", "limits"),
+    *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 
 

@@ -26,6 +26,7 @@ UNIT = {
     "split": "equal",
     "precision": "fp32",
     "overlap": "none",
+    "deterministic": False,
     "kv_cache": {"wire_version": 1, "dtype": "fp32", "bytes_per_token": 96},
     "model": {"name": "org/small"},
     "checkpoint": {"uri": "bundled:demo", "digest": ZERO},
