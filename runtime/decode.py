@@ -30,7 +30,7 @@ class Arrival:
 class _Request(Running):
     request_id: str
     sampling: Sampling
-    num_generated: int
+    generated: list[int]
 
 
 class DecodePhase:
@@ -70,14 +70,14 @@ class DecodePhase:
             cache_slot=self._cache.take(arrival.latents),
             request_id=handover.request_id,
             sampling=handover.sampling,
-            num_generated=1,
+            generated=[handover.first_token_id],
         )
 
     def _advance(self, request: _Request, logits_V: Tensor) -> None:
-        request.last_token = sample(logits_V, request.sampling, request.position)
+        request.last_token = sample(logits_V, request.sampling, request.position, request.generated)
         request.position += 1
-        request.num_generated += 1
-        reason = finish_reason(request.last_token, request.num_generated, request.sampling)
+        request.generated.append(request.last_token)
+        reason = finish_reason(request.last_token, len(request.generated), request.sampling)
         self._network.say(Token(request.request_id, request.last_token, reason))
         if reason is not None:
             self._end(request)

@@ -35,13 +35,20 @@ FinishReason = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the next token is drawn. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it."""
+    """How the next token is drawn. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
+
+    `top_k` 0 keeps all tokens. A penalty is taken off the logits of tokens that were generated before: the frequency's
+    once for each time, the presence's once.
+    """
 
     max_tokens: int
     temperature: float
     top_p: float
     seed: int
     stop_ids: list[int]
+    top_k: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.lower):

@@ -1,7 +1,8 @@
 """What an HTTP body asks of the ranks: prompts as token ids, sampling, stop strings, all within the limits.
 
-Here the defaults are: temperature and top_p 1, a random seed, 16 tokens for a completion (OpenAI's) and for a chat
-all that is left. The invariant: len(prompt_ids) + sampling.max_tokens <= max_request_tokens.
+Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, a random seed, 16 tokens for a
+completion (OpenAI's) and for a chat all that is left.
+The invariant: len(prompt_ids) + sampling.max_tokens <= max_request_tokens.
 It does not know HTTP, and it does not choose ranks.
 """
 
@@ -150,4 +151,7 @@ def _sampling(body: Body, max_tokens: int, tokenizer: Tokenizer) -> Sampling:
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
         stop_ids=list(tokenizer.stop_ids),
+        top_k=max(body.top_k or 0, 0),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
     )

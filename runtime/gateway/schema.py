@@ -6,7 +6,8 @@ A parameter has one of three fates, so that nothing a caller asks for is dropped
     anything else       refused by name
 
 `null` always means absent. It does not know limits or tokens (`calls.py` does).
-Source: OpenAI API reference, "Create completion" and "Create chat completion".
+Source: OpenAI API reference, "Create completion" and "Create chat completion"; `top_k` is vLLM's and others', with 0
+or -1 for all tokens.
 """
 
 import re
@@ -21,11 +22,9 @@ __all__ = ["ChatBody", "CompletionBody", "Message", "StreamOptions", "TextPart",
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0, 0.0),
     "logit_bias": ({},),
     "logprobs": (False,),
     "n": (1,),
-    "presence_penalty": (0, 0.0),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none",),
@@ -36,6 +35,7 @@ MISSING_FIELD = re.compile(r"field `(\w+)`$")
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 StopString = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -70,6 +70,9 @@ class Body(_Part):
     max_tokens: PositiveInt | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
     seed: Int64 | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=4)] | None = None
     stream: bool | None = None

@@ -1,4 +1,7 @@
-"""The next token: greedy takes the best, a draw depends on seed and position alone, top_p keeps the nucleus."""
+"""The next token: greedy takes the best, a draw depends on seed and position, top_k and top_p bound it.
+
+Penalties move the logits before any of that.
+"""
 
 import pytest
 import torch
@@ -101,6 +104,53 @@ def test_draws_follow_the_probabilities(temperature, share):
 def test_the_smallest_values_are_greedy(changes):
     """However small, neither temperature nor top_p makes a draw fail, which would end the whole unit."""
     assert sample(torch.tensor([1.0, 30.0, -5.0]), sampling(**changes), 0) == 1
+
+
+@given(logit_lists, seeds, positions, st.integers(1, 30))
+def test_a_draw_is_one_of_the_top_k(logits, seed, position, top_k):
+    """Fewer than top_k tokens are strictly more likely than the drawn one."""
+    drawn = sample(torch.tensor(logits), sampling(seed=seed, top_k=top_k), position)
+
+    assert sum(logit > logits[drawn] for logit in logits) < top_k
+
+
+def test_every_one_of_the_top_k_is_drawn_and_no_other():
+    """Two of four; and top_p counts what they are worth among themselves."""
+    logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
+
+    assert set(stream(logits, sampling(top_k=2))) == {1, 3}
+    assert set(stream(logits, sampling(top_k=2, top_p=0.57))) == {1}  # 0.4 of 0.7 is 0.571
+
+
+@given(
+    logit_lists,
+    st.lists(st.integers(0, 29), max_size=12),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+)
+def test_penalties_are_openais_formula(logits, generated, frequency, presence):
+    """Greedy takes the best of logit - count x frequency - (count > 0) x presence, and leaves the logits alone."""
+    generated = [token for token in generated if token < len(logits)]
+    settings = sampling(temperature=0.0, frequency_penalty=frequency, presence_penalty=presence)
+    given_logits = torch.tensor(logits)
+    chosen = sample(given_logits, settings, 0, generated)
+    expected = [
+        logit - generated.count(token) * frequency - (token in generated) * presence
+        for token, logit in enumerate(logits)
+    ]
+
+    assert expected[chosen] == pytest.approx(max(expected), abs=1e-4)
+    assert given_logits.tolist() == logits
+
+
+def test_a_penalty_ends_a_repetition():
+    """The best token comes again and again, until its count has cost it the lead; draws heed that too."""
+    logits, generated = torch.tensor([3.0, 2.0, -50.0]), []
+    for position in range(4):
+        generated.append(sample(logits, sampling(temperature=0.0, frequency_penalty=0.6), position, generated))
+
+    assert generated == [0, 0, 1, 0]
+    assert {sample(logits, sampling(presence_penalty=2.0, temperature=0.01), n, [0]) for n in range(20)} == {1}
 
 
 @given(st.integers(0, 9), st.integers(1, 20), st.integers(1, 20))

@@ -81,6 +81,22 @@ def test_text_parts_are_joined(model):
     assert in_parts.requests[0].prompt_ids == chat(model).requests[0].prompt_ids
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(None, 0), (0, 0), (-1, 0), (1, 1), (50, 50)])
+def test_top_k_has_two_words_for_all_tokens(model, asked, kept):
+    """0 and -1, as in vLLM; left out it means the same."""
+    assert completion(model, top_k=asked).requests[0].sampling.top_k == kept
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+@pytest.mark.parametrize(("asked", "sent"), [(None, 0.0), (0, 0.0), (-2, -2.0), (0.5, 0.5), (2, 2.0)])
+def test_penalties_reach_the_ranks(model, name, asked, sent):
+    """Each by itself, whole numbers too."""
+    sampling = completion(model, **{name: asked}).requests[0].sampling
+
+    assert getattr(sampling, name) == sent
+    assert sampling.frequency_penalty + sampling.presence_penalty == sent
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_chat_knows_both_names_of_max_tokens(model, name):
     """The newer name means the same."""
@@ -92,7 +108,9 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
     [
         *[({name: value}, name) for name, value in [("n", 2), ("best_of", 3), ("echo", True), ("suffix", "x")]],
         *[({"logprobs": value}, "logprobs") for value in (0, 5, True)],
-        *[({name: 0.5}, name) for name in ("frequency_penalty", "presence_penalty", "min_p", "top_k")],
+        *[({name: 0.5}, name) for name in ("repetition_penalty", "min_p", "top_k")],
+        *[({name: 2.5}, name) for name in ("frequency_penalty", "presence_penalty")],
+        ({"top_k": -2}, "top_k"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

@@ -1,0 +1,60 @@
+"""The decode policy of a rank: what a request generated, its first token included, decides how it goes on."""
+
+from types import SimpleNamespace
+
+import torch
+
+from runtime.decode import Arrival, DecodePhase
+from runtime.kv_cache import LatentCache
+from runtime.messages import Handover, Sampling
+
+LOGITS = [3.0, 2.0, 1.0, -9.0]
+
+
+class SameLogits:
+    """An engine that always finds the same tokens likely."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def new_cache(self, max_requests, max_request_tokens):
+        return LatentCache(self.config, max_requests, max_request_tokens, torch.float32)
+
+    def decode(self, running, cache):
+        return torch.tensor([LOGITS] * len(running))
+
+
+def answers(config, *arrivals, steps=3):
+    """Request id -> the tokens that decode said."""
+    said = []
+    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_request_tokens=16))
+    phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append))
+    for arrival in arrivals:
+        phase.take(arrival)
+    for _ in range(steps):
+        phase.step()
+    return {
+        arrival.handover.request_id: [
+            token.token_id for token in said if token.request_id == arrival.handover.request_id
+        ]
+        for arrival in arrivals
+    }
+
+
+def arrival(config, request_id, **sampling):
+    latents = torch.zeros(config.num_hidden_layers, 2, config.latent_dim)
+    wishes = {"max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop_ids": []} | sampling
+    handover = Handover(request_id, "", 2, list(latents.shape), "fp32", 0, Sampling(**wishes))
+    return Arrival(handover, latents)
+
+
+def test_penalties_count_the_token_that_prefill_drew(small_config):
+    """The first token is the likeliest, and has been said when decode begins; neighbours have their own counts."""
+    requests = [arrival(small_config, "plain"), arrival(small_config, "penalised", presence_penalty=1.5)]
+
+    assert answers(small_config, *requests) == {"plain": [0, 0, 0], "penalised": [1, 0, 0]}
+
+
+def test_max_tokens_counts_the_token_that_prefill_drew(small_config):
+    """Three tokens asked for are two here."""
+    assert answers(small_config, arrival(small_config, "short", max_tokens=3)) == {"short": [0, 0]}
