@@ -14,7 +14,7 @@ be at most.
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import Effort, ExpertMap, balance
+from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes, balance
 from planner.expert_map.loads import Loads, draw_loads, read_loads
 
-__all__ = ["Effort", "ExpertMap", "Loads", "balance", "draw_loads", "read_loads"]
+__all__ = ["Effort", "ExpertMap", "Loads", "Policy", "Sizes", "balance", "draw_loads", "read_loads"]

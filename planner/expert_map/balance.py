@@ -12,10 +12,31 @@ from typing import Literal
 from planner.canonical import digest_of
 from planner.expert_map.loads import Loads
 
-__all__ = ["BoundKind", "Effort", "ExpertMap", "balance"]
+__all__ = ["BoundKind", "Effort", "ExpertMap", "Policy", "Sizes", "balance"]
 
 Effort = Literal["fast", "refined"]
-BoundKind = Literal["mean", "replicas", "companions"]  # see `bound`
+Policy = Literal["auto", "global", "hierarchical"]
+BoundKind = Literal["mean", "replicas", "companions", "groups"]  # see `bound`
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a map is for: so many slots, GPUs and nodes, and so many groups of consecutive experts."""
+
+    num_slots: int
+    num_gpus: int
+    num_nodes: int = 1
+    num_groups: int = 1
+
+    @property
+    def slots_per_gpu(self) -> int:
+        """Equal on all GPUs."""
+        return self.num_slots // self.num_gpus
+
+    @property
+    def groups_spread_over_nodes(self) -> bool:
+        """Whether each node can hold equally many whole groups."""
+        return self.num_groups % self.num_nodes == 0
 
 
 @dataclass(frozen=True)
@@ -24,7 +45,8 @@ class ExpertMap:
 
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
     `max_over_mean` is `[num_moe_layers]`, expected when tokens split equally among an expert's replicas; no map for
-    these loads and sizes is below `bound`, and `binding` says what keeps it there.
+    these loads, sizes and policy is below `bound`, and `binding` says what keeps it there. `policy` is what was asked
+    for or what `auto` chose, and `policy_reason` why.
     """
 
     num_logical_experts: int
@@ -32,6 +54,17 @@ class ExpertMap:
     max_over_mean: tuple[float, ...]
     bound: tuple[float, ...]
     binding: tuple[BoundKind, ...]
+    policy: Policy
+    policy_reason: str
+
+    @property
+    def logical_to_physical(self) -> list[list[list[int]]]:
+        """The slots of each expert, rising: `[num_moe_layers][num_logical_experts][replicas]`."""
+        slots: list[list[list[int]]] = [[[] for _ in range(self.num_logical_experts)] for _ in self.physical_to_logical]
+        for layer, experts in enumerate(self.physical_to_logical):
+            for slot, expert in enumerate(experts):
+                slots[layer][expert].append(slot)
+        return slots
 
     @cached_property
     def sha256(self) -> str:
@@ -39,8 +72,20 @@ class ExpertMap:
         return digest_of(self.physical_to_logical)
 
 
-def balance(loads: Loads, num_slots: int, num_gpus: int, effort: Effort = "refined") -> ExpertMap:
-    """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly."""
+def balance(
+    loads: Loads,
+    num_slots: int,
+    num_gpus: int,
+    effort: Effort = "refined",
+    *,
+    num_nodes: int = 1,
+    num_groups: int = 1,
+    policy: Policy = "auto",
+) -> ExpertMap:
+    """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
+
+    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; groups by nodes where they are to stay on one.
+    """
     from planner.expert_map.search import search
 
-    return search(loads, num_slots, num_gpus, effort)
+    return search(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy)

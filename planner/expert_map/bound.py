@@ -1,9 +1,10 @@
 """What no expert map can beat: a proven lower bound on max over mean, from loads and sizes alone.
 
-It tells bad luck from a bad map: where the bound is reached, only more slots help. Three kinds, the highest counts:
+It tells bad luck from a bad map: where the bound is reached, only more slots help. Four kinds, the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
     replicas    it carries at least the largest replica, which is smallest as `replicate` hands out the slots
     companions  the GPU of the largest replica holds S - 1 more slots, each at least the smallest replica
+    groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
 
 How small the smallest replica can be depends on how many slots the large ones leave over. In a map whose fullest GPU
 carries T, no replica is larger than T: expert e has at least ceil(load_e / T) replicas. K slots are left over when each
@@ -19,7 +20,8 @@ Only maps that hold no expert twice on a GPU are meant, as ours: an expert has a
 
 import numpy as np
 
-from planner.expert_map.balance import BoundKind
+from planner.expert_map.balance import BoundKind, Sizes
+from planner.expert_map.hierarchy import fullest_node_bound
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats
 
@@ -29,12 +31,18 @@ BISECTIONS = 40
 ROUNDING = 1e-9  # every quotient errs by less, and always to the side that keeps the bound proven
 
 
-def bind(loads_LE: Floats, num_slots: int, num_gpus: int) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """The highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load."""
-    kinds: tuple[BoundKind, ...] = ("mean", "replicas", "companions")
+def bind(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> tuple[Floats, tuple[BoundKind, ...]]:
+    """The highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
+
+    `within_nodes`: of maps that keep groups on nodes.
+    """
+    num_slots, num_gpus = min(sizes.num_slots, loads_LE.shape[1] * sizes.num_gpus), sizes.num_gpus
+    kinds: tuple[BoundKind, ...] = ("mean", "replicas", "companions", "groups")
     bounds = _bound_loads(loads_LE, num_slots, num_gpus)
     mean = loads_LE.sum(axis=1) / num_gpus
     ratios = np.divide(bounds, mean, out=np.ones_like(bounds), where=mean > 0)
+    if within_nodes:
+        ratios = np.vstack((ratios, fullest_node_bound(loads_LE, sizes) * (1 - ROUNDING)))
     return np.maximum(ratios.max(axis=0), 1.0), tuple(kinds[kind] for kind in ratios.argmax(axis=0))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance, draw_loads
+from planner.expert_map import Sizes, balance, draw_loads
 from planner.expert_map.bound import bind
 from planner.expert_map.weigh import scale
 
@@ -61,7 +61,7 @@ def test_slots_bind_decode_with_two_slots_a_gpu(alpha):
 
 def test_with_one_slot_a_gpu_the_largest_replica_binds():
     """There are no companions, and every map that counts replicas well is optimal."""
-    bound, kinds = bind(scale([[90, 10, 20, 30]]), num_slots=5, num_gpus=5)
+    bound, kinds = bind(scale([[90, 10, 20, 30]]), Sizes(num_slots=5, num_gpus=5), within_nodes=False)
 
     assert kinds == ("replicas",)
     assert bound[0] == pytest.approx(45 / 30)
@@ -69,7 +69,7 @@ def test_with_one_slot_a_gpu_the_largest_replica_binds():
 
 def test_nothing_but_the_mean_binds_even_loads():
     """Equal experts, equally many a GPU."""
-    bound, kinds = bind(scale([[7, 7, 7, 7], [0, 0, 0, 0]]), num_slots=4, num_gpus=2)
+    bound, kinds = bind(scale([[7, 7, 7, 7], [0, 0, 0, 0]]), Sizes(num_slots=4, num_gpus=2), within_nodes=False)
 
     assert bound.tolist() == pytest.approx([1.0, 1.0])
     assert kinds[0] in ("mean", "companions")
