@@ -21,7 +21,7 @@ from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import compile_plan
 from planner.errors import CallError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.expert_map import Effort, Policy
+from planner.expert_map import Effort, Policy, prepare
 from planner.experts import ExpertsCall, answer, check_call, map_json, map_text
 from planner.folder import write_folder
 from planner.plan_text import plan_text
@@ -162,6 +162,7 @@ def _experts(arguments: argparse.Namespace) -> None:
             effort=arguments.effort,
         )
     )
+    prepare()
     began = time.perf_counter()
     expert_map = answer(job)
     seconds = round(time.perf_counter() - began, 6)

@@ -2,7 +2,8 @@
 
 A map is named by the sha256 of its content, so that equal maps are one map, and a diff can say what moved.
 
-`search` does the work. It is imported when it is called, for it needs numpy: who only validates specs should not wait.
+`policy` does the work. It is imported when it is called, for it needs numpy and numba: who only validates specs should
+not wait.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from typing import Literal
 from planner.canonical import digest_of
 from planner.expert_map.loads import Loads
 
-__all__ = ["BoundKind", "Effort", "ExpertMap", "Policy", "Sizes", "balance"]
+__all__ = ["BoundKind", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare"]
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
-BoundKind = Literal["mean", "replicas", "companions", "groups"]  # see `bound`
+BoundKind = Literal["mean", "replicas", "packing", "groups"]  # see `bound`
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,13 @@ def balance(
 
     Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; groups by nodes where they are to stay on one.
     """
-    from planner.expert_map.search import search
+    from planner.expert_map.policy import make_map
 
-    return search(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy)
+    return make_map(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy)
+
+
+def prepare() -> None:
+    """Have the search ready to run: on first use after an installation it is compiled, which takes some ten seconds."""
+    efforts: tuple[Effort, ...] = ("fast", "refined")
+    for effort in efforts:
+        balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)

@@ -3,31 +3,43 @@
 It tells bad luck from a bad map: where the bound is reached, only more slots help. Four kinds, the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
     replicas    it carries at least the largest replica, which is smallest as `replicate` hands out the slots
-    companions  the GPU of the largest replica holds S - 1 more slots, each at least the smallest replica
+    packing     the GPUs that hold the heaviest experts have S - 1 more slots each, which hold something too
     groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
 
-How small the smallest replica can be depends on how many slots the large ones leave over. In a map whose fullest GPU
-carries T, no replica is larger than T: expert e has at least ceil(load_e / T) replicas. K slots are left over when each
-has just as many; so no replica is smaller than m(T) = min_e load_e / (ceil(load_e / T) + K), and
+How little those slots can hold depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
+carries T, expert e has at least n_e = ceil(load_e / T) replicas, its base; K slots are left over when each has just as
+many. Let H be any heaviest experts, with p base replicas and load W together. In the map they have p + k replicas, on
+u <= p + k GPUs, and the others' S u - p - k slots there are filled with replicas of other experts, j more of them than
+their base, k + j <= K. Any q slots of those experts carry at least what the q - j lightest base replicas (load_e / n_e)
+do: s replicas of an expert that has d more than its base carry s load / (n + d) >= (s - d) load / n. So, with B(q) the
+load of the q lightest base replicas outside H,
 
-    T >= largest + (S - 1) x m(T)
+    W + B(S u - p - K) <= u T    for some u <= min(p + K, G)
 
-The right side falls as T rises, so the smallest T that satisfies this is a lower bound. It is found by bisection, and
-its lower end, which does not satisfy it, is what is returned.
+where p base replicas are heavy. A T for which some H has no such u cannot be reached: bisection finds the highest such
+T, and where it has not settled the lower end is what is returned. The left side is convex in u, so the largest u is
+looked at first, and smaller ones while they come closer.
 
-Only maps that hold no expert twice on a GPU are meant, as ours: an expert has at most G replicas.
+With one slot less to fill, the smallest replica m(T) = min_e load_e / (n_e + K) gives another bound of this kind,
+
+    T >= largest + (S - 1) m(T)
+
+which is stronger where many slots are left over. It counts only maps that hold no expert twice on a GPU, as ours.
 """
 
 import numpy as np
 
 from planner.expert_map.balance import BoundKind, Sizes
+from planner.expert_map.compiled import compiled
 from planner.expert_map.hierarchy import fullest_node_bound
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats
 
 __all__ = ["bind"]
 
-BISECTIONS = 40
+KINDS: tuple[BoundKind, ...] = ("mean", "replicas", "packing", "groups")
+BISECTIONS = 20
+NEGLIGIBLE = 1e-4  # a bound by so little more is not looked for
 ROUNDING = 1e-9  # every quotient errs by less, and always to the side that keeps the bound proven
 
 
@@ -36,34 +48,88 @@ def bind(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> tuple[Floats,
 
     `within_nodes`: of maps that keep groups on nodes.
     """
-    num_slots, num_gpus = min(sizes.num_slots, loads_LE.shape[1] * sizes.num_gpus), sizes.num_gpus
-    kinds: tuple[BoundKind, ...] = ("mean", "replicas", "companions", "groups")
-    bounds = _bound_loads(loads_LE, num_slots, num_gpus)
-    mean = loads_LE.sum(axis=1) / num_gpus
-    ratios = np.divide(bounds, mean, out=np.ones_like(bounds), where=mean > 0)
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    slots_per_gpu = min(sizes.slots_per_gpu, loads_LE.shape[1])
+    ratios_KL = _bounds(loads_LE, sizes.num_gpus, slots_per_gpu) / np.where(mean_L > 0, mean_L, 1.0)
     if within_nodes:
-        ratios = np.vstack((ratios, fullest_node_bound(loads_LE, sizes) * (1 - ROUNDING)))
-    return np.maximum(ratios.max(axis=0), 1.0), tuple(kinds[kind] for kind in ratios.argmax(axis=0))
+        ratios_KL = np.vstack((ratios_KL, fullest_node_bound(loads_LE, sizes) * (1 - ROUNDING)))
+    return np.maximum(ratios_KL.max(axis=0), 1.0), tuple(KINDS[kind] for kind in ratios_KL.argmax(axis=0))
 
 
-def _bound_loads(loads_LE: Floats, num_slots: int, num_gpus: int) -> Floats:
-    """The lower bounds on the load of the fullest GPU, by kind: mean, replicas, companions; `[3, L]`."""
-    mean = loads_LE.sum(axis=1) / num_gpus
-    largest = (loads_LE / replicate(loads_LE, num_slots, num_gpus)).max(axis=1) * (1 - ROUNDING)
-    low = largest.copy()
-    num_companions = num_slots // num_gpus - 1
-    high = largest + num_companions * loads_LE.min(axis=1)  # m(T) is at most the smallest load
-    for _ in range(BISECTIONS if num_companions else 0):
+@compiled
+def _bounds(loads_LE: Floats, num_gpus: int, slots_per_gpu: int) -> Floats:
+    """Lower bounds on the load of the fullest GPU, by kind: mean, replicas, packing; `[3, L]`."""
+    bounds = np.zeros((3, loads_LE.shape[0]))
+    for layer in range(loads_LE.shape[0]):
+        loads = np.sort(loads_LE[layer])
+        largest = (loads / replicate(loads, num_gpus * slots_per_gpu, num_gpus, 0.0)).max() * (1 - ROUNDING)
+        bounds[0, layer] = loads.sum() / num_gpus * (1 - ROUNDING)
+        bounds[1, layer] = largest
+        bounds[2, layer] = _bound_by_packing(loads, num_gpus, slots_per_gpu, largest)
+    return bounds
+
+
+@compiled
+def _bound_by_packing(loads: Floats, num_gpus: int, slots_per_gpu: int, largest: float) -> float:
+    """The highest load found that no map can keep to; `loads` rising."""
+    low = max(largest, loads.sum() / num_gpus * (1 - ROUNDING))
+    if slots_per_gpu == 1 or not _is_out_of_reach(loads, num_gpus, slots_per_gpu, largest, low * (1 + NEGLIGIBLE)):
+        return float(low)
+    high = 2 * low + slots_per_gpu * loads[0]
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        possible = middle >= largest + num_companions * _smallest_replica(loads_LE, middle, num_slots, num_gpus)
-        low, high = np.where(possible, low, middle), np.where(possible, middle, high)
-    return np.stack((mean, largest, low)) * (1 - ROUNDING)
+        if _is_out_of_reach(loads, num_gpus, slots_per_gpu, largest, middle):
+            low = middle
+        else:
+            high = middle
+    return float(low)
 
 
-def _smallest_replica(loads_LE: Floats, largest_L: Floats, num_slots: int, num_gpus: int) -> Floats:
-    """m(T): the least that a replica can carry when none carries more than `largest_L`, `[L]`."""
-    quotients = np.divide(loads_LE, largest_L[:, None], out=np.zeros_like(loads_LE), where=largest_L[:, None] > 0)
-    needed = np.clip(np.ceil(quotients * (1 - ROUNDING)), 1, num_gpus)
-    left_over = np.maximum(num_slots - needed.sum(axis=1), 0)
-    smallest: Floats = (loads_LE / np.minimum(needed + left_over[:, None], num_gpus)).min(axis=1) * (1 - ROUNDING)
-    return smallest
+@compiled
+def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, largest: float, fullest: float) -> bool:
+    """Whether it is proven that in any map some GPU carries more than `fullest`."""
+    base = np.maximum(np.ceil(loads / fullest * (1 - ROUNDING)), 1.0)
+    left_over = int(num_gpus * slots_per_gpu - base.sum())
+    smallest = (loads / np.minimum(base + left_over, num_gpus)).min()
+    if left_over < 0 or fullest < largest + (slots_per_gpu - 1) * smallest * (1 - ROUNDING):
+        return True
+    order = np.argsort(loads / base, kind="mergesort")
+    lightest = _lightest_base_replicas(loads[order], base[order])
+    heavy_load, num_heavy = 0.0, 0
+    for expert in order[::-1]:
+        heavy_load += loads[expert]
+        num_heavy += int(base[expert])
+        if num_heavy + left_over >= num_gpus:
+            return False
+        if _cannot_hold(lightest, heavy_load, num_heavy, left_over, slots_per_gpu, fullest):
+            return True
+    return False
+
+
+@compiled
+def _lightest_base_replicas(loads: Floats, base: Floats) -> Floats:
+    """What the q lightest base replicas carry, for each q; experts in rising order of that."""
+    lightest = np.zeros(int(base.sum()) + 1)
+    num_replicas = 0
+    for expert in range(loads.size):
+        for _ in range(int(base[expert])):
+            num_replicas += 1
+            lightest[num_replicas] = lightest[num_replicas - 1] + loads[expert] / base[expert]
+    return lightest * (1 - ROUNDING)
+
+
+@compiled
+def _cannot_hold(
+    lightest: Floats, heavy_load: float, num_heavy: int, left_over: int, slots_per_gpu: int, fullest: float
+) -> bool:
+    """Whether no number of GPUs holds the heavy experts and what else must lie in these GPUs' slots."""
+    missing = np.inf
+    for num_gpus in range(num_heavy + left_over, 0, -1):
+        num_others = min(max(slots_per_gpu * num_gpus - num_heavy - left_over, 0), lightest.size - 1 - num_heavy)
+        still_missing = heavy_load * (1 - ROUNDING) + lightest[num_others] - num_gpus * fullest
+        if still_missing <= 0:
+            return False
+        if still_missing >= missing:
+            return True
+        missing = still_missing
+    return True

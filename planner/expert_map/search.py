@@ -1,99 +1,144 @@
-"""The way to a good map: `replicate`, `pack`, `even_out`, all layers at once, until it is near the bound.
+"""The way to a good map of one layer: `replicate`, `pack`, `descend`; then kicks that the search recovers from.
 
-With effort `fast` once, as EPLB would count the replicas. With `refined` again, from other numbers of replicas, for the
-layers that are not good enough yet: the best of each layer is kept and evened out for longer.
+With effort `fast` one start, with the numbers of replicas that EPLB has, until the map is a little better than EPLB's;
+kicks only while it is worse. With `refined` starts from other numbers of replicas as well, and kicks: a few random
+swaps and hand-overs, then `descend` again; what has become better is kept, else the search goes back. The random
+numbers are our own (xorshift), the same on every machine, and it is a count that ends the search, never a clock.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes
-from planner.expert_map.bound import bind
-from planner.expert_map.exchange import even_out
-from planner.expert_map.hierarchy import choose_policy, experts_of_nodes
-from planner.expert_map.pack import pack
+from planner.expert_map.balance import Effort
+from planner.expert_map.compiled import compiled
+from planner.expert_map.descend import descend, even_out
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap
+from planner.expert_map.pack import eplb_fullest, pack
 from planner.expert_map.replicate import replicate
-from planner.expert_map.weigh import Floats, Ints, gpu_loads, max_over_mean, replica_weights, scale
+from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["search"]
+__all__ = ["solve"]
 
-GOOD_ENOUGH = 1.0008  # times the bound: what is left is less than the loads change between two steps
-SHIFTS = (0.0, -0.5, -0.25, 0.25)  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
-FIRST_ROUNDS = 4
-MORE_ROUNDS = 64
-
-
-def search(loads: Sequence[Sequence[float]] | Floats, sizes: Sizes, effort: Effort, policy: Policy) -> ExpertMap:
-    """See `balance`."""
-    loads_LE = scale(loads)
-    chosen, reason = choose_policy(sizes, policy)
-    within_nodes = chosen == "hierarchical"
-    solve = _solve_hierarchical if within_nodes else _solve_global
-    slots_LGS = solve(loads_LE, sizes, effort)
-    bound_L, binding = bind(loads_LE, sizes, within_nodes=within_nodes)
-    return ExpertMap(
-        num_logical_experts=loads_LE.shape[1],
-        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads_LE), -1).tolist())),
-        max_over_mean=tuple(max_over_mean(loads_LE, slots_LGS).round(6).tolist()),
-        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
-        binding=binding,
-        policy=chosen,
-        policy_reason=reason,
-    )
+SHIFTS = np.array([0.0, -0.5, -0.25, 0.25])  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
+ROUNDS = 6
+KICK_CHANGES = 6  # tried 1 to 20 at EP72: fewer do not leave the valley, more begin anew
+MAX_TRIES = 50
+KICKS_AT_EP72 = 80
+EP72_PAIRS = 72 * 288
+MOST_KICKS = 400
+RESCUES = 200  # kicks at most while a map is worse than EPLB's
+BETTER_THAN_EPLB = 1e-3
+ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
+SEED = 88172645463325252  # of xorshift64, G. Marsaglia 2003
 
 
-def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, effort: Effort) -> Ints:
-    """Slots `[L, G, S]` with whole groups on nodes: each node of each layer is a problem of its own."""
-    num_layers, num_experts = loads_LE.shape
-    groups_LP = loads_LE.reshape(num_layers, sizes.num_groups, -1).sum(axis=2)
-    groups_LMP = pack(groups_LP, np.ones(groups_LP.shape, dtype=np.int64), sizes.num_nodes)
-    even_out(groups_LP, groups_LMP, np.zeros(num_layers), FIRST_ROUNDS)
-    experts_LMF = experts_of_nodes(groups_LMP, num_experts, sizes.num_groups)
-    nodes_KF = experts_LMF.reshape(num_layers * sizes.num_nodes, -1)
-    loads_KF = np.repeat(loads_LE, sizes.num_nodes, axis=0)[np.arange(len(nodes_KF))[:, None], nodes_KF]
-    node_sizes = Sizes(sizes.num_slots // sizes.num_nodes, sizes.num_gpus // sizes.num_nodes)
-    local_KGS = _solve_global(loads_KF, node_sizes, effort)
-    slots_KN = np.take_along_axis(nodes_KF, local_KGS.reshape(len(nodes_KF), -1), axis=1)
-    return slots_KN.reshape(num_layers, sizes.num_gpus, sizes.slots_per_gpu)
-
-
-def _solve_global(loads_LE: Floats, sizes: Sizes, effort: Effort) -> Ints:
-    """Slots `[L, G, S]`, any expert on any GPU."""
-    num_experts = loads_LE.shape[1]
-    rounds, rest = divmod(sizes.slots_per_gpu, num_experts)
-    if rounds:  # every GPU holds every expert, some for nothing: no other way to fill the slots
-        slots = np.arange(rounds * num_experts + rest) % num_experts
-        return np.tile(slots, (len(loads_LE), sizes.num_gpus, 1))
-    bound_L, _ = bind(loads_LE, sizes, within_nodes=False)
-    good_enough_L = loads_LE.sum(axis=1) / sizes.num_gpus * bound_L * GOOD_ENOUGH
+def solve(loads_LE: Floats, num_gpus: int, slots_per_gpu: int, enough_L: Floats, effort: Effort) -> Ints:
+    """Slots `[L, G, S]`: a layer is done when its fullest GPU carries `enough_L` and no more than EPLB's."""
+    num_pairs = num_gpus * num_gpus * slots_per_gpu  # of a GPU and a slot: what one step looks at grows with them
+    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** 2), MOST_KICKS)
     if effort == "fast":
-        return _pack_evenly(loads_LE, sizes.num_slots, good_enough_L, 0.0, sizes.num_gpus)[1]
-    return _refine(loads_LE, sizes.num_slots, good_enough_L, sizes.num_gpus)[1]
+        return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, 1, 0, BETTER_THAN_EPLB)
+    return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, len(SHIFTS), num_kicks, 0.0)
 
 
-def _refine(loads_LE: Floats, num_slots: int, good_enough_L: Floats, num_gpus: int) -> tuple[Floats, Ints]:
-    """The best of several numbers of replicas in each layer, evened out: weights `[L, E]`, slots `[L, G, S]`."""
-    weights_LE, slots_LGS = _pack_evenly(loads_LE, num_slots, good_enough_L, SHIFTS[0], num_gpus)
-    fullest_L = gpu_loads(weights_LE, slots_LGS).max(axis=1)
-    for shift in SHIFTS[1:]:
-        layers = np.flatnonzero(fullest_L > good_enough_L)
-        if not layers.size:
-            break
-        weights, slots = _pack_evenly(loads_LE[layers], num_slots, good_enough_L[layers], shift, num_gpus)
-        fullest = gpu_loads(weights, slots).max(axis=1)
-        better = fullest < fullest_L[layers]
-        chosen = layers[better]
-        weights_LE[chosen], slots_LGS[chosen], fullest_L[chosen] = weights[better], slots[better], fullest[better]
-    even_out(weights_LE, slots_LGS, good_enough_L, MORE_ROUNDS)
-    return weights_LE, slots_LGS
+@compiled
+def _solve(
+    loads_LE: Floats,
+    num_gpus: int,
+    slots_per_gpu: int,
+    enough_L: Floats,
+    num_starts: int,
+    num_kicks: int,
+    better: float,
+) -> Ints:
+    """`better`: a layer is done, too, when its fullest GPU carries less than EPLB's by this share."""
+    slots_LGS = np.zeros((loads_LE.shape[0], num_gpus, slots_per_gpu), np.int64)
+    for index in range(loads_LE.shape[0]):
+        best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
+        counts = replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, 0.0)
+        no_worse = eplb_fullest(best.loads, counts, num_gpus, slots_per_gpu) * (1 + ROUNDING)
+        enough = min(enough_L[index], no_worse)
+        if better > 0:
+            enough = max(enough, no_worse * (1 - better))
+        _start(best, counts, enough)
+        _search(best, enough, no_worse, num_starts, num_kicks)
+        slots_LGS[index] = best.slots
+    return slots_LGS
 
 
-def _pack_evenly(
-    loads_LE: Floats, num_slots: int, good_enough_L: Floats, shift: float, num_gpus: int
-) -> tuple[Floats, Ints]:
-    counts_LE = replicate(loads_LE, num_slots, num_gpus, shift)
-    weights_LE = replica_weights(loads_LE, counts_LE)
-    slots_LGS = pack(weights_LE, counts_LE, num_gpus)
-    even_out(weights_LE, slots_LGS, good_enough_L, FIRST_ROUNDS)
-    return weights_LE, slots_LGS
+@compiled
+def _search(best: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> None:
+    """Leave the best map found in `best`, which holds the first."""
+    num_gpus, slots_per_gpu = best.slots.shape
+    trial = new_layer(best.loads, num_gpus, slots_per_gpu)
+    for shift in SHIFTS[1:num_starts]:
+        if best.carried.max() > enough:
+            _start(trial, replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, shift), enough)
+            if trial.carried.max() < best.carried.max():
+                copy(best, trial)
+    _kick_on(best, trial, enough, no_worse, num_kicks)
+
+
+@compiled
+def _start(layer: Layer, counts: Ints, enough: float) -> None:
+    pack(layer, counts)
+    even_out(layer, ROUNDS)
+    descend(layer, enough)
+
+
+@compiled
+def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kicks: int) -> None:
+    """Kick and descend `num_kicks` times, and a few times more while the map is worse than EPLB's."""
+    state = np.array([SEED], np.uint64)
+    copy(trial, best)
+    for turn in range(num_kicks + RESCUES):
+        reached = best.carried.max()
+        if reached <= enough or (turn >= num_kicks and reached <= no_worse):
+            return
+        _kick(trial, state)
+        if descend(trial, enough) <= reached:
+            copy(best, trial)
+        else:
+            copy(trial, best)
+
+
+@compiled
+def _kick(layer: Layer, state: NDArray[np.uint64]) -> None:
+    changes = 0
+    for _ in range(MAX_TRIES):
+        if changes == KICK_CHANGES:
+            return
+        changes += _try_hand_over(layer, state) if _draw(state, 2) else _try_swap(layer, state)
+
+
+@compiled
+def _try_hand_over(layer: Layer, state: NDArray[np.uint64]) -> bool:
+    """Any slot to any expert, where that can be."""
+    gpu, slot = _draw(state, layer.slots.shape[0]), _draw(state, layer.slots.shape[1])
+    expert, giver = _draw(state, layer.loads.size), layer.slots[gpu, slot]
+    possible = layer.counts[giver] > 1 and not layer.held[expert, gpu]
+    if possible:
+        hand_over(layer, expert, gpu, slot)
+    return possible
+
+
+@compiled
+def _try_swap(layer: Layer, state: NDArray[np.uint64]) -> bool:
+    """A slot of the fullest GPU with any other, where that can be."""
+    hot, gpu = fullest(layer), _draw(state, layer.slots.shape[0])
+    slot, other_slot = _draw(state, layer.slots.shape[1]), _draw(state, layer.slots.shape[1])
+    leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
+    possible = gpu != hot and not layer.held[leaving, gpu] and not layer.held[coming, hot]
+    if possible:
+        swap(layer, hot, slot, gpu, other_slot)
+    return possible
+
+
+@compiled
+def _draw(state: NDArray[np.uint64], below: int) -> int:
+    number = state[0]
+    number ^= number << np.uint64(13)
+    number ^= number >> np.uint64(7)
+    number ^= number << np.uint64(17)
+    state[0] = number
+    return int((number >> np.uint64(11)) % np.uint64(below))

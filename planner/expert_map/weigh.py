@@ -19,11 +19,10 @@ __all__ = [
     "count_replicas",
     "gpu_loads",
     "max_over_mean",
-    "replica_weights",
     "scale",
 ]
 
-TOTAL_BITS = 44  # leaves the other bits of float64's 53 to `exchange`, which marks what must not be exchanged
+TOTAL_BITS = 44  # of float64's 53: sums and differences of sums stay exact
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,12 +39,6 @@ def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
     bits_of_a_load = TOTAL_BITS - loads_LE.shape[1].bit_length()
     scaled: Floats = np.floor(np.ldexp(loads_LE, bits_of_a_load - exponents))
     return scaled
-
-
-def replica_weights(loads_LE: Floats, counts_LE: Ints) -> Floats:
-    """What one replica of each expert carries when tokens split equally, `[L, E]`, whole."""
-    weights: Floats = np.floor(loads_LE / counts_LE)
-    return weights
 
 
 def gpu_loads(weights_LE: Floats, slots_LGS: Ints) -> Floats:

@@ -53,9 +53,9 @@ def test_the_answer_has_the_contracts_keys(loads_file, experts):
 
     assert status == 0
     assert set(document) >= KEYS
-    assert sorted(document["physical_to_logical"][0]) == [0, 0, 1, 1, 2, 3]
-    assert document["replica_count"] == [[2, 2, 1, 1]]
-    assert [[len(slots) for slots in layer] for layer in document["logical_to_physical"]] == [[2, 2, 1, 1]]
+    assert sorted(document["physical_to_logical"][0]) == [0, 0, 1, 2, 3, 3]
+    assert document["replica_count"] == [[2, 1, 1, 2]]
+    assert [[len(slots) for slots in layer] for layer in document["logical_to_physical"]] == [[2, 1, 1, 2]]
     assert document["split"] == "equal"
     assert document["moved_slots"] is None
     assert document["max_over_mean"] == document["bound"] == [1.0]
