@@ -3,28 +3,24 @@
 It tells bad luck from a bad map: where the bound is reached, only more slots help. Four kinds, the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
     replicas    it carries at least the largest replica, which is smallest as `replicate` hands out the slots
-    packing     the GPUs that hold the heaviest experts have S - 1 more slots each, which hold something too
+    packing     the GPU of a heavy replica has S - 1 more slots, and other experts in them
     groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
 
-How little those slots can hold depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
-carries T, expert e has at least n_e = ceil(load_e / T) replicas, its base; K slots are left over when each has just as
-many. Let H be any heaviest experts, with p base replicas and load W together. In the map they have p + k replicas, on
-u <= p + k GPUs, and the others' S u - p - k slots there are filled with replicas of other experts, j more of them than
-their base, k + j <= K. Any q slots of those experts carry at least what the q - j lightest base replicas (load_e / n_e)
-do: s replicas of an expert that has d more than its base carry s load / (n + d) >= (s - d) load / n. So, with B(q) the
-load of the q lightest base replicas outside H,
+How little those others can carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
+carries T, expert e has at least ceil(load_e / T) replicas, its base; K slots are left over when each has just as many.
+Say the map spends j of them on the S - 1 lightest experts. No GPU's other S - 1 slots then carry less than C(j), the
+least that S - 1 different experts can with j more replicas than their base; so every replica carries at most T - C(j),
+and all slots together, with the sum over all but these lightest, are at least
 
-    W + B(S u - p - K) <= u T    for some u <= min(p + K, G)
+    S - 1 + j + sum_e ceil(load_e / (T - C(j)))
 
-where p base replicas are heavy. A T for which some H has no such u cannot be reached: bisection finds the highest such
-T, and where it has not settled the lower end is what is returned. The left side is convex in u, so the largest u is
-looked at first, and smaller ones while they come closer.
+A T for which that is more than there are slots, whatever j, cannot be reached. Bisection finds the highest such T; its
+lower end is what is returned.
 
-With one slot less to fill, the smallest replica m(T) = min_e load_e / (n_e + K) gives another bound of this kind,
-
-    T >= largest + (S - 1) m(T)
-
-which is stronger where many slots are left over. It counts only maps that hold no expert twice on a GPU, as ours.
+C(j) gives one replica after the other to the lightest experts, to where it helps most: load / (k (k + 1)). Only these
+matter, for one with more than one base replica, of more than T / 2 each, stays heavier with d more than an expert of
+load up to T / 2 does: T / (2 + d) >= (T / 2) / (1 + d) for d up to any number. Where the S - 1 lightest are not all
+that light the bound is not used. It counts only maps that hold no expert twice on a GPU, as ours.
 """
 
 import numpy as np
@@ -73,12 +69,12 @@ def _bounds(loads_LE: Floats, num_gpus: int, slots_per_gpu: int) -> Floats:
 def _bound_by_packing(loads: Floats, num_gpus: int, slots_per_gpu: int, largest: float) -> float:
     """The highest load found that no map can keep to; `loads` rising."""
     low = max(largest, loads.sum() / num_gpus * (1 - ROUNDING))
-    if slots_per_gpu == 1 or not _is_out_of_reach(loads, num_gpus, slots_per_gpu, largest, low * (1 + NEGLIGIBLE)):
+    if slots_per_gpu == 1 or not _is_out_of_reach(loads, num_gpus, slots_per_gpu, low * (1 + NEGLIGIBLE)):
         return float(low)
-    high = 2 * low + slots_per_gpu * loads[0]
+    high = low + loads[:slots_per_gpu].sum()
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if _is_out_of_reach(loads, num_gpus, slots_per_gpu, largest, middle):
+        if _is_out_of_reach(loads, num_gpus, slots_per_gpu, middle):
             low = middle
         else:
             high = middle
@@ -86,50 +82,28 @@ def _bound_by_packing(loads: Floats, num_gpus: int, slots_per_gpu: int, largest:
 
 
 @compiled
-def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, largest: float, fullest: float) -> bool:
+def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: float) -> bool:
     """Whether it is proven that in any map some GPU carries more than `fullest`."""
-    base = np.maximum(np.ceil(loads / fullest * (1 - ROUNDING)), 1.0)
-    left_over = int(num_gpus * slots_per_gpu - base.sum())
-    smallest = (loads / np.minimum(base + left_over, num_gpus)).min()
-    if left_over < 0 or fullest < largest + (slots_per_gpu - 1) * smallest * (1 - ROUNDING):
+    num_slots = num_gpus * slots_per_gpu
+    left_over = num_slots - _fewest_slots(loads, fullest)
+    companions, heavier = loads[: slots_per_gpu - 1], loads[slots_per_gpu - 1 :]
+    if left_over < 0:
         return True
-    order = np.argsort(loads / base, kind="mergesort")
-    lightest = _lightest_base_replicas(loads[order], base[order])
-    heavy_load, num_heavy = 0.0, 0
-    for expert in order[::-1]:
-        heavy_load += loads[expert]
-        num_heavy += int(base[expert])
-        if num_heavy + left_over >= num_gpus:
+    if companions[-1] > fullest / 2:
+        return False
+    counts = np.ones(slots_per_gpu - 1)
+    for spent in range(left_over + 1):
+        others = (companions / counts).sum() * (1 - ROUNDING)
+        taken = companions.size + spent
+        if others < fullest and taken + _fewest_slots(heavier, fullest - others) <= num_slots:
             return False
-        if _cannot_hold(lightest, heavy_load, num_heavy, left_over, slots_per_gpu, fullest):
-            return True
-    return False
-
-
-@compiled
-def _lightest_base_replicas(loads: Floats, base: Floats) -> Floats:
-    """What the q lightest base replicas carry, for each q; experts in rising order of that."""
-    lightest = np.zeros(int(base.sum()) + 1)
-    num_replicas = 0
-    for expert in range(loads.size):
-        for _ in range(int(base[expert])):
-            num_replicas += 1
-            lightest[num_replicas] = lightest[num_replicas - 1] + loads[expert] / base[expert]
-    return lightest * (1 - ROUNDING)
-
-
-@compiled
-def _cannot_hold(
-    lightest: Floats, heavy_load: float, num_heavy: int, left_over: int, slots_per_gpu: int, fullest: float
-) -> bool:
-    """Whether no number of GPUs holds the heavy experts and what else must lie in these GPUs' slots."""
-    missing = np.inf
-    for num_gpus in range(num_heavy + left_over, 0, -1):
-        num_others = min(max(slots_per_gpu * num_gpus - num_heavy - left_over, 0), lightest.size - 1 - num_heavy)
-        still_missing = heavy_load * (1 - ROUNDING) + lightest[num_others] - num_gpus * fullest
-        if still_missing <= 0:
+        if counts.min() >= num_gpus:
             return False
-        if still_missing >= missing:
-            return True
-        missing = still_missing
+        counts[np.argmax(companions / (counts * (counts + 1)))] += 1
     return True
+
+
+@compiled
+def _fewest_slots(loads: Floats, largest: float) -> int:
+    """The slots in which no replica carries more than that."""
+    return int(np.maximum(np.ceil(loads / largest * (1 - ROUNDING)), 1.0).sum())
