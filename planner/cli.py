@@ -21,7 +21,8 @@ from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import compile_plan
 from planner.errors import CallError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.expert_map import Effort, Policy, prepare
+from planner.expert_map import Effort, ExpertMap, Policy, prepare
+from planner.expert_map.formats import Engine, export_map
 from planner.experts import ExpertsCall, answer, check_call, map_json, map_text
 from planner.folder import write_folder
 from planner.plan_text import plan_text
@@ -100,6 +101,18 @@ def _add_experts(commands: Any) -> None:
     experts.add_argument("--groups", type=int, default=1, metavar="G", help="expert groups of the gate; default: 1")
     experts.add_argument("--policy", choices=get_args(Policy), default="auto", help="default: auto")
     experts.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
+    experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
+    experts.add_argument(
+        "--keep-within",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="keep a layer's previous map while it is less even than a new one by at most this share; default: 0",
+    )
+    experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
+    experts.add_argument(
+        "--first-layer", type=int, default=0, metavar="N", help="what tensorrt-llm calls the first row; default: 0"
+    )
     experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
     add_format(experts)
     experts.set_defaults(command=_experts)
@@ -160,19 +173,29 @@ def _experts(arguments: argparse.Namespace) -> None:
             groups=arguments.groups,
             policy=arguments.policy,
             effort=arguments.effort,
+            previous=arguments.previous,
+            keep_within=arguments.keep_within,
+            export=arguments.export,
+            output=arguments.output,
         )
     )
-    prepare()
+    prepare(with_previous=arguments.previous is not None)
     began = time.perf_counter()
     expert_map = answer(job)
     seconds = round(time.perf_counter() - began, 6)
-    document = map_json(expert_map)
+    document = map_json(job, expert_map)
     if arguments.output:
-        _write(arguments.output, pretty_json(document))
+        _write(arguments.output, _map_file(arguments, expert_map, document))
     if arguments.format == "json":
         _print_json(document | {"seconds": seconds})
     else:
         print(f"{map_text(expert_map)}\n  computed in     {seconds:.3f} s")
+
+
+def _map_file(arguments: argparse.Namespace, expert_map: ExpertMap, document: Any) -> str:
+    if arguments.export is None:
+        return pretty_json(document)
+    return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, arguments.first_layer)
 
 
 def _render(arguments: argparse.Namespace) -> None:

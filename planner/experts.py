@@ -7,15 +7,17 @@ The worked example: 256 experts on 32 GPUs of 4 nodes. Without --slots-per-gpu e
 no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of them redundant.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from planner.errors import CallError, Problem, Violation
-from planner.expert_map import Effort, ExpertMap, Loads, Policy, balance, read_loads
+from planner.errors import CallError, Violation
+from planner.expert_map import Effort, ExpertMap, Loads, Policy, Sizes, balance, read_loads, stage_moves
+from planner.expert_map.formats import Engine, Map, read_map
 
 __all__ = ["ExpertsCall", "ExpertsJob", "answer", "check_call", "map_json", "map_text"]
 
@@ -35,51 +37,65 @@ class ExpertsCall:
     groups: int = 1
     policy: Policy = "auto"
     effort: Effort = "refined"
+    previous: Path | None = None
+    keep_within: float = 0.0
+    export: Engine | None = None
+    output: Path | None = None
 
 
 @dataclass(frozen=True)
 class ExpertsJob:
-    """A call without mistakes, and the file that it names, read."""
+    """A call without mistakes, and the files that it names, read."""
 
     loads: Loads
-    num_gpus: int
-    num_nodes: int
-    slots_per_gpu: int
-    num_groups: int
+    sizes: Sizes
     policy: Policy
     effort: Effort
+    previous: Map | None
+    keep_within: float
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
     """What `call` asks for. Raises CallError with everything that is wrong with it."""
     loads = read_loads(call.loads, str(call.loads), option=LOADS)
-    problems: list[Problem] = []
+    previous = read_map(call.previous) if call.previous else None
+    num_experts = None if isinstance(loads, Violation) else len(loads[0])
+    problems = [violation.at(PROGRAM) for violation in _wrong_sizes(call, num_experts)]
+    if not problems and not isinstance(loads, Violation) and isinstance(previous, tuple):
+        previous = _fitting(previous, str(call.previous), loads, call)
     if isinstance(loads, Violation):
         problems.append(loads.at(str(call.loads)))
-    num_experts = None if isinstance(loads, Violation) else len(loads[0])
-    problems += [violation.at(PROGRAM) for violation in _wrong_sizes(call, num_experts)]
-    if problems:
+    if isinstance(previous, Violation):
+        problems.append(previous.at(str(call.previous)))
+    if problems or isinstance(loads, Violation) or isinstance(previous, Violation):
         raise CallError(problems)
-    assert num_experts is not None
-    assert not isinstance(loads, Violation)
-    slots_per_gpu = call.slots_per_gpu or _fewest_slots(num_experts, call.gpus)
-    return ExpertsJob(loads, call.gpus, call.nodes, slots_per_gpu, call.groups, call.policy, call.effort)
+    slots_per_gpu = _slots_per_gpu(call, len(loads[0]))
+    return ExpertsJob(
+        loads=loads,
+        sizes=Sizes(slots_per_gpu * call.gpus, call.gpus, call.nodes, call.groups),
+        policy=call.policy,
+        effort=call.effort,
+        previous=previous,
+        keep_within=call.keep_within,
+    )
 
 
 def answer(job: ExpertsJob) -> ExpertMap:
     """The map for `job`."""
     return balance(
         job.loads,
-        job.num_gpus * job.slots_per_gpu,
-        job.num_gpus,
+        job.sizes.num_slots,
+        job.sizes.num_gpus,
         job.effort,
-        num_nodes=job.num_nodes,
-        num_groups=job.num_groups,
+        num_nodes=job.sizes.num_nodes,
+        num_groups=job.sizes.num_groups,
         policy=job.policy,
+        previous=job.previous,
+        keep_within=job.keep_within,
     )
 
 
-def map_json(expert_map: ExpertMap) -> dict[str, Any]:
+def map_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
     """The contract's keys, without `seconds`: the same call gives the same bytes."""
     slots = expert_map.logical_to_physical
     return {
@@ -92,7 +108,28 @@ def map_json(expert_map: ExpertMap) -> dict[str, Any]:
         "policy": expert_map.policy,
         "policy_reason": expert_map.policy_reason,
         "split": SPLIT,
-        "moved_slots": None,
+        "moved_slots": expert_map.moved_slots,
+    } | _moves_json(job, expert_map)
+
+
+def _moves_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
+    """The way from the previous map, where there is one: stages, and how many experts cross each link."""
+    if job.previous is None:
+        return {}
+    stages = stage_moves(job.previous, expert_map.physical_to_logical, job.sizes)
+    links = Counter((each.from_gpu, each.to_gpu) for stage in stages for each in stage.transfers)
+    return {
+        "stages": [
+            {
+                "layer": stage.layer,
+                "spare_slots": stage.spare_slots,
+                "transfers": [asdict(transfer) for transfer in stage.transfers],
+            }
+            for stage in stages
+        ],
+        "links": [
+            {"from_gpu": sender, "to_gpu": to, "experts": count} for (sender, to), count in sorted(links.items())
+        ],
     }
 
 
@@ -109,12 +146,26 @@ def map_text(expert_map: ExpertMap) -> str:
             f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
             f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
             f"  bound by        {bound_by} (layers)",
+            *([] if expert_map.moved_slots is None else [f"  moved slots     {expert_map.moved_slots}"]),
         )
     )
 
 
-def _fewest_slots(num_experts: int, num_gpus: int) -> int:
-    return -(-num_experts // num_gpus)
+def _slots_per_gpu(call: ExpertsCall, num_experts: int) -> int:
+    return call.slots_per_gpu or -(-num_experts // call.gpus)
+
+
+def _fitting(previous: Map, written: str, loads: Loads, call: ExpertsCall) -> Map | Violation:
+    """The previous map, or why it cannot be one for these loads and sizes."""
+    num_experts, num_slots = len(loads[0]), call.gpus * _slots_per_gpu(call, len(loads[0]))
+    rule = f"S807 must have shape [{len(loads)}][{num_slots}] (layers, slots) and hold each of {num_experts} experts"
+    fix = "give the map in service, or none"
+    if (len(previous), len(previous[0])) != (len(loads), num_slots):
+        return Violation("--previous", written, rule, f"it has [{len(previous)}][{len(previous[0])}]", fix)
+    for layer, experts in enumerate(previous):
+        if wrong := sorted(set(experts) ^ set(range(num_experts))):
+            return Violation("--previous", written, rule, f"layer {layer} differs in expert {wrong[0]}", fix)
+    return previous
 
 
 # What can be wrong with sizes. Each rule is asked only when the sizes it counts with are numbers of things.
@@ -130,6 +181,12 @@ def _wrong_sizes(call: ExpertsCall, num_experts: int | None) -> Iterator[Violati
         yield from _uneven_nodes(call)
     if num_experts is not None and not {"gpus", "slots_per_gpu"} & set(below_one):
         yield from _too_few_slots(call, num_experts)
+    if call.export is not None and call.output is None:
+        rule, reason = "S809 must come with -o", "stdout is for the answer"
+        yield Violation("--export", call.export, rule, reason, "for example -o map.json")
+    if not 0 <= call.keep_within < math.inf:
+        rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
+        yield Violation("--keep-within", call.keep_within, rule, reason, "nearest: 0")
     if num_experts is not None and not {"groups", "nodes"} & set(below_one):
         yield from _uneven_groups(call, num_experts)
 
@@ -142,7 +199,7 @@ def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
 
 
 def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
-    fewest = _fewest_slots(num_experts, call.gpus)
+    fewest = -(-num_experts // call.gpus)
     if call.slots_per_gpu is not None and call.slots_per_gpu < fewest:
         rule = f"S803 must be at least {fewest} ({num_experts} experts on {call.gpus} GPUs)"
         reason = f"{call.slots_per_gpu * call.gpus} slots cannot hold {num_experts} experts"

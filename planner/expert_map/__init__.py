@@ -16,5 +16,18 @@ Source: github.com/deepseek-ai/EPLB.
 
 from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes, balance, prepare
 from planner.expert_map.loads import Loads, draw_loads, read_loads
+from planner.expert_map.stages import Stage, stage_moves
 
-__all__ = ["Effort", "ExpertMap", "Loads", "Policy", "Sizes", "balance", "draw_loads", "prepare", "read_loads"]
+__all__ = [
+    "Effort",
+    "ExpertMap",
+    "Loads",
+    "Policy",
+    "Sizes",
+    "Stage",
+    "balance",
+    "draw_loads",
+    "prepare",
+    "read_loads",
+    "stage_moves",
+]

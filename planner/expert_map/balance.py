@@ -6,6 +6,7 @@ A map is named by the sha256 of its content, so that equal maps are one map, and
 not wait.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -57,6 +58,7 @@ class ExpertMap:
     binding: tuple[BoundKind, ...]
     policy: Policy
     policy_reason: str
+    moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
 
     @property
     def logical_to_physical(self) -> list[list[list[int]]]:
@@ -82,18 +84,25 @@ def balance(
     num_nodes: int = 1,
     num_groups: int = 1,
     policy: Policy = "auto",
+    previous: Sequence[Sequence[int]] | None = None,
+    keep_within: float = 0.0,
 ) -> ExpertMap:
     """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
     Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; groups by nodes where they are to stay on one.
+
+    With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change; none in a layer whose fullest GPU
+    carries at most `1 + keep_within` times what the published EPLB would reach anew.
     """
     from planner.expert_map.policy import make_map
 
-    return make_map(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy)
+    return make_map(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy, previous, keep_within)
 
 
-def prepare() -> None:
-    """Have the search ready to run: on first use after an installation it is compiled, which takes some ten seconds."""
+def prepare(*, with_previous: bool = False) -> None:
+    """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
     efforts: tuple[Effort, ...] = ("fast", "refined")
     for effort in efforts:
-        balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
+        fresh = balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
+        if with_previous:
+            balance(((1, 1, 1, 1, 1, 1, 1, 5),), 10, 2, effort, previous=fresh.physical_to_logical)

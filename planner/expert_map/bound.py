@@ -106,4 +106,7 @@ def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: 
 @compiled
 def _fewest_slots(loads: Floats, largest: float) -> int:
     """The slots in which no replica carries more than that."""
-    return int(np.maximum(np.ceil(loads / largest * (1 - ROUNDING)), 1.0).sum())
+    fewest = 0
+    for load in loads:
+        fewest += max(int(np.ceil(load / largest * (1 - ROUNDING))), 1)
+    return fewest

@@ -27,9 +27,9 @@ def compiled(function: Function) -> Function:
     """`function`, compiled when it is first called. Floats are as IEEE 754 has them: no reordering, no fused steps."""
     elsewhere, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
     try:
-        return cast(Function, numba.njit(cache=True)(function))
+        return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
     except RuntimeError:  # nowhere to keep it
-        return cast(Function, numba.njit(function))
+        return cast(Function, numba.njit(error_model="numpy")(function))
     finally:
         numba.config.CACHE_DIR = elsewhere
 

@@ -51,6 +51,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         return Violation(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError):
         return Violation(option, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
+    rows = _sglang_counts(rows)
     if wrong := _what_is_wrong(rows):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         return Violation(option, written, rule, wrong, "correct the file")
@@ -62,6 +63,23 @@ def _read_npy(path: Path) -> Any:
 
     with path.open("rb") as file:
         return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
+
+
+def _sglang_counts(document: Any) -> Any:
+    """What SGLang calls `logical_count` in a JSON document, its recorded steps added up; any other document as it is.
+
+    Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py: [layers][experts] or
+    [steps][layers][experts].
+    """
+    if not isinstance(document, dict) or "logical_count" not in document:
+        return document
+    steps = document["logical_count"]
+    try:
+        return [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*steps, strict=True)]
+    except TypeError:  # not that deep
+        return steps
+    except ValueError:
+        return None
 
 
 def _what_is_wrong(rows: Any) -> str | None:

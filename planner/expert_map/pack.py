@@ -4,9 +4,6 @@ Longest first: replicas in falling order of weight, each to the GPU that carries
 not hold the expert yet. Where every GPU with a free slot holds it, a full one that does not passes its most similar
 expert on to make room.
 
-`eplb_fullest` is the same as EPLB does it, which does not look at what a GPU holds: what it reaches is what our maps
-are never to be worse than.
-
 Source: longest processing time first, R. L. Graham 1969; with equal counts, as in github.com/deepseek-ai/EPLB.
 """
 
@@ -14,9 +11,9 @@ import numpy as np
 
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, rehome
-from planner.expert_map.weigh import Floats, Ints
+from planner.expert_map.weigh import Ints
 
-__all__ = ["eplb_fullest", "pack"]
+__all__ = ["pack"]
 
 
 @compiled
@@ -38,23 +35,6 @@ def pack(layer: Layer, counts: Ints) -> None:
             layer.homes[expert, replica] = gpu
             layer.held[expert, gpu] = True
             layer.carried[gpu] += layer.weights[expert]
-
-
-@compiled
-def eplb_fullest(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -> float:
-    """What the fullest GPU carries when EPLB packs these counts."""
-    weights = loads / counts
-    carried = np.zeros(num_gpus)
-    filled = np.zeros(num_gpus, np.int64)
-    for expert in np.argsort(-weights, kind="mergesort"):
-        for _ in range(counts[expert]):
-            lightest = -1
-            for gpu in range(num_gpus):
-                if filled[gpu] < slots_per_gpu and (lightest < 0 or carried[gpu] < carried[lightest]):
-                    lightest = gpu
-            carried[lightest] += weights[expert]
-            filled[lightest] += 1
-    return float(carried.max())
 
 
 @compiled

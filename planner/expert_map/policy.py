@@ -11,6 +11,8 @@ import numpy as np
 from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes
 from planner.expert_map.bound import bind
 from planner.expert_map.hierarchy import choose_policy, experts_of_nodes
+from planner.expert_map.moves import count_moves
+from planner.expert_map.renew import renew
 from planner.expert_map.search import solve
 from planner.expert_map.weigh import Floats, Ints, max_over_mean, scale
 
@@ -19,7 +21,14 @@ __all__ = ["make_map"]
 GOOD_ENOUGH = 1.0008  # times the bound: what is left is less than the loads change between two steps
 
 
-def make_map(loads: Sequence[Sequence[float]] | Floats, sizes: Sizes, effort: Effort, policy: Policy) -> ExpertMap:
+def make_map(
+    loads: Sequence[Sequence[float]] | Floats,
+    sizes: Sizes,
+    effort: Effort,
+    policy: Policy,
+    previous: Sequence[Sequence[int]] | None = None,
+    keep_within: float = 0.0,
+) -> ExpertMap:
     """See `balance`."""
     loads_LE = scale(loads)
     chosen, reason = choose_policy(sizes, policy)
@@ -27,6 +36,11 @@ def make_map(loads: Sequence[Sequence[float]] | Floats, sizes: Sizes, effort: Ef
     bound_L, binding = bind(loads_LE, sizes, within_nodes=within_nodes)
     solve_policy = _solve_hierarchical if within_nodes else _solve_global
     slots_LGS = solve_policy(loads_LE, sizes, bound_L, effort)
+    moved_slots = None
+    if previous is not None:
+        previous_LGS = np.array(previous, dtype=np.int64).reshape(slots_LGS.shape)
+        slots_LGS = renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, within_nodes=within_nodes)
+        moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
     return ExpertMap(
         num_logical_experts=loads_LE.shape[1],
         physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads_LE), -1).tolist())),
@@ -35,6 +49,7 @@ def make_map(loads: Sequence[Sequence[float]] | Floats, sizes: Sizes, effort: Ef
         binding=binding,
         policy=chosen,
         policy_reason=reason,
+        moved_slots=moved_slots,
     )
 
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from planner.expert_map.balance import Effort
 from planner.expert_map.compiled import compiled
 from planner.expert_map.descend import descend, even_out
+from planner.expert_map.eplb import eplb_fullest
 from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap
-from planner.expert_map.pack import eplb_fullest, pack
+from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["solve"]
+__all__ = ["SEED", "kick", "solve"]
 
 SHIFTS = np.array([0.0, -0.5, -0.25, 0.25])  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
 ROUNDS = 6
@@ -95,7 +96,7 @@ def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kick
         reached = best.carried.max()
         if reached <= enough or (turn >= num_kicks and reached <= no_worse):
             return
-        _kick(trial, state)
+        kick(trial, state, KICK_CHANGES)
         if descend(trial, enough) <= reached:
             copy(best, trial)
         else:
@@ -103,10 +104,11 @@ def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kick
 
 
 @compiled
-def _kick(layer: Layer, state: NDArray[np.uint64]) -> None:
+def kick(layer: Layer, state: NDArray[np.uint64], num_changes: int) -> None:
+    """Make that many random changes, or as many as are found possible."""
     changes = 0
     for _ in range(MAX_TRIES):
-        if changes == KICK_CHANGES:
+        if changes == num_changes:
             return
         changes += _try_hand_over(layer, state) if _draw(state, 2) else _try_swap(layer, state)
 

@@ -48,14 +48,14 @@ def experts(capsys):
 
 def test_the_answer_has_the_contracts_keys(loads_file, experts):
     """One expert twice as hot as three others, on two GPUs of two slots and one more slot each."""
-    path = loads_file([[6, 3, 3, 3]])
+    path = loads_file([[6, 4, 1, 1]])
     status, document = experts(path, "--gpus", 2, "--nodes", 1, "--slots-per-gpu", 3)
 
     assert status == 0
     assert set(document) >= KEYS
-    assert sorted(document["physical_to_logical"][0]) == [0, 0, 1, 2, 3, 3]
-    assert document["replica_count"] == [[2, 1, 1, 2]]
-    assert [[len(slots) for slots in layer] for layer in document["logical_to_physical"]] == [[2, 1, 1, 2]]
+    assert sorted(document["physical_to_logical"][0]) == [0, 0, 1, 1, 2, 3]
+    assert document["replica_count"] == [[2, 2, 1, 1]]
+    assert [[len(slots) for slots in layer] for layer in document["logical_to_physical"]] == [[2, 2, 1, 1]]
     assert document["split"] == "equal"
     assert document["moved_slots"] is None
     assert document["max_over_mean"] == document["bound"] == [1.0]
@@ -225,3 +225,89 @@ def test_wrong_loads_do_not_hide_wrong_sizes(tmp_path, experts):
 
     assert status == 2
     assert {error["rule"][:4] for error in document["errors"]} == {"S603", "S801"}
+
+
+@pytest.fixture
+def map_file(loads_file, experts, tmp_path):
+    """A map of two layers of eight experts on two GPUs, written with -o; the path."""
+    path = tmp_path / "previous.json"
+    experts(loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2), "--gpus", 2, "--nodes", 1, "-o", path)
+    return path
+
+
+def test_nothing_moves_from_a_map_that_is_good(loads_file, experts, map_file):
+    """The loads that it was made for: no slots, no stages, no links."""
+    path = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2)
+    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)
+
+    assert (document["moved_slots"], document["stages"], document["links"]) == (0, [], [])
+
+
+def test_moves_come_as_stages(loads_file, experts, map_file):
+    """What one GPU holds has become hot: each changed slot has its transfer, and links count them."""
+    held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]
+    path = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held])
+    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)
+    transfers = [transfer for stage in document["stages"] for transfer in stage["transfers"]]
+
+    assert document["moved_slots"] == len(transfers) == sum(link["experts"] for link in document["links"]) > 0
+    assert set(transfers[0]) == {"expert", "from_gpu", "to_gpu", "to_slot"}
+
+
+def test_a_previous_map_of_other_sizes_is_refused(loads_file, experts, map_file):
+    """S807: three layers, and a map of two."""
+    status, document = experts(loads_file([[1] * 8] * 3), "--gpus", 2, "--nodes", 1, "--previous", map_file)
+    (error,) = document["errors"]
+
+    assert (status, error["path"]) == (2, "--previous")
+    assert error["rule"] == "S807 must have shape [3][8] (layers, slots) and hold each of 8 experts"
+    assert error["reason"] == "it has [2][8]"
+
+
+def test_a_previous_map_without_an_expert_is_refused(loads_file, experts, tmp_path):
+    """S807 again: expert 1 has no slot."""
+    path = tmp_path / "map.json"
+    path.write_text("[[0, 0]]")
+    _, document = experts(loads_file([[1, 2]]), "--gpus", 2, "--nodes", 1, "--previous", path)
+
+    assert [error["reason"] for error in document["errors"]] == ["layer 0 differs in expert 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it cannot be parsed as JSON"),
+        ("{}", "it has no list of rows under physical_to_logical or physical_to_logical_map"),
+        ("[[0, 1], [0]]", "its rows differ in length"),
+        ('[["a"]]', "it holds something else than whole numbers"),
+    ],
+)
+def test_a_file_that_is_no_map_is_refused(loads_file, experts, tmp_path, text, reason):
+    """S806: exit 2, with the reason."""
+    path = tmp_path / "map.json"
+    path.write_text(text)
+    status, document = experts(loads_file([[1, 2]]), "--gpus", 2, "--nodes", 1, "--previous", path)
+
+    assert (status, [error["reason"] for error in document["errors"]]) == (2, [reason])
+    assert document["errors"][0]["rule"] == "S806 must hold an expert map, [layers][slots]"
+
+
+def test_options_of_moves_and_exports_are_checked(loads_file, experts):
+    """S808 and S809: a share below zero, and an export without a file."""
+    words = ("--gpus", 2, "--nodes", 1, "--keep-within", "-0.5", "--export", "sglang")
+    _, document = experts(loads_file([[1, 2]]), *words)
+
+    assert [error["message"] for error in document["errors"]] == [
+        "--export (sglang) must come with -o; stdout is for the answer; for example -o map.json",
+        "--keep-within (-0.5) must be a number, at least 0; a layer is kept when it is less even by this share; "
+        "nearest: 0",
+    ]
+
+
+def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
+    """The file is SGLang's; stdout has the answer as ever."""
+    path = tmp_path / "sglang.json"
+    words = ("--gpus", 2, "--nodes", 1, "--export", "sglang", "-o", path)
+    _, document = experts(loads_file([[1, 2, 3, 4]]), *words)
+
+    assert json.loads(path.read_text()) == {"physical_to_logical_map": document["physical_to_logical"]}
