@@ -28,6 +28,7 @@ import numpy as np
 from planner.expert_map.balance import BoundKind, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.hierarchy import fullest_node_bound
+from planner.expert_map.order import rising
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats
 
@@ -57,8 +58,11 @@ def _bounds(loads_LE: Floats, num_gpus: int, slots_per_gpu: int) -> Floats:
     """Lower bounds on the load of the fullest GPU, by kind: mean, replicas, packing; `[3, L]`."""
     bounds = np.zeros((3, loads_LE.shape[0]))
     for layer in range(loads_LE.shape[0]):
-        loads = np.sort(loads_LE[layer])
-        largest = (loads / replicate(loads, num_gpus * slots_per_gpu, num_gpus, 0.0)).max() * (1 - ROUNDING)
+        loads = loads_LE[layer][rising(loads_LE[layer])]
+        counts = replicate(loads, num_gpus * slots_per_gpu, num_gpus, 0.0)
+        largest = 0.0
+        for expert in range(loads.size):
+            largest = max(largest, loads[expert] / counts[expert] * (1 - ROUNDING))
         bounds[0, layer] = loads.sum() / num_gpus * (1 - ROUNDING)
         bounds[1, layer] = largest
         bounds[2, layer] = _bound_by_packing(loads, num_gpus, slots_per_gpu, largest)
@@ -93,13 +97,16 @@ def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: 
         return False
     counts = np.ones(slots_per_gpu - 1)
     for spent in range(left_over + 1):
-        others = (companions / counts).sum() * (1 - ROUNDING)
+        others, helped, most = 0.0, 0, -1.0
+        for expert in range(companions.size):
+            others += companions[expert] / counts[expert] * (1 - ROUNDING)
+            help_here = companions[expert] / (counts[expert] * (counts[expert] + 1))
+            if help_here > most:
+                helped, most = expert, help_here
         taken = companions.size + spent
         if others < fullest and taken + _fewest_slots(heavier, fullest - others) <= num_slots:
             return False
-        if counts.min() >= num_gpus:
-            return False
-        counts[np.argmax(companions / (counts * (counts + 1)))] += 1
+        counts[helped] += 1
     return True
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, fullest, hand_over, swap
+from planner.expert_map.order import rising
 
 __all__ = ["descend", "even_out"]
 
@@ -24,7 +25,7 @@ def even_out(layer: Layer, num_rounds: int) -> None:
     """Pair the GPUs and swap within each pair, `num_rounds` times."""
     num_gpus = layer.carried.size
     for _ in range(num_rounds):
-        ranked = np.argsort(layer.carried, kind="mergesort")
+        ranked = rising(layer.carried)
         for rank in range(num_gpus // 2):
             emptier, fuller = ranked[rank], ranked[num_gpus - 1 - rank]
             gpu, slot, other_slot, _ = _best_swap(layer, fuller, emptier, emptier + 1)

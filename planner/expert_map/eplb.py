@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.expert_map.balance import Sizes
 from planner.expert_map.compiled import compiled
+from planner.expert_map.order import rising
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats, Ints
 
@@ -22,7 +23,7 @@ def eplb_fullest(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int)
     weights = loads / counts
     carried = np.zeros(num_gpus)
     filled = np.zeros(num_gpus, np.int64)
-    for expert in np.argsort(-weights, kind="mergesort"):
+    for expert in rising(-weights):
         for _ in range(counts[expert]):
             lightest = -1
             for gpu in range(num_gpus):
@@ -64,7 +65,7 @@ def _eplb_nodes(loads: Floats, num_nodes: int, groups_per_node: int) -> Ints:
     """The groups on each node, `[M, P]`: heaviest first, to the lightest node that has room."""
     nodes = np.zeros((num_nodes, groups_per_node), np.int64)
     carried, filled = np.zeros(num_nodes), np.zeros(num_nodes, np.int64)
-    for group in np.argsort(-loads, kind="mergesort"):
+    for group in rising(-loads):
         lightest = -1
         for node in range(num_nodes):
             if filled[node] < groups_per_node and (lightest < 0 or carried[node] < carried[lightest]):

@@ -4,6 +4,8 @@
     hand over   a slot passes from an expert with several replicas to another: the replicas of the one get heavier,
                 those of the other lighter
 
+Numbers are set one by one: numba takes seconds to compile the assignment of a whole array.
+
 The invariants, after every change: no GPU holds an expert twice; `weights` are loads / counts, rounded down to whole
 numbers; `carried` is the sum of weights over a GPU's slots, which whole numbers keep exact however long the chain.
 """
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from planner.expert_map.compiled import compiled
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["Layer", "copy", "fullest", "hand_over", "new_layer", "rehome", "swap", "take"]
+__all__ = ["Layer", "clear", "copy", "fullest", "hand_over", "new_layer", "rehome", "swap", "take"]
 
 
 class Layer(NamedTuple):
@@ -49,30 +51,46 @@ def new_layer(loads: Floats, num_gpus: int, slots_per_gpu: int) -> Layer:
 @compiled
 def take(layer: Layer, slots: Ints) -> None:
     """Hold what `slots` [G, S] hold, which is each expert at least once and none twice on a GPU."""
-    layer.counts[:] = 0
-    layer.held[:] = False
-    layer.slots[:] = slots
+    clear(layer)
     for gpu in range(slots.shape[0]):
-        for expert in slots[gpu]:
+        for slot in range(slots.shape[1]):
+            expert = slots[gpu, slot]
+            layer.slots[gpu, slot] = expert
             layer.homes[expert, layer.counts[expert]] = gpu
             layer.counts[expert] += 1
             layer.held[expert, gpu] = True
-    layer.weights[:] = np.floor(layer.loads / layer.counts)
+    for expert in range(layer.loads.size):
+        layer.weights[expert] = np.floor(layer.loads[expert] / layer.counts[expert])
     for gpu in range(slots.shape[0]):
-        layer.carried[gpu] = 0.0
         for expert in slots[gpu]:
             layer.carried[gpu] += layer.weights[expert]
 
 
 @compiled
+def clear(layer: Layer) -> None:
+    """Hold nothing."""
+    for expert in range(layer.loads.size):
+        layer.counts[expert] = 0
+        for gpu in range(layer.carried.size):
+            layer.held[expert, gpu] = False
+    for gpu in range(layer.carried.size):
+        layer.carried[gpu] = 0.0
+
+
+@compiled
 def copy(target: Layer, source: Layer) -> None:
     """Make `target`, of the same sizes and loads, hold what `source` holds."""
-    target.counts[:] = source.counts
-    target.weights[:] = source.weights
-    target.slots[:] = source.slots
-    target.held[:] = source.held
-    target.homes[:] = source.homes
-    target.carried[:] = source.carried
+    num_gpus, slots_per_gpu = target.slots.shape
+    for expert in range(target.loads.size):
+        target.counts[expert] = source.counts[expert]
+        target.weights[expert] = source.weights[expert]
+        for gpu in range(num_gpus):
+            target.held[expert, gpu] = source.held[expert, gpu]
+            target.homes[expert, gpu] = source.homes[expert, gpu]
+    for gpu in range(num_gpus):
+        target.carried[gpu] = source.carried[gpu]
+        for slot in range(slots_per_gpu):
+            target.slots[gpu, slot] = source.slots[gpu, slot]
 
 
 @compiled

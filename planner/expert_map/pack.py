@@ -10,7 +10,8 @@ Source: longest processing time first, R. L. Graham 1969; with equal counts, as 
 import numpy as np
 
 from planner.expert_map.compiled import compiled
-from planner.expert_map.layer import Layer, rehome
+from planner.expert_map.layer import Layer, clear, rehome
+from planner.expert_map.order import rising
 from planner.expert_map.weigh import Ints
 
 __all__ = ["pack"]
@@ -19,12 +20,12 @@ __all__ = ["pack"]
 @compiled
 def pack(layer: Layer, counts: Ints) -> None:
     """Place `counts` replicas of each expert, at most as many as there are GPUs."""
-    layer.counts[:] = counts
-    layer.weights[:] = np.floor(layer.loads / counts)
-    layer.held[:] = False
-    layer.carried[:] = 0.0
+    clear(layer)
+    for expert in range(counts.size):
+        layer.counts[expert] = counts[expert]
+        layer.weights[expert] = np.floor(layer.loads[expert] / counts[expert])
     filled = np.zeros(layer.carried.size, np.int64)
-    for expert in np.argsort(-layer.weights, kind="mergesort"):
+    for expert in rising(-layer.weights):
         for replica in range(counts[expert]):
             gpu = _lightest(layer, filled, expert)
             if gpu < 0:

@@ -24,8 +24,6 @@ def replicate(loads: Floats, num_slots: int, num_gpus: int, shift: float = 0.0) 
     """Replicas of each expert, `[E]`, at least 1 each and `num_slots` in all; `shift` above -1."""
     counts = np.ones(loads.size, np.int64)
     priorities = loads / (1 + shift)
-    if num_gpus == 1:
-        priorities[:] = -1.0
     for _ in range(num_slots - loads.size):
         first = np.argmax(priorities)
         counts[first] += 1

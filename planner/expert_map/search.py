@@ -63,7 +63,9 @@ def _solve(
             enough = max(enough, no_worse * (1 - better))
         _start(best, counts, enough)
         _search(best, enough, no_worse, num_starts, num_kicks)
-        slots_LGS[index] = best.slots
+        for gpu in range(num_gpus):
+            for slot in range(slots_per_gpu):
+                slots_LGS[index, gpu, slot] = best.slots[gpu, slot]
     return slots_LGS
 
 
