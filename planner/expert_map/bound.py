@@ -7,20 +7,20 @@ It tells bad luck from a bad map: where the bound is reached, only more slots he
     groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
 
 How little those others can carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
-carries T, expert e has at least ceil(load_e / T) replicas, its base; K slots are left over when each has just as many.
-Say the map spends j of them on the S - 1 lightest experts. No GPU's other S - 1 slots then carry less than C(j), the
-least that S - 1 different experts can with j more replicas than their base; so every replica carries at most T - C(j),
-and all slots together, with the sum over all but these lightest, are at least
+carries T, expert e has at least ceil(load_e / T) replicas, its base; K slots are left over when each has just as many,
+and the map spends these on whom it likes. No GPU's other S - 1 slots then carry less than C, the least that S - 1
+different experts can with K more replicas than their base between them; so every replica carries at most T - C, and
 
-    S - 1 + j + sum_e ceil(load_e / (T - C(j)))
+    sum_e ceil(load_e / (T - C))
 
-A T for which that is more than there are slots, whatever j, cannot be reached. Bisection finds the highest such T; its
-lower end is what is returned.
+slots are needed at least. A T for which that is more than there are cannot be reached. Bisection finds the highest such
+T; its lower end is what is returned.
 
-C(j) gives one replica after the other to the lightest experts, to where it helps most: load / (k (k + 1)). Only these
-matter, for one with more than one base replica, of more than T / 2 each, stays heavier with d more than an expert of
-load up to T / 2 does: T / (2 + d) >= (T / 2) / (1 + d) for d up to any number. Where the S - 1 lightest are not all
-that light the bound is not used. It counts only maps that hold no expert twice on a GPU, as ours.
+C gives one replica after the other to the S - 1 lightest experts, to where it helps most: load / (k (k + 1)). Only
+these matter: with equally many replicas more than its base no other expert gets lighter. One with two base replicas or
+more, of more than T / 2 each, carries with d more at least T / (2 + d), and one of load up to T / 2 no more than
+(T / 2) / (1 + d). Where the S - 1 lightest are not all that light the bound is not used. It counts only maps that hold
+no expert twice on a GPU, as ours.
 """
 
 import numpy as np
@@ -90,24 +90,30 @@ def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: 
     """Whether it is proven that in any map some GPU carries more than `fullest`."""
     num_slots = num_gpus * slots_per_gpu
     left_over = num_slots - _fewest_slots(loads, fullest)
-    companions, heavier = loads[: slots_per_gpu - 1], loads[slots_per_gpu - 1 :]
     if left_over < 0:
         return True
+    companions = loads[: slots_per_gpu - 1]
     if companions[-1] > fullest / 2:
         return False
-    counts = np.ones(slots_per_gpu - 1)
-    for spent in range(left_over + 1):
-        others, helped, most = 0.0, 0, -1.0
-        for expert in range(companions.size):
-            others += companions[expert] / counts[expert] * (1 - ROUNDING)
-            help_here = companions[expert] / (counts[expert] * (counts[expert] + 1))
-            if help_here > most:
-                helped, most = expert, help_here
-        taken = companions.size + spent
-        if others < fullest and taken + _fewest_slots(heavier, fullest - others) <= num_slots:
-            return False
+    others = _least_load(companions, left_over)
+    return others >= fullest or _fewest_slots(loads, fullest - others) > num_slots
+
+
+@compiled
+def _least_load(loads: Floats, left_over: int) -> float:
+    """C: what one replica of each carries together when so many more replicas are given to them."""
+    counts = np.ones(loads.size)
+    for _ in range(left_over):
+        helped, most = 0, -1.0
+        for expert in range(loads.size):
+            helps = loads[expert] / (counts[expert] * (counts[expert] + 1))
+            if helps > most:
+                helped, most = expert, helps
         counts[helped] += 1
-    return True
+    least = 0.0
+    for expert in range(loads.size):
+        least += loads[expert] / counts[expert] * (1 - ROUNDING)
+    return least
 
 
 @compiled

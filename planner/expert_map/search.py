@@ -13,7 +13,7 @@ from planner.expert_map.balance import Effort
 from planner.expert_map.compiled import compiled
 from planner.expert_map.descend import descend, even_out
 from planner.expert_map.eplb import eplb_fullest
-from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap, take
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats, Ints
@@ -24,7 +24,7 @@ SHIFTS = np.array([0.0, -0.5, -0.25, 0.25])  # of `replicate`; EPLB's first. Tri
 ROUNDS = 6
 KICK_CHANGES = 6  # tried 1 to 20 at EP72: fewer do not leave the valley, more begin anew
 MAX_TRIES = 50
-KICKS_AT_EP72 = 80
+KICKS_AT_EP72 = 64
 EP72_PAIRS = 72 * 288
 MOST_KICKS = 400
 RESCUES = 200  # kicks at most while a map is worse than EPLB's
@@ -39,7 +39,7 @@ def solve(loads_LE: Floats, num_gpus: int, slots_per_gpu: int, enough_L: Floats,
     num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** 2), MOST_KICKS)
     if effort == "fast":
         return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, 1, 0, BETTER_THAN_EPLB)
-    return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, len(SHIFTS), num_kicks, 0.0)
+    return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, len(SHIFTS) if num_kicks else 1, num_kicks, 0.0)
 
 
 @compiled
@@ -52,26 +52,44 @@ def _solve(
     num_kicks: int,
     better: float,
 ) -> Ints:
-    """`better`: a layer is done, too, when its fullest GPU carries less than EPLB's by this share."""
-    slots_LGS = np.zeros((loads_LE.shape[0], num_gpus, slots_per_gpu), np.int64)
-    for index in range(loads_LE.shape[0]):
+    """`better`: a layer is done, too, when its fullest GPU carries less than EPLB's by this share.
+
+    Each layer has half its share of the kicks; what is not needed goes to those that are not done.
+    """
+    num_layers = loads_LE.shape[0]
+    slots_LGS = np.zeros((num_layers, num_gpus, slots_per_gpu), np.int64)
+    done_L = np.zeros(num_layers)
+    kicks_left, num_open = num_kicks * num_layers, 0
+    for index in range(num_layers):
         best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
         counts = replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, 0.0)
         no_worse = eplb_fullest(best.loads, counts, num_gpus, slots_per_gpu) * (1 + ROUNDING)
-        enough = min(enough_L[index], no_worse)
+        done_L[index] = min(enough_L[index], no_worse)
         if better > 0:
-            enough = max(enough, no_worse * (1 - better))
-        _start(best, counts, enough)
-        _search(best, enough, no_worse, num_starts, num_kicks)
-        for gpu in range(num_gpus):
-            for slot in range(slots_per_gpu):
-                slots_LGS[index, gpu, slot] = best.slots[gpu, slot]
+            done_L[index] = max(done_L[index], no_worse * (1 - better))
+        _start(best, counts, done_L[index])
+        kicks_left -= _search(best, done_L[index], no_worse, num_starts, num_kicks // 2)
+        num_open += best.carried.max() > done_L[index]
+        _keep(best, slots_LGS, index)
+    for index in range(num_layers if kicks_left > num_open else 0):
+        best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
+        take(best, slots_LGS[index])
+        if best.carried.max() > done_L[index]:
+            _kick_on(best, done_L[index], 0.0, kicks_left // num_open, SEED + 1)
+            _keep(best, slots_LGS, index)
     return slots_LGS
 
 
 @compiled
-def _search(best: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> None:
-    """Leave the best map found in `best`, which holds the first."""
+def _keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
+    for gpu in range(slots_LGS.shape[1]):
+        for slot in range(slots_LGS.shape[2]):
+            slots_LGS[index, gpu, slot] = layer.slots[gpu, slot]
+
+
+@compiled
+def _search(best: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> int:
+    """Leave the best map found in `best`, which holds the first; the number of kicks."""
     num_gpus, slots_per_gpu = best.slots.shape
     trial = new_layer(best.loads, num_gpus, slots_per_gpu)
     for shift in SHIFTS[1:num_starts]:
@@ -79,7 +97,7 @@ def _search(best: Layer, enough: float, no_worse: float, num_starts: int, num_ki
             _start(trial, replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, shift), enough)
             if trial.carried.max() < best.carried.max():
                 copy(best, trial)
-    _kick_on(best, trial, enough, no_worse, num_kicks)
+    return _kick_on(best, enough, no_worse, num_kicks, SEED)
 
 
 @compiled
@@ -90,19 +108,21 @@ def _start(layer: Layer, counts: Ints, enough: float) -> None:
 
 
 @compiled
-def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kicks: int) -> None:
-    """Kick and descend `num_kicks` times, and a few times more while the map is worse than EPLB's."""
-    state = np.array([SEED], np.uint64)
+def _kick_on(best: Layer, enough: float, no_worse: float, num_kicks: int, seed: int) -> int:
+    """Kick and descend `num_kicks` times, and some times more while the map carries more than `no_worse`; how often."""
+    state = np.array([seed], np.uint64)
+    trial = new_layer(best.loads, best.slots.shape[0], best.slots.shape[1])
     copy(trial, best)
     for turn in range(num_kicks + RESCUES):
         reached = best.carried.max()
-        if reached <= enough or (turn >= num_kicks and reached <= no_worse):
-            return
+        if reached <= enough or (turn >= num_kicks and (reached <= no_worse or no_worse == 0.0)):
+            return turn
         kick(trial, state, KICK_CHANGES)
         if descend(trial, enough) <= reached:
             copy(best, trial)
         else:
             copy(trial, best)
+    return num_kicks + RESCUES
 
 
 @compiled

@@ -4,7 +4,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, draw_loads
@@ -40,6 +40,7 @@ def optimum(loads, num_slots, num_gpus):
 
 @settings(max_examples=300, deadline=None)
 @given(small_problems())
+@example(([2, 2, 2, 3], 6, 2))  # companions that are light because the heavy ones have replicas
 def test_no_map_is_below_the_bound(problem):
     """Bound <= optimum <= ours, for every map of a small problem."""
     loads, num_slots, num_gpus = problem
