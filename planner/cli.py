@@ -1,25 +1,29 @@
-"""The planner's commands: validate, schema, plan, render.
+"""The planner's commands: validate, schema, plan, experts, render.
 
 `stacks/cli.py` registers them beside its own (`add_commands`) and runs them all through `run`, so that every command
 keeps the contract: results on stdout, everything else on stderr, one JSON document with `--format json`, exit status
 0, 1, 2 or 3, never a traceback for what a user can cause. Commands return nothing: they print, or raise TidemillError.
 
-This file prints and decides nothing.
+This file prints and decides nothing. It alone looks at a clock, to say how long a map took: no result depends on it.
 """
 
 import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
+from planner.expert_map import Effort, ExpertMap, Policy, prepare
+from planner.expert_map.formats import Engine, export_map
+from planner.experts import ExpertsCall, answer, check_call, map_json, map_text
 from planner.plan import read_previous
 from planner.plan_text import plan_text
 from planner.spec import Spec
@@ -77,11 +81,41 @@ def add_commands(commands: Any) -> None:
     add_format(plan)
     plan.set_defaults(command=_plan)
 
+    _add_experts(commands)
+
     render = commands.add_parser("render", help="write a spec's Kubernetes manifests")
     render.add_argument("spec", type=Path, metavar="SPEC")
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
     add_format(render)
     render.set_defaults(command=_render)
+
+
+def _add_experts(commands: Any) -> None:
+    experts = commands.add_parser("experts", help="an expert map for measured loads")
+    experts.add_argument("loads", type=Path, metavar="LOADS", help=".npy or JSON, token counts [layers][experts]")
+    experts.add_argument("--gpus", type=int, required=True, metavar="N", help="over which experts are spread")
+    experts.add_argument(
+        "--nodes", type=int, required=True, metavar="M", help="that hold these GPUs, equally many each"
+    )
+    experts.add_argument("--slots-per-gpu", type=int, metavar="S", help="default: ceil(experts / GPUs)")
+    experts.add_argument("--groups", type=int, default=1, metavar="G", help="expert groups of the gate; default: 1")
+    experts.add_argument("--policy", choices=get_args(Policy), default="auto", help="default: auto")
+    experts.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
+    experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
+    experts.add_argument(
+        "--keep-within",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="keep a layer's previous map while it is less even than a new one by at most this share; default: 0",
+    )
+    experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
+    experts.add_argument(
+        "--first-layer", type=int, default=0, metavar="N", help="what tensorrt-llm calls the first row; default: 0"
+    )
+    experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
+    add_format(experts)
+    experts.set_defaults(command=_experts)
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +163,41 @@ def _plan(arguments: argparse.Namespace) -> None:
         _print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
+
+
+def _experts(arguments: argparse.Namespace) -> None:
+    job = check_call(
+        ExpertsCall(
+            loads=arguments.loads,
+            gpus=arguments.gpus,
+            nodes=arguments.nodes,
+            slots_per_gpu=arguments.slots_per_gpu,
+            groups=arguments.groups,
+            policy=arguments.policy,
+            effort=arguments.effort,
+            previous=arguments.previous,
+            keep_within=arguments.keep_within,
+            export=arguments.export,
+            output=arguments.output,
+        )
+    )
+    prepare(with_previous=arguments.previous is not None)
+    began = time.perf_counter()
+    expert_map = answer(job)
+    seconds = round(time.perf_counter() - began, 6)
+    document = map_json(job, expert_map)
+    if arguments.output:
+        _write(arguments.output, _map_file(arguments, expert_map, document))
+    if arguments.format == "json":
+        _print_json(document | {"seconds": seconds})
+    else:
+        print(f"{map_text(expert_map)}\n  computed in     {seconds:.3f} s")
+
+
+def _map_file(arguments: argparse.Namespace, expert_map: ExpertMap, document: Any) -> str:
+    if arguments.export is None:
+        return pretty_json(document)
+    return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, arguments.first_layer)
 
 
 def _render(arguments: argparse.Namespace) -> None:

@@ -8,13 +8,26 @@ Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked exam
     bound              what max over mean no map can be below, for these loads and sizes
 
 The way is that of DeepSeek's EPLB, carried on: give replicas to hot experts (`replicate`), pack slots onto GPUs
-(`pack`), then exchange slots between GPUs until they carry alike (`exchange`). `bound` says how much better a map could
-be at most.
+(`pack`), then relieve the fullest GPU as long as anything does (`descend`, `search`). `bound` says how much better a
+map could be at most.
 
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import Effort, ExpertMap, balance
+from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes, balance, prepare
 from planner.expert_map.loads import Loads, draw_loads, read_loads
+from planner.expert_map.stages import Stage, stage_moves
 
-__all__ = ["Effort", "ExpertMap", "Loads", "balance", "draw_loads", "read_loads"]
+__all__ = [
+    "Effort",
+    "ExpertMap",
+    "Loads",
+    "Policy",
+    "Sizes",
+    "Stage",
+    "balance",
+    "draw_loads",
+    "prepare",
+    "read_loads",
+    "stage_moves",
+]

@@ -2,9 +2,11 @@
 
 A map is named by the sha256 of its content, so that equal maps are one map, and a diff can say what moved.
 
-`search` does the work. It is imported when it is called, for it needs numpy: who only validates specs should not wait.
+`policy` does the work. It is imported when it is called, for it needs numpy and numba: who only validates specs should
+not wait.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -12,10 +14,31 @@ from typing import Literal
 from planner.canonical import digest_of
 from planner.expert_map.loads import Loads
 
-__all__ = ["BoundKind", "Effort", "ExpertMap", "balance"]
+__all__ = ["BoundKind", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare"]
 
 Effort = Literal["fast", "refined"]
-BoundKind = Literal["mean", "replicas", "companions"]  # see `bound`
+Policy = Literal["auto", "global", "hierarchical"]
+BoundKind = Literal["mean", "replicas", "packing", "groups"]  # see `bound`
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a map is for: so many slots, GPUs and nodes, and so many groups of consecutive experts."""
+
+    num_slots: int
+    num_gpus: int
+    num_nodes: int = 1
+    num_groups: int = 1
+
+    @property
+    def slots_per_gpu(self) -> int:
+        """Equal on all GPUs."""
+        return self.num_slots // self.num_gpus
+
+    @property
+    def groups_spread_over_nodes(self) -> bool:
+        """Whether each node can hold equally many whole groups."""
+        return self.num_groups % self.num_nodes == 0
 
 
 @dataclass(frozen=True)
@@ -24,7 +47,8 @@ class ExpertMap:
 
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
     `max_over_mean` is `[num_moe_layers]`, expected when tokens split equally among an expert's replicas; no map for
-    these loads and sizes is below `bound`, and `binding` says what keeps it there.
+    these loads, sizes and policy is below `bound`, and `binding` says what keeps it there. `policy` is what was asked
+    for or what `auto` chose, and `policy_reason` why.
     """
 
     num_logical_experts: int
@@ -32,6 +56,18 @@ class ExpertMap:
     max_over_mean: tuple[float, ...]
     bound: tuple[float, ...]
     binding: tuple[BoundKind, ...]
+    policy: Policy
+    policy_reason: str
+    moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
+
+    @property
+    def logical_to_physical(self) -> list[list[list[int]]]:
+        """The slots of each expert, rising: `[num_moe_layers][num_logical_experts][replicas]`."""
+        slots: list[list[list[int]]] = [[[] for _ in range(self.num_logical_experts)] for _ in self.physical_to_logical]
+        for layer, experts in enumerate(self.physical_to_logical):
+            for slot, expert in enumerate(experts):
+                slots[layer][expert].append(slot)
+        return slots
 
     @cached_property
     def sha256(self) -> str:
@@ -39,8 +75,34 @@ class ExpertMap:
         return digest_of(self.physical_to_logical)
 
 
-def balance(loads: Loads, num_slots: int, num_gpus: int, effort: Effort = "refined") -> ExpertMap:
-    """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly."""
-    from planner.expert_map.search import search
+def balance(
+    loads: Loads,
+    num_slots: int,
+    num_gpus: int,
+    effort: Effort = "refined",
+    *,
+    num_nodes: int = 1,
+    num_groups: int = 1,
+    policy: Policy = "auto",
+    previous: Sequence[Sequence[int]] | None = None,
+    keep_within: float = 0.0,
+) -> ExpertMap:
+    """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
-    return search(loads, num_slots, num_gpus, effort)
+    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; groups by nodes where they are to stay on one.
+
+    With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change; none in a layer whose fullest GPU
+    carries at most `1 + keep_within` times what the published EPLB would reach anew.
+    """
+    from planner.expert_map.policy import make_map
+
+    return make_map(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy, previous, keep_within)
+
+
+def prepare(*, with_previous: bool = False) -> None:
+    """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
+    efforts: tuple[Effort, ...] = ("fast", "refined")
+    for effort in efforts:
+        fresh = balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
+        if with_previous:
+            balance(((1, 1, 1, 1, 1, 1, 1, 5),), 10, 2, effort, previous=fresh.physical_to_logical)

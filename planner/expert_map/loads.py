@@ -1,6 +1,7 @@
 """Where the load of experts comes from: measured and read from a file, or drawn.
 
-Loads are whole token counts, so that every later decision compares integers and comes out alike on any machine.
+Loads are token counts, or means of them; `weigh` makes whole numbers of them, so that every later decision compares
+integers and comes out alike on any machine.
 
 What is drawn: the popularity of each expert of each layer independently from the density x^-alpha on [1, 256], the
 model that the published measurements of expert-parallel imbalance use (alpha 1.01 resembles DeepSeek-R1's routing). No
@@ -16,12 +17,11 @@ from planner.errors import Violation
 
 __all__ = ["Loads", "draw_loads", "read_loads"]
 
-Loads = tuple[tuple[int, ...], ...]  # [num_moe_layers][num_logical_experts]
+Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MOST_POPULAR = 256.0  # as popular as so many least popular experts
 TOKENS_OF_LEAST_POPULAR = 1000
 MAX_LOAD = 2**53
-PATH = "expert_load.file"
 
 
 def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int) -> Loads:
@@ -41,23 +41,20 @@ def _popularity(uniform: float, alpha: float) -> float:
     return float((1 + uniform * (MOST_POPULAR**exponent - 1)) ** (1 / exponent))
 
 
-def read_loads(path: Path, written: str) -> Loads | Violation:
-    """The loads at `path`, which the spec calls `written`; or what is wrong with them."""
+def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Loads | Violation:
+    """The loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
         rows = _read_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
     except OSError as error:
-        fix = "give the path relative to the spec's folder"
-        return Violation(PATH, written, "S603 must be a readable file", error.strerror or str(error), fix)
+        base = "the spec's folder" if option == "expert_load.file" else "the current folder"
+        reason, fix = error.strerror or str(error), f"give the path relative to {base}"
+        return Violation(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError):
-        return Violation(PATH, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
+        return Violation(option, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
+    rows = _sglang_counts(rows)
     if wrong := _what_is_wrong(rows):
-        return Violation(
-            PATH,
-            written,
-            f"S605 must hold whole token counts up to {MAX_LOAD}, [layers][experts]",
-            wrong,
-            "correct the file",
-        )
+        rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
+        return Violation(option, written, rule, wrong, "correct the file")
     return tuple(tuple(row) for row in rows)
 
 
@@ -68,6 +65,23 @@ def _read_npy(path: Path) -> Any:
         return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
 
 
+def _sglang_counts(document: Any) -> Any:
+    """What SGLang calls `logical_count` in a JSON document, its recorded steps added up; any other document as it is.
+
+    Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py: [layers][experts] or
+    [steps][layers][experts].
+    """
+    if not isinstance(document, dict) or "logical_count" not in document:
+        return document
+    steps = document["logical_count"]
+    try:
+        return [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*steps, strict=True)]
+    except TypeError:  # not that deep
+        return steps
+    except ValueError:
+        return None
+
+
 def _what_is_wrong(rows: Any) -> str | None:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return "it is not a list of rows"
@@ -75,6 +89,12 @@ def _what_is_wrong(rows: Any) -> str | None:
         return "its rows differ in length"
     for layer, row in enumerate(rows):
         for expert, load in enumerate(row):
-            if type(load) is not int or not 0 <= load <= MAX_LOAD:
-                return f"layer {layer}, expert {expert} is {json.dumps(load)[:40]}"
+            if isinstance(load, list):
+                return "it has more than two dimensions"
+            if type(load) not in (int, float) or not 0 <= load <= MAX_LOAD:  # NaN is not
+                return f"layer {layer}, expert {expert} is {_shown(load)}"
     return None
+
+
+def _shown(load: Any) -> str:
+    return (json.dumps(load) if isinstance(load, int | float | str | dict | None) else repr(load))[:40]

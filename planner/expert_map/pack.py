@@ -1,77 +1,79 @@
-"""Which GPU each replica goes to, in all layers at once.
+"""Which GPU each replica goes to: a good packing, not the best one. `descend` goes on from here.
 
-Longest first: replicas in falling order of load, each to the GPU that carries least so far, has a free slot and does
-not hold the expert yet. Where every GPU with a free slot holds it, it goes there nevertheless, and in the end slots
-are swapped until no GPU holds an expert twice.
-
-It is a good packing, not the best one: `exchange` goes on from here.
+Longest first: replicas in falling order of weight, each to the GPU that carries least so far, has a free slot and does
+not hold the expert yet. Where every GPU with a free slot holds it, a full one that does not passes its most similar
+expert on to make room.
 
 Source: longest processing time first, R. L. Graham 1969; with equal counts, as in github.com/deepseek-ai/EPLB.
 """
 
 import numpy as np
 
-from planner.expert_map.weigh import Floats, Ints
+from planner.expert_map.compiled import compiled
+from planner.expert_map.layer import Layer, clear, rehome
+from planner.expert_map.order import rising
+from planner.expert_map.weigh import Ints
 
 __all__ = ["pack"]
 
 
-def pack(weights_LE: Floats, counts_LE: Ints, num_gpus: int) -> Ints:
-    """The experts on each GPU, `[L, G, S]`; counts as `replicate` gave them."""
-    replicas_LN = _longest_first(weights_LE, counts_LE)
-    num_layers, num_slots = replicas_LN.shape
-    slots_per_gpu = num_slots // num_gpus
-    assert slots_per_gpu * num_gpus == num_slots
-    slots_LGS = np.full((num_layers, num_gpus, slots_per_gpu), -1)
-    loads_LG = np.zeros((num_layers, num_gpus))  # infinite where a GPU is full
-    filled_LG = np.zeros((num_layers, num_gpus), dtype=np.int64)
-    layers = np.arange(num_layers)
-    holders_LG = np.full((num_layers, num_gpus), -1)  # the last expert: replicas of one expert come in a row
-    for experts in replicas_LN.T:
-        free = np.where(holders_LG == experts[:, None], np.inf, loads_LG)
-        gpus = free.argmin(axis=1)
-        nowhere_else = np.isinf(free[layers, gpus])
-        if nowhere_else.any():
-            gpus = np.where(nowhere_else, loads_LG.argmin(axis=1), gpus)
-        slot = filled_LG[layers, gpus]
-        slots_LGS[layers, gpus, slot] = experts
-        holders_LG[layers, gpus] = experts
-        filled_LG[layers, gpus] = slot + 1
-        loads = loads_LG[layers, gpus] + weights_LE[layers, experts]
-        loads_LG[layers, gpus] = np.where(slot + 1 < slots_per_gpu, loads, np.inf)
-    _separate_replicas(weights_LE, slots_LGS)
-    return slots_LGS
+@compiled
+def pack(layer: Layer, counts: Ints) -> None:
+    """Place `counts` replicas of each expert, at most as many as there are GPUs."""
+    clear(layer)
+    for expert in range(counts.size):
+        layer.counts[expert] = counts[expert]
+        layer.weights[expert] = np.floor(layer.loads[expert] / counts[expert])
+    filled = np.zeros(layer.carried.size, np.int64)
+    for expert in rising(-layer.weights):
+        for replica in range(counts[expert]):
+            gpu = _lightest(layer, filled, expert)
+            if gpu < 0:
+                gpu = _make_room(layer, filled, expert)
+            else:
+                layer.slots[gpu, filled[gpu]] = expert
+                filled[gpu] += 1
+            layer.homes[expert, replica] = gpu
+            layer.held[expert, gpu] = True
+            layer.carried[gpu] += layer.weights[expert]
 
 
-def _longest_first(weights_LE: Floats, counts_LE: Ints) -> Ints:
-    """The expert of each replica, heaviest first, the lower expert first among equals: `[L, N]`."""
-    order = np.argsort(-weights_LE, axis=1, kind="stable")
-    counts = np.take_along_axis(counts_LE, order, axis=1)
-    return np.repeat(order.ravel(), counts.ravel()).reshape(len(order), -1)
+@compiled
+def _lightest(layer: Layer, filled: Ints, expert: int) -> int:
+    """The GPU that carries least of those with a free slot that lack the expert; -1 for none."""
+    lightest = -1
+    for gpu in range(filled.size):
+        free = filled[gpu] < layer.slots.shape[1] and not layer.held[expert, gpu]
+        if free and (lightest < 0 or layer.carried[gpu] < layer.carried[lightest]):
+            lightest = gpu
+    return lightest
 
 
-def _separate_replicas(weights_LE: Floats, slots_LGS: Ints) -> None:
-    """Swap slots until no GPU holds an expert twice. Each swap leaves fewer repetitions than before.
+@compiled
+def _make_room(layer: Layer, filled: Ints, expert: int) -> int:
+    """Free a slot of a GPU that lacks the expert, put the expert there and return the GPU.
 
-    A GPU that lacks the expert exists, for no expert has more replicas than there are GPUs. Some slot of it holds an
-    expert that is new to the GPU with the repetition, or one that is itself there twice: either may go.
+    One exists, for no expert has more replicas than there are GPUs. It is full, and of its S experts at least two are
+    not on the GPU with a free slot, which holds this one and at most S - 2 others.
     """
-    repeats = _repeats(slots_LGS)
-    while repeats.any():
-        layer, gpu, slot = np.argwhere(repeats)[0]
-        slots, weights = slots_LGS[layer], weights_LE[layer]
-        lacking = ~(slots == slots[gpu, slot]).any(axis=1)
-        new_here = ~np.isin(slots, slots[gpu])
-        may_go = lacking[:, None] & (new_here if (lacking[:, None] & new_here).any() else repeats[layer])
-        change = np.where(may_go, np.abs(weights[slots] - weights[slots[gpu, slot]]), np.inf)
-        other = np.unravel_index(change.argmin(), change.shape)
-        slots[gpu, slot], slots[other] = slots[other], slots[gpu, slot]
-        repeats = _repeats(slots_LGS)
-
-
-def _repeats(slots_LGS: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Whether an earlier slot of the same GPU holds the same expert, `[L, G, S]`."""
-    repeats = np.zeros(slots_LGS.shape, dtype=np.bool_)
-    for slot in range(1, slots_LGS.shape[2]):
-        repeats[..., slot] = (slots_LGS[..., :slot] == slots_LGS[..., slot, None]).any(axis=2)
-    return repeats
+    num_gpus, slots_per_gpu = layer.slots.shape
+    open_gpu = 0
+    while filled[open_gpu] == slots_per_gpu:
+        open_gpu += 1
+    best_gpu, best_slot, least = -1, -1, np.inf
+    for gpu in range(num_gpus):
+        if layer.held[expert, gpu] or filled[gpu] < slots_per_gpu:
+            continue
+        for slot in range(slots_per_gpu):
+            passed_on = layer.slots[gpu, slot]
+            change = abs(layer.weights[passed_on] - layer.weights[expert])
+            if change < least and not layer.held[passed_on, open_gpu]:
+                best_gpu, best_slot, least = gpu, slot, change
+    passed_on = layer.slots[best_gpu, best_slot]
+    layer.slots[open_gpu, filled[open_gpu]] = passed_on
+    filled[open_gpu] += 1
+    rehome(layer, passed_on, best_gpu, open_gpu)
+    layer.carried[best_gpu] -= layer.weights[passed_on]
+    layer.carried[open_gpu] += layer.weights[passed_on]
+    layer.slots[best_gpu, best_slot] = expert
+    return best_gpu

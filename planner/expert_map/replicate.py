@@ -1,4 +1,4 @@
-"""How many replicas each expert gets, in all layers at once.
+"""How many replicas each expert gets.
 
 One redundant slot after the other goes to the expert with the highest load / (replicas + shift), the lower expert
 first among equals. Without a shift that is load / replicas, as EPLB does it, and optimal for the largest replica: no
@@ -13,21 +13,20 @@ Source: github.com/deepseek-ai/EPLB (`replicate_experts`).
 
 import numpy as np
 
+from planner.expert_map.compiled import compiled
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["replicate"]
 
 
-def replicate(loads_LE: Floats, num_slots: int, num_gpus: int, shift: float = 0.0) -> Ints:
-    """Replicas of each expert, `[L, E]`, at least 1 each and `num_slots` in all; `shift` above -1."""
-    num_layers, num_experts = loads_LE.shape
-    assert num_experts <= num_slots <= num_experts * num_gpus
-    counts = np.ones((num_layers, num_experts), dtype=np.int64)
-    priorities = loads_LE / (1 + shift)
-    layers = np.arange(num_layers)
-    for _ in range(num_slots - num_experts):
-        first = priorities.argmax(axis=1)
-        counts[layers, first] += 1
-        more = counts[layers, first]
-        priorities[layers, first] = np.where(more < num_gpus, loads_LE[layers, first] / (more + shift), -1)
+@compiled
+def replicate(loads: Floats, num_slots: int, num_gpus: int, shift: float = 0.0) -> Ints:
+    """Replicas of each expert, `[E]`, at least 1 each and `num_slots` in all; `shift` above -1."""
+    counts = np.ones(loads.size, np.int64)
+    priorities = loads / (1 + shift)
+    for _ in range(num_slots - loads.size):
+        first = np.argmax(priorities)
+        counts[first] += 1
+        more = counts[first] < num_gpus
+        priorities[first] = loads[first] / (counts[first] + shift) if more else -1.0
     return counts

@@ -1,70 +1,168 @@
-"""The way to a good map: `replicate`, `pack`, `even_out`, all layers at once, until it is near the bound.
+"""The way to a good map of one layer: `replicate`, `pack`, `descend`; then kicks that the search recovers from.
 
-With effort `fast` once, as EPLB would count the replicas. With `refined` again, from other numbers of replicas, for the
-layers that are not good enough yet: the best of each layer is kept and evened out for longer.
+With effort `fast` one start, with the numbers of replicas that EPLB has, until the map is a little better than EPLB's;
+kicks only while it is worse. With `refined` starts from other numbers of replicas as well, and kicks: a few random
+swaps and hand-overs, then `descend` again; what has become better is kept, else the search goes back. The random
+numbers are our own (xorshift), the same on every machine, and it is a count that ends the search, never a clock.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.expert_map.balance import Effort, ExpertMap
-from planner.expert_map.bound import bind
-from planner.expert_map.exchange import even_out
-from planner.expert_map.loads import Loads
+from planner.expert_map.balance import Effort
+from planner.expert_map.compiled import compiled
+from planner.expert_map.descend import descend, even_out
+from planner.expert_map.eplb import eplb_fullest
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap, take
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
-from planner.expert_map.weigh import Floats, Ints, gpu_loads, replica_weights, scale
+from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["search"]
+__all__ = ["SEED", "kick", "solve"]
 
-GOOD_ENOUGH = 1.0008  # times the bound: what is left is less than the loads change between two steps
-SHIFTS = (0.0, -0.5, -0.25, 0.25)  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
-FIRST_ROUNDS = 4
-MORE_ROUNDS = 64
+SHIFTS = np.array([0.0, -0.5, -0.25, 0.25])  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
+ROUNDS = 6
+KICK_CHANGES = 6  # tried 1 to 20 at EP72: fewer do not leave the valley, more begin anew
+MAX_TRIES = 50
+KICKS_AT_EP72 = 64
+EP72_PAIRS = 72 * 288
+MOST_KICKS = 400
+RESCUES = 200  # kicks at most while a map is worse than EPLB's
+BETTER_THAN_EPLB = 1e-3
+ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
+SEED = 88172645463325252  # of xorshift64, G. Marsaglia 2003
 
 
-def search(loads: Loads, num_slots: int, num_gpus: int, effort: Effort) -> ExpertMap:
-    """See `balance`."""
-    loads_LE = scale(loads)
-    mean_L = loads_LE.sum(axis=1) / num_gpus
-    bound_L, binding = bind(loads_LE, num_slots, num_gpus)
-    good_enough_L = mean_L * bound_L * GOOD_ENOUGH
+def solve(loads_LE: Floats, num_gpus: int, slots_per_gpu: int, enough_L: Floats, effort: Effort) -> Ints:
+    """Slots `[L, G, S]`: a layer is done when its fullest GPU carries `enough_L` and no more than EPLB's."""
+    num_pairs = num_gpus * num_gpus * slots_per_gpu  # of a GPU and a slot: what one step looks at grows with them
+    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** 2), MOST_KICKS)
     if effort == "fast":
-        weights_LE, slots_LGS = _pack_evenly(loads_LE, num_slots, good_enough_L, 0.0, num_gpus)
-    else:
-        weights_LE, slots_LGS = _refine(loads_LE, num_slots, good_enough_L, num_gpus)
-    fullest_L = gpu_loads(weights_LE, slots_LGS).max(axis=1)
-    max_over_mean_L = np.divide(fullest_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
-    return ExpertMap(
-        num_logical_experts=loads_LE.shape[1],
-        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads), -1).tolist())),
-        max_over_mean=tuple(max_over_mean_L.round(6).tolist()),
-        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
-        binding=binding,
-    )
+        return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, 1, 0, BETTER_THAN_EPLB)
+    return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, len(SHIFTS) if num_kicks else 1, num_kicks, 0.0)
 
 
-def _refine(loads_LE: Floats, num_slots: int, good_enough_L: Floats, num_gpus: int) -> tuple[Floats, Ints]:
-    """The best of several numbers of replicas in each layer, evened out: weights `[L, E]`, slots `[L, G, S]`."""
-    weights_LE, slots_LGS = _pack_evenly(loads_LE, num_slots, good_enough_L, SHIFTS[0], num_gpus)
-    fullest_L = gpu_loads(weights_LE, slots_LGS).max(axis=1)
-    for shift in SHIFTS[1:]:
-        layers = np.flatnonzero(fullest_L > good_enough_L)
-        if not layers.size:
-            break
-        weights, slots = _pack_evenly(loads_LE[layers], num_slots, good_enough_L[layers], shift, num_gpus)
-        fullest = gpu_loads(weights, slots).max(axis=1)
-        better = fullest < fullest_L[layers]
-        chosen = layers[better]
-        weights_LE[chosen], slots_LGS[chosen], fullest_L[chosen] = weights[better], slots[better], fullest[better]
-    even_out(weights_LE, slots_LGS, good_enough_L, MORE_ROUNDS)
-    return weights_LE, slots_LGS
+@compiled
+def _solve(
+    loads_LE: Floats,
+    num_gpus: int,
+    slots_per_gpu: int,
+    enough_L: Floats,
+    num_starts: int,
+    num_kicks: int,
+    better: float,
+) -> Ints:
+    """`better`: a layer is done, too, when its fullest GPU carries less than EPLB's by this share.
+
+    Each layer has half its share of the kicks; what is not needed goes to those that are not done.
+    """
+    num_layers = loads_LE.shape[0]
+    slots_LGS = np.zeros((num_layers, num_gpus, slots_per_gpu), np.int64)
+    done_L = np.zeros(num_layers)
+    kicks_left, num_open = num_kicks * num_layers, 0
+    for index in range(num_layers):
+        best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
+        counts = replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, 0.0)
+        no_worse = eplb_fullest(best.loads, counts, num_gpus, slots_per_gpu) * (1 + ROUNDING)
+        done_L[index] = min(enough_L[index], no_worse)
+        if better > 0:
+            done_L[index] = max(done_L[index], no_worse * (1 - better))
+        _start(best, counts, done_L[index])
+        kicks_left -= _search(best, done_L[index], no_worse, num_starts, num_kicks // 2)
+        num_open += best.carried.max() > done_L[index]
+        _keep(best, slots_LGS, index)
+    for index in range(num_layers if kicks_left > num_open else 0):
+        best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
+        take(best, slots_LGS[index])
+        if best.carried.max() > done_L[index]:
+            _kick_on(best, done_L[index], 0.0, kicks_left // num_open, SEED + 1)
+            _keep(best, slots_LGS, index)
+    return slots_LGS
 
 
-def _pack_evenly(
-    loads_LE: Floats, num_slots: int, good_enough_L: Floats, shift: float, num_gpus: int
-) -> tuple[Floats, Ints]:
-    counts_LE = replicate(loads_LE, num_slots, num_gpus, shift)
-    weights_LE = replica_weights(loads_LE, counts_LE)
-    slots_LGS = pack(weights_LE, counts_LE, num_gpus)
-    even_out(weights_LE, slots_LGS, good_enough_L, FIRST_ROUNDS)
-    return weights_LE, slots_LGS
+@compiled
+def _keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
+    for gpu in range(slots_LGS.shape[1]):
+        for slot in range(slots_LGS.shape[2]):
+            slots_LGS[index, gpu, slot] = layer.slots[gpu, slot]
+
+
+@compiled
+def _search(best: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> int:
+    """Leave the best map found in `best`, which holds the first; the number of kicks."""
+    num_gpus, slots_per_gpu = best.slots.shape
+    trial = new_layer(best.loads, num_gpus, slots_per_gpu)
+    for shift in SHIFTS[1:num_starts]:
+        if best.carried.max() > enough:
+            _start(trial, replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, shift), enough)
+            if trial.carried.max() < best.carried.max():
+                copy(best, trial)
+    return _kick_on(best, enough, no_worse, num_kicks, SEED)
+
+
+@compiled
+def _start(layer: Layer, counts: Ints, enough: float) -> None:
+    pack(layer, counts)
+    even_out(layer, ROUNDS)
+    descend(layer, enough)
+
+
+@compiled
+def _kick_on(best: Layer, enough: float, no_worse: float, num_kicks: int, seed: int) -> int:
+    """Kick and descend `num_kicks` times, and some times more while the map carries more than `no_worse`; how often."""
+    state = np.array([seed], np.uint64)
+    trial = new_layer(best.loads, best.slots.shape[0], best.slots.shape[1])
+    copy(trial, best)
+    for turn in range(num_kicks + RESCUES):
+        reached = best.carried.max()
+        if reached <= enough or (turn >= num_kicks and (reached <= no_worse or no_worse == 0.0)):
+            return turn
+        kick(trial, state, KICK_CHANGES)
+        if descend(trial, enough) <= reached:
+            copy(best, trial)
+        else:
+            copy(trial, best)
+    return num_kicks + RESCUES
+
+
+@compiled
+def kick(layer: Layer, state: NDArray[np.uint64], num_changes: int) -> None:
+    """Make that many random changes, or as many as are found possible."""
+    changes = 0
+    for _ in range(MAX_TRIES):
+        if changes == num_changes:
+            return
+        changes += _try_hand_over(layer, state) if _draw(state, 2) else _try_swap(layer, state)
+
+
+@compiled
+def _try_hand_over(layer: Layer, state: NDArray[np.uint64]) -> bool:
+    """Any slot to any expert, where that can be."""
+    gpu, slot = _draw(state, layer.slots.shape[0]), _draw(state, layer.slots.shape[1])
+    expert, giver = _draw(state, layer.loads.size), layer.slots[gpu, slot]
+    possible = layer.counts[giver] > 1 and not layer.held[expert, gpu]
+    if possible:
+        hand_over(layer, expert, gpu, slot)
+    return possible
+
+
+@compiled
+def _try_swap(layer: Layer, state: NDArray[np.uint64]) -> bool:
+    """A slot of the fullest GPU with any other, where that can be."""
+    hot, gpu = fullest(layer), _draw(state, layer.slots.shape[0])
+    slot, other_slot = _draw(state, layer.slots.shape[1]), _draw(state, layer.slots.shape[1])
+    leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
+    possible = gpu != hot and not layer.held[leaving, gpu] and not layer.held[coming, hot]
+    if possible:
+        swap(layer, hot, slot, gpu, other_slot)
+    return possible
+
+
+@compiled
+def _draw(state: NDArray[np.uint64], below: int) -> int:
+    number = state[0]
+    number ^= number << np.uint64(13)
+    number ^= number >> np.uint64(7)
+    number ^= number << np.uint64(17)
+    state[0] = number
+    return int((number >> np.uint64(11)) % np.uint64(below))

@@ -12,28 +12,33 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOTAL_BITS", "Floats", "Ints", "gpu_loads", "replica_weights", "scale"]
+__all__ = [
+    "TOTAL_BITS",
+    "Floats",
+    "Ints",
+    "count_replicas",
+    "gpu_loads",
+    "max_over_mean",
+    "scale",
+]
 
-TOTAL_BITS = 44  # leaves the other bits of float64's 53 to `exchange`, which marks what must not be exchanged
+TOTAL_BITS = 44  # of float64's 53: sums and differences of sums stay exact
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def scale(loads: Sequence[Sequence[int]]) -> Floats:
+def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
     """Whole numbers in the proportions of `loads`, `[L, E]`; each layer sums to at most 2^44.
 
-    A power of two is multiplied in, and a remainder dropped where loads are larger than that.
+    A power of two is multiplied in, and what is then smaller than 1 is dropped. Which power hangs on the largest load
+    alone: a sum of floats would depend on the order in which a machine adds.
     """
-    shifts = np.array([[TOTAL_BITS - sum(row).bit_length()] for row in loads])
-    scaled: Floats = np.floor(np.ldexp(np.array(loads, dtype=np.float64), shifts))
+    loads_LE = np.asarray(loads, dtype=np.float64)
+    _, exponents = np.frexp(loads_LE.max(axis=1, keepdims=True))
+    bits_of_a_load = TOTAL_BITS - loads_LE.shape[1].bit_length()
+    scaled: Floats = np.floor(np.ldexp(loads_LE, bits_of_a_load - exponents))
     return scaled
-
-
-def replica_weights(loads_LE: Floats, counts_LE: Ints) -> Floats:
-    """What one replica of each expert carries when tokens split equally, `[L, E]`, whole."""
-    weights: Floats = np.floor(loads_LE / counts_LE)
-    return weights
 
 
 def gpu_loads(weights_LE: Floats, slots_LGS: Ints) -> Floats:
@@ -41,3 +46,18 @@ def gpu_loads(weights_LE: Floats, slots_LGS: Ints) -> Floats:
     layers = np.arange(len(slots_LGS))[:, None, None]
     loads: Floats = weights_LE[layers, slots_LGS].sum(axis=2)
     return loads
+
+
+def max_over_mean(loads_LE: Floats, slots_LGS: Ints) -> Floats:
+    """Load of the fullest GPU / mean of all, `[L]`, when tokens split equally; 1.0 without load."""
+    mean_L = loads_LE.sum(axis=1) / slots_LGS.shape[1]
+    fullest_L = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS).max(axis=1)
+    ratios: Floats = np.divide(fullest_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
+    return ratios
+
+
+def count_replicas(slots_LGS: Ints, num_experts: int) -> Ints:
+    """How many slots hold each expert, `[L, E]`."""
+    num_layers = len(slots_LGS)
+    apart = slots_LGS.reshape(num_layers, -1) + num_experts * np.arange(num_layers)[:, None]
+    return np.bincount(apart.ravel(), minlength=num_layers * num_experts).reshape(num_layers, num_experts)

@@ -8,6 +8,8 @@ Source: github.com/deepseek-ai/EPLB, `eplb.py`.
 
 import numpy as np
 
+number = np.float32  # the published code has torch scalars here; the benchmark puts them in, for their times
+
 
 def rebalance_experts(loads, num_slots, num_groups, num_nodes, num_gpus):
     """The expert in each slot, `[layers, num_slots]`, for loads `[layers, experts]`.
@@ -54,10 +56,10 @@ def _pack(weights, num_packs):
     packs = [[] for _ in range(num_packs)]
     if room == 1:
         return [[item] for item in range(num_packs)]
-    pack_weights = [np.float32(0)] * num_packs
+    pack_weights = [number(0)] * num_packs
     for item in np.argsort(-weights, kind="stable"):
         with_room = (pack for pack in range(num_packs) if len(packs[pack]) < room)
         lightest = min(with_room, key=pack_weights.__getitem__)
         packs[lightest].append(item)
-        pack_weights[lightest] += weights[item]
+        pack_weights[lightest] = pack_weights[lightest] + number(weights[item])
     return packs

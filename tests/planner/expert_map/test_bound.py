@@ -4,10 +4,10 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance, draw_loads
+from planner.expert_map import Sizes, balance, draw_loads
 from planner.expert_map.bound import bind
 from planner.expert_map.weigh import scale
 
@@ -40,6 +40,7 @@ def optimum(loads, num_slots, num_gpus):
 
 @settings(max_examples=300, deadline=None)
 @given(small_problems())
+@example(([2, 2, 2, 3], 6, 2))  # companions that are light because the heavy ones have replicas
 def test_no_map_is_below_the_bound(problem):
     """Bound <= optimum <= ours, for every map of a small problem."""
     loads, num_slots, num_gpus = problem
@@ -54,14 +55,14 @@ def test_slots_bind_decode_with_two_slots_a_gpu(alpha):
     """EP144 with 288 slots: the largest replica and its companion keep the map where it is, within 1 %."""
     expert_map = balance(draw_loads(alpha, 1, num_layers=8, num_experts=256), num_slots=288, num_gpus=144)
 
-    assert set(expert_map.binding) == {"companions"}
+    assert set(expert_map.binding) == {"packing"}
     for reached, bound in zip(expert_map.max_over_mean, expert_map.bound, strict=True):
         assert bound <= reached <= 1.01 * bound
 
 
 def test_with_one_slot_a_gpu_the_largest_replica_binds():
     """There are no companions, and every map that counts replicas well is optimal."""
-    bound, kinds = bind(scale([[90, 10, 20, 30]]), num_slots=5, num_gpus=5)
+    bound, kinds = bind(scale([[90, 10, 20, 30]]), Sizes(num_slots=5, num_gpus=5), within_nodes=False)
 
     assert kinds == ("replicas",)
     assert bound[0] == pytest.approx(45 / 30)
@@ -69,7 +70,7 @@ def test_with_one_slot_a_gpu_the_largest_replica_binds():
 
 def test_nothing_but_the_mean_binds_even_loads():
     """Equal experts, equally many a GPU."""
-    bound, kinds = bind(scale([[7, 7, 7, 7], [0, 0, 0, 0]]), num_slots=4, num_gpus=2)
+    bound, kinds = bind(scale([[7, 7, 7, 7], [0, 0, 0, 0]]), Sizes(num_slots=4, num_gpus=2), within_nodes=False)
 
     assert bound.tolist() == pytest.approx([1.0, 1.0])
-    assert kinds[0] in ("mean", "companions")
+    assert kinds[0] == "mean"

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, draw_loads
+from planner.expert_map.layer import new_layer
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import scale
@@ -64,7 +65,7 @@ def test_max_over_mean_is_between_perfect_and_all_on_one(problem):
 def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
     """Replication is optimal: the largest replica stays at least as large for any other count of its expert."""
     loads, num_slots, num_gpus = problem
-    counts = replicate(scale([loads]), num_slots, num_gpus)[0].tolist()
+    counts = replicate(scale([loads])[0], num_slots, num_gpus).tolist()
     loads = scale([loads])[0].tolist()
     spare = [expert for expert, count in enumerate(counts) if count > 1]
     hottest = max(
@@ -82,16 +83,17 @@ def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
 
 def test_hot_experts_get_the_redundant_slots():
     """One redundant slot goes to the hottest expert; ties go to the lower number."""
-    counts = replicate(scale([[10, 90, 30, 30], [5, 5, 5, 5]]), num_slots=6, num_gpus=3)
+    counts = [replicate(loads, 6, 3).tolist() for loads in scale([[10, 90, 30, 30], [5, 5, 5, 5]])]
 
-    assert counts.tolist() == [[1, 3, 1, 1], [2, 2, 1, 1]]
+    assert counts == [[1, 3, 1, 1], [2, 2, 1, 1]]
 
 
 def test_packing_makes_room_rather_than_holding_an_expert_twice():
     """When only the GPU that holds an expert has a free slot, another expert moves there."""
-    (gpus,) = pack(np.array([[90.0, 80.0, 10.0]]), np.array([[1, 1, 2]]), num_gpus=2)
+    layer = new_layer(np.array([90.0, 80.0, 20.0]), 2, 2)
+    pack(layer, np.array([1, 1, 2]))
 
-    assert sorted(sorted(gpu) for gpu in gpus.tolist()) == [[0, 2], [1, 2]]
+    assert sorted(sorted(gpu) for gpu in layer.slots.tolist()) == [[0, 2], [1, 2]]
 
 
 def test_decode_of_the_published_system_is_as_balanced_as_published():

@@ -1,0 +1,40 @@
+"""Plain loops at the speed of machine code: numba compiles them on first use, and keeps what it compiled.
+
+The search for a map is a long chain of small decisions, each of which looks at one layer's few hundred slots. numpy
+has nothing to do all of them at once, and Python is a hundred times too slow; no compiler is needed where it installs.
+
+Compiled code lies beside the source, in `__pycache__`, under the digest of this whole package: numba itself notices a
+changed file, but not that a file it calls has changed. Where that folder cannot be written numba takes the user's cache
+folder, and where there is none every process compiles anew, which takes some ten seconds.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+__all__ = ["compiled"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FOLDER = Path(__file__).parent
+
+
+def compiled(function: Function) -> Function:
+    """`function`, compiled when it is first called. Floats are as IEEE 754 has them: no reordering, no fused steps."""
+    elsewhere, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
+    try:
+        return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
+    except RuntimeError:  # nowhere to keep it
+        return cast(Function, numba.njit(error_model="numpy")(function))
+    finally:
+        numba.config.CACHE_DIR = elsewhere
+
+
+@cache
+def _cache_folder() -> str:
+    sources = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.py")))
+    return str(FOLDER / "__pycache__" / hashlib.sha256(sources).hexdigest()[:12])

@@ -1,0 +1,164 @@
+"""From a packing to a better one: the fullest GPU is relieved, again and again, while anything does.
+
+Each step looks at all swaps of one of its slots, and at all ways to hand a slot over that make it lighter: one of its
+experts gets a replica elsewhere, or one that has replicas elsewhere leaves it. The step that leaves the fullest of the
+GPUs it touches emptiest is made. With four or five slots a GPU, where single swaps run out early, two slots are swapped
+for two when nothing else helps. What a GPU carries thus only ever falls where it is most.
+
+`even_out` comes first, because it is quick: GPUs pair up, the fullest with the emptiest, and every pair makes the swap
+that leaves its two loads closest.
+"""
+
+import numpy as np
+
+from planner.expert_map.compiled import compiled
+from planner.expert_map.layer import Layer, fullest, hand_over, swap
+from planner.expert_map.order import rising
+
+__all__ = ["descend", "even_out"]
+
+NONE = -1
+
+
+@compiled
+def even_out(layer: Layer, num_rounds: int) -> None:
+    """Pair the GPUs and swap within each pair, `num_rounds` times."""
+    num_gpus = layer.carried.size
+    for _ in range(num_rounds):
+        ranked = rising(layer.carried)
+        for rank in range(num_gpus // 2):
+            emptier, fuller = ranked[rank], ranked[num_gpus - 1 - rank]
+            gpu, slot, other_slot, _ = _best_swap(layer, fuller, emptier, emptier + 1)
+            if gpu != NONE:
+                swap(layer, fuller, slot, gpu, other_slot)
+
+
+@compiled
+def descend(layer: Layer, enough: float) -> float:
+    """Relieve the fullest GPU until it carries `enough` or no step does; what the fullest then carries."""
+    while True:
+        hot = fullest(layer)
+        if layer.carried[hot] <= enough or not (_relieve(layer, hot) or _swap_two(layer, hot)):
+            return float(layer.carried[hot])
+
+
+@compiled
+def _relieve(layer: Layer, hot: int) -> bool:
+    """Make the best swap or hand-over; whether there was one."""
+    gpu, slot, other_slot, least = _best_swap(layer, hot, 0, layer.carried.size)
+    replica, replica_gpu, replica_slot, least_with_replica = _best_replica(layer, hot, least)
+    newcomer, left_slot, least_with_newcomer = _best_newcomer(layer, hot, least_with_replica)
+    if least_with_newcomer < least_with_replica:
+        hand_over(layer, newcomer, hot, left_slot)
+    elif least_with_replica < least:
+        hand_over(layer, replica, replica_gpu, replica_slot)
+    elif gpu != NONE:
+        swap(layer, hot, slot, gpu, other_slot)
+    else:
+        return False
+    return True
+
+
+# Each of these looks at one kind of step and returns the best: what it is, and what the fullest GPU touched then
+# carries; only steps after which that is below `least` count. They unpack the layer once, for its fields are looked at
+# in the innermost loops, and a layer that is handed on costs more than such a loop.
+
+
+@compiled
+def _best_swap(layer: Layer, hot: int, first_gpu: int, end_gpu: int) -> tuple[int, int, int, float]:
+    """Another GPU of these, and a slot of either, to swap."""
+    _, _, weights, slots, held, _, carried = layer
+    best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]
+    for gpu in range(first_gpu, end_gpu):
+        if carried[gpu] >= least:
+            continue
+        for slot in range(slots.shape[1]):
+            leaving = slots[hot, slot]
+            if held[leaving, gpu]:
+                continue
+            for other_slot in range(slots.shape[1]):
+                coming = slots[gpu, other_slot]
+                moved = weights[leaving] - weights[coming]
+                fuller = max(carried[hot] - moved, carried[gpu] + moved)
+                if fuller < least and not held[coming, hot]:
+                    best_gpu, best_slot, best_other, least = gpu, slot, other_slot, fuller
+    return best_gpu, best_slot, best_other, least
+
+
+@compiled
+def _best_replica(layer: Layer, hot: int, least: float) -> tuple[int, int, int, float]:
+    """An expert of the hot GPU that gets one more replica, and the GPU and slot that it takes from another expert."""
+    loads, counts, weights, slots, held, homes, carried = layer
+    best, best_gpu, best_slot = NONE, NONE, NONE
+    for gpu in range(slots.shape[0]):
+        for slot in range(slots.shape[1]):
+            giver = slots[gpu, slot]
+            if counts[giver] == 1 or gpu == hot:
+                continue
+            heavier = np.floor(loads[giver] / (counts[giver] - 1)) - weights[giver]
+            for expert in slots[hot]:
+                weight = np.floor(loads[expert] / (counts[expert] + 1))
+                lighter = weights[expert] - weight
+                here = carried[gpu] - weights[giver] + weight
+                fuller = max(here, carried[hot] - lighter + held[giver, hot] * heavier)
+                if fuller >= least or expert == giver or held[expert, gpu]:
+                    continue
+                for home in homes[giver, : counts[giver]]:
+                    if home != gpu and home != hot:
+                        fuller = max(fuller, carried[home] + heavier - held[expert, home] * lighter)
+                if fuller < least:
+                    best, best_gpu, best_slot, least = expert, gpu, slot, fuller
+    return best, best_gpu, best_slot, least
+
+
+@compiled
+def _best_newcomer(layer: Layer, hot: int, least: float) -> tuple[int, int, float]:
+    """An expert that takes a slot of the hot GPU from one that has replicas elsewhere, and the slot."""
+    loads, counts, weights, slots, held, homes, carried = layer
+    best, best_slot = NONE, NONE
+    for slot in range(slots.shape[1]):
+        giver = slots[hot, slot]
+        if counts[giver] == 1:
+            continue
+        heavier = np.floor(loads[giver] / (counts[giver] - 1)) - weights[giver]
+        elsewhere = 0.0
+        for home in homes[giver, : counts[giver]]:
+            if home != hot:
+                elsewhere = max(elsewhere, carried[home] + heavier)
+        if elsewhere >= least:
+            continue
+        for expert in range(loads.size):
+            weight = np.floor(loads[expert] / (counts[expert] + 1))
+            fuller = max(elsewhere, carried[hot] - weights[giver] + weight)
+            if fuller < least and expert != giver and not held[expert, hot]:
+                best, best_slot, least = expert, slot, fuller
+    return best, best_slot, least
+
+
+@compiled
+def _swap_two(layer: Layer, hot: int) -> bool:
+    """With four or five slots a GPU: make the best swap of two slots for two; whether there was one."""
+    _, _, weights, slots, held, _, carried = layer
+    slots_per_gpu = slots.shape[1]
+    best_gpu, best, least = NONE, (0, 0, 0, 0), carried[hot]
+    for gpu in range(slots.shape[0] if slots_per_gpu in (4, 5) else 0):
+        if carried[gpu] >= least:
+            continue
+        for pair in range(slots_per_gpu * slots_per_gpu):
+            first, second = divmod(pair, slots_per_gpu)
+            one, two = slots[hot, first], slots[hot, second]
+            if second <= first or held[one, gpu] or held[two, gpu]:
+                continue
+            for third in range(slots_per_gpu):
+                for fourth in range(third):
+                    three, four = slots[gpu, third], slots[gpu, fourth]
+                    moved = weights[one] + weights[two] - weights[three] - weights[four]
+                    fuller = max(carried[hot] - moved, carried[gpu] + moved)
+                    if fuller < least and not held[three, hot] and not held[four, hot]:
+                        best_gpu, best, least = gpu, (first, second, third, fourth), fuller
+    if best_gpu == NONE:
+        return False
+    first, second, third, fourth = best
+    swap(layer, hot, first, best_gpu, third)
+    swap(layer, hot, second, best_gpu, fourth)
+    return True

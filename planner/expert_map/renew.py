@@ -1,0 +1,92 @@
+"""A map for new loads beside the one in service: as even as EPLB would make it anew, with few slots changed.
+
+Each layer starts from its previous map (`moves`). Where nothing near that is good enough, the layer gets a fresh map,
+whose nodes and GPUs are numbered anew so that most stays where it is. A layer that is good enough as it is stays.
+"""
+
+import numpy as np
+
+from planner.expert_map.balance import Sizes
+from planner.expert_map.eplb import eplb_fullest_of_layers
+from planner.expert_map.moves import relocate
+from planner.expert_map.weigh import Floats, Ints, max_over_mean
+
+__all__ = ["align", "match", "part_repeats", "renew"]
+
+ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
+
+
+def renew(
+    loads_LE: Floats, previous_LGS: Ints, fresh_LGS: Ints, sizes: Sizes, keep_within: float, *, within_nodes: bool
+) -> Ints:
+    """Slots `[L, G, S]`; what is kept is in the slot where it was.
+
+    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would.
+    """
+    enough_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes) * (1 + ROUNDING)
+    num_nodes = sizes.num_nodes if within_nodes else 1
+    start_LGS = part_repeats(loads_LE, previous_LGS)
+    near_LGS, reached_L = relocate(loads_LE, start_LGS, enough_L * (1 + keep_within), num_nodes)
+    previous_ratio_L = max_over_mean(loads_LE, previous_LGS)
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    slots_LGS = np.empty_like(previous_LGS)
+    for index in range(len(loads_LE)):
+        if previous_ratio_L[index] * mean_L[index] <= enough_L[index] * (1 + keep_within):
+            slots_LGS[index] = previous_LGS[index]
+        elif reached_L[index]:
+            slots_LGS[index] = near_LGS[index]
+        else:
+            slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
+    return align(slots_LGS, previous_LGS)
+
+
+def part_repeats(loads_LE: Floats, slots_LGS: Ints) -> Ints:
+    """The same without an expert twice on a GPU: the hottest that the GPU lacks takes the slot."""
+    parted = slots_LGS.copy()
+    for index, gpu in np.argwhere((np.diff(np.sort(parted, axis=2), axis=2) == 0).any(axis=2)):
+        slots = parted[index, gpu]
+        for slot in range(1, len(slots)):
+            if slots[slot] in slots[:slot]:
+                counts = np.bincount(parted[index].ravel(), minlength=loads_LE.shape[1])
+                loads = loads_LE[index] / np.maximum(counts, 1)
+                loads[slots] = -1.0
+                slots[slot] = loads.argmax()
+    return parted
+
+
+def match(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
+    """The fresh map with its nodes, and the GPUs of each node, in the order that leaves most where it is."""
+    num_experts = int(max(fresh_GS.max(), previous_GS.max())) + 1
+    fresh = fresh_GS.reshape(num_nodes, -1, fresh_GS.shape[1])
+    previous = previous_GS.reshape(fresh.shape)
+    nodes = _most_alike(fresh.reshape(num_nodes, -1), previous.reshape(num_nodes, -1), num_experts)
+    gpus = [fresh[node][_most_alike(fresh[node], previous[place], num_experts)] for place, node in enumerate(nodes)]
+    return np.concatenate(gpus)
+
+
+def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
+    """Which row goes to each place: the pair with most experts in common first."""
+    held = [np.stack([np.bincount(row, minlength=num_experts) for row in each]) > 0 for each in (rows, places)]
+    common = held[1].astype(np.int64) @ held[0].T.astype(np.int64)
+    chosen = np.zeros(len(places), dtype=np.int64)
+    for _ in range(len(places)):
+        place, row = np.unravel_index(common.argmax(), common.shape)
+        chosen[place] = row
+        common[place, :] = common[:, row] = -1
+    return chosen
+
+
+def align(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
+    """The same experts on each GPU, those that it held before in the slots where it held them."""
+    aligned = slots_LGS.copy()
+    for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
+        coming = slots_LGS[index, gpu].tolist()
+        freed = []
+        for slot, expert in enumerate(previous_LGS[index, gpu].tolist()):
+            if expert in coming:
+                coming.remove(expert)
+                aligned[index, gpu, slot] = expert
+            else:
+                freed.append(slot)
+        aligned[index, gpu, freed] = coming
+    return aligned

@@ -1,0 +1,78 @@
+"""How to get from one map to another while both serve: who sends which expert to whom, stage by stage.
+
+A stage is one layer. Its GPUs receive into spare slots while they go on serving from the old ones, and switch to the
+new map together when all have received; then what they let go of is spare for the next stage. So no expert is ever
+without a slot, and a GPU needs room for as many more experts of one layer as `spare_slots` says, never for more.
+
+The sender is a GPU that holds the expert in the old map: on the receiver's node where there is one, else elsewhere; of
+several the one that has sent least so far in the stage, the lower number first.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.expert_map.balance import Sizes
+
+__all__ = ["Stage", "Transfer", "stage_moves"]
+
+Row = Sequence[int]  # the expert in each slot of a layer
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One expert's weights of one layer from a GPU to a slot of another."""
+
+    expert: int
+    from_gpu: int
+    to_gpu: int
+    to_slot: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The transfers of one layer; all are done before any GPU switches."""
+
+    layer: int
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def spare_slots(self) -> int:
+        """Experts that the GPU which receives most receives."""
+        return max(Counter(transfer.to_gpu for transfer in self.transfers).values())
+
+
+def stage_moves(previous: Sequence[Row], new: Sequence[Row], sizes: Sizes) -> tuple[Stage, ...]:
+    """The stages from one map to the other, without those of layers in which nothing moves."""
+    layers = enumerate(zip(previous, new, strict=True))
+    stages = (Stage(layer, tuple(_transfers(before, after, sizes))) for layer, (before, after) in layers)
+    return tuple(stage for stage in stages if stage.transfers)
+
+
+def _transfers(before: Row, after: Row, sizes: Sizes) -> list[Transfer]:
+    holders: dict[int, list[int]] = {}
+    for slot, expert in enumerate(before):
+        holders.setdefault(expert, []).append(slot // sizes.slots_per_gpu)
+    gpus_per_node = sizes.num_gpus // sizes.num_nodes
+    sent: Counter[int] = Counter()
+    transfers = []
+    for slot, expert in _coming(before, after, sizes.slots_per_gpu):
+        gpu = slot // sizes.slots_per_gpu
+        node = gpu // gpus_per_node
+        sender = min(holders[expert], key=lambda each: (each // gpus_per_node != node, sent[each], each))
+        sent[sender] += 1
+        transfers.append(Transfer(expert, sender, gpu, slot))
+    return transfers
+
+
+def _coming(before: Row, after: Row, slots_per_gpu: int) -> list[tuple[int, int]]:
+    """(slot, expert) of each slot whose GPU did not hold the expert before, as often as now."""
+    coming = []
+    for first in range(0, len(after), slots_per_gpu):
+        held = Counter(before[first : first + slots_per_gpu])
+        for slot in range(first, first + slots_per_gpu):
+            if held[after[slot]]:
+                held[after[slot]] -= 1
+            else:
+                coming.append((slot, after[slot]))
+    return coming

@@ -1,0 +1,71 @@
+"""Files of other engines, held by data written by hand after their sources (named in `formats.py`)."""
+
+import json
+
+import pytest
+import yaml
+
+from planner.expert_map import read_loads
+from planner.expert_map.formats import export_map, read_map
+
+ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))  # two layers, two GPUs of two slots: as in vllm-ascend's own test
+
+VLLM = {
+    "moe_layer_count": 2,
+    "layer_list": [
+        {
+            "layer_id": 0,
+            "device_count": 2,
+            "device_list": [{"device_id": 0, "device_expert": [0, 1]}, {"device_id": 1, "device_expert": [2, 3]}],
+        },
+        {
+            "layer_id": 1,
+            "device_count": 2,
+            "device_list": [{"device_id": 0, "device_expert": [4, 5]}, {"device_id": 1, "device_expert": [6, 7]}],
+        },
+    ],
+}
+
+TENSORRT_LLM = """\
+initial_global_assignments:
+  3: [0, 1, 2, 3]
+  4: [4, 5, 6, 7]
+num_slots: 4
+layer_updates_per_iter: 0
+"""
+
+
+def test_sglang_reads_physical_to_logical_map():
+    """Its --init-expert-location takes this key and no other."""
+    assert json.loads(export_map("sglang", ROWS, 2, 0)) == {"physical_to_logical_map": [[0, 1, 2, 3], [4, 5, 6, 7]]}
+
+
+def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
+    """DeepSeek's first three layers are dense; the file is YAML with a list for each layer."""
+    text = export_map("tensorrt-llm", ROWS, 2, 3)
+
+    assert text == TENSORRT_LLM
+    assert yaml.safe_load(text)["initial_global_assignments"] == {3: [0, 1, 2, 3], 4: [4, 5, 6, 7]}
+
+
+def test_vllm_reads_the_experts_of_each_device():
+    """As vllm-ascend's expert_map_path wants it."""
+    assert json.loads(export_map("vllm", ROWS, 2, 0)) == VLLM
+
+
+@pytest.mark.parametrize("key", ["physical_to_logical", "physical_to_logical_map"])
+def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
+    """What was exported can be the previous map."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({key: ROWS}))
+
+    assert read_map(path) == ROWS
+
+
+@pytest.mark.parametrize("counts", [[[1, 2], [3, 4]], [[[1, 0], [1, 4]], [[0, 2], [2, 0]]]])
+def test_sglang_dumps_are_loads(tmp_path, counts):
+    """`logical_count` of one step or of several, which are added up."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": counts}))
+
+    assert read_loads(path, "dump.json") == ((1, 2), (3, 4))

@@ -1,0 +1,142 @@
+"""From one map to the next: few slots change, no layer is worse than EPLB's, and no expert is ever without a slot."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.expert_map import Sizes, balance, draw_loads, stage_moves
+from planner.expert_map.eplb import eplb_fullest_of_layers
+from planner.expert_map.renew import align, match, part_repeats
+from planner.expert_map.weigh import scale
+from tests.planner.expert_map.eplb_reference import rebalance_experts
+from tests.planner.expert_map.test_expert_map import problems
+
+
+def gpus_of(slots, per_gpu):
+    """What each GPU holds, as counts."""
+    return [Counter(slots[first : first + per_gpu]) for first in range(0, len(slots), per_gpu)]
+
+
+def moved(before, after, per_gpu):
+    """Slots whose GPU did not hold their expert before."""
+    pairs = zip(gpus_of(before, per_gpu), gpus_of(after, per_gpu), strict=True)
+    return sum((new - old).total() for old, new in pairs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_nothing_moves_when_loads_are_unchanged(problem):
+    """The map in service was no worse than EPLB's, and still is not."""
+    loads, num_slots, num_gpus = problem
+    before = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
+    after = balance((tuple(loads),), num_slots, num_gpus, previous=before)
+
+    assert (after.moved_slots, after.physical_to_logical) == (0, before)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_the_new_map_is_a_map_and_its_moves_are_counted(problem, random):
+    """For any other loads: every expert, none twice on a GPU, and what is kept stays in its slot."""
+    loads, num_slots, num_gpus = problem
+    (before,) = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
+    random.shuffle(loads)
+    renewed = balance((tuple(loads),), num_slots, num_gpus, previous=(before,))
+    (after,) = renewed.physical_to_logical
+    per_gpu = num_slots // num_gpus
+
+    assert set(after) == set(range(len(loads)))
+    assert all(max(gpu.values()) == 1 for gpu in gpus_of(after, per_gpu))
+    assert renewed.moved_slots == moved(before, after, per_gpu)
+    assert renewed.moved_slots == sum(new != old for new, old in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize(("num_slots", "num_gpus", "most"), [(288, 72, 0.6), (432, 144, 0.5), (288, 32, 0.3)])
+def test_drifted_loads_move_few_slots(num_slots, num_gpus, most):
+    """Every eighth expert as hot as another was: EPLB's balance, with at most that share of slots changed."""
+    old = np.array(draw_loads(1.01, 1, num_layers=4, num_experts=256))
+    new = old.copy()
+    new[:, ::8] = old[:, ::8][:, ::-1]
+    before = balance(old.tolist(), num_slots, num_gpus).physical_to_logical
+    after = balance(new.tolist(), num_slots, num_gpus, previous=before)
+    sizes = Sizes(num_slots, num_gpus)
+    eplb = eplb_fullest_of_layers(scale(new), sizes, within_nodes=False) / (scale(new).sum(axis=1) / num_gpus)
+
+    assert (np.array(after.max_over_mean) <= eplb + 1e-6).all()
+    assert after.moved_slots <= most * 4 * num_slots
+
+
+def test_a_map_that_is_good_enough_is_kept():
+    """With `keep_within` a layer less even than a new one by no more than that share stays."""
+    loads = draw_loads(1.01, 1, num_layers=3, num_experts=64)
+    others = draw_loads(1.01, 2, num_layers=3, num_experts=64)
+    before = balance(loads, 72, 8).physical_to_logical
+
+    assert balance(others, 72, 8, previous=before).moved_slots > 0
+    assert balance(others, 72, 8, previous=before, keep_within=10.0).physical_to_logical == before
+
+
+@pytest.mark.parametrize(("num_groups", "num_nodes"), [(8, 4), (8, 2), (1, 1)])
+def test_eplbs_level_is_computed_as_eplb_reaches_it(num_groups, num_nodes):
+    """The fast figure against the slow reference, global and hierarchical."""
+    loads = np.array(draw_loads(1.01, 3, num_layers=6, num_experts=64))
+    slots = rebalance_experts(loads, 80, num_groups, num_nodes, 16)
+    counts = np.stack([np.bincount(row, minlength=64) for row in slots])
+    carried = np.take_along_axis(loads / counts, slots, axis=1).reshape(6, 16, 5).sum(axis=2).max(axis=1)
+    sizes = Sizes(80, 16, num_nodes, num_groups)
+
+    assert eplb_fullest_of_layers(loads.astype(float), sizes, within_nodes=True) == pytest.approx(carried, rel=1e-5)
+
+
+def test_a_fresh_map_is_numbered_like_the_old_one():
+    """The same GPUs in another order are the old map again, nodes and GPUs alike."""
+    old = np.array([[0, 1], [2, 3], [4, 5], [6, 7]])
+
+    assert match(old[[3, 2, 1, 0]], old, num_nodes=2).tolist() == old.tolist()
+
+
+def test_what_is_kept_stays_in_its_slot():
+    """Only the expert that comes takes the freed slot."""
+    assert align(np.array([[[3, 0, 1]]]), np.array([[[0, 1, 2]]])).tolist() == [[[0, 1, 3]]]
+
+
+def test_an_expert_twice_on_a_gpu_makes_room():
+    """EPLB's maps have such; the hottest expert that the GPU lacks comes in."""
+    parted = part_repeats(np.array([[9.0, 5.0, 7.0]]), np.array([[[0, 0], [1, 2]]]))
+
+    assert parted.tolist() == [[[0, 2], [1, 2]]]
+
+
+def test_stages_send_each_expert_from_a_gpu_that_holds_it():
+    """Two nodes of two GPUs: the sender is on the receiver's node where one can be, else the one that sent least."""
+    before, after = [0, 1, 1, 2, 0, 3, 4, 5], [0, 1, 0, 2, 0, 3, 4, 1]
+    (stage,) = stage_moves([before], [after], Sizes(8, 4, 2))
+
+    assert [(each.expert, each.from_gpu, each.to_gpu, each.to_slot) for each in stage.transfers] == [
+        (0, 0, 1, 2),
+        (1, 1, 3, 7),
+    ]
+    assert stage.spare_slots == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_stages_carry_out_the_move(problem, random):
+    """Writing what is sent into its slots turns the old map into the new one, from senders that hold it."""
+    loads, num_slots, num_gpus = problem
+    (before,) = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
+    random.shuffle(loads)
+    (after,) = balance((tuple(loads),), num_slots, num_gpus, previous=(before,)).physical_to_logical
+    sizes = Sizes(num_slots, num_gpus)
+    slots = list(before)
+    for stage in stage_moves([before], [after], sizes):
+        for each in stage.transfers:
+            first = each.from_gpu * sizes.slots_per_gpu
+            assert each.expert in before[first : first + sizes.slots_per_gpu]
+            assert each.to_slot // sizes.slots_per_gpu == each.to_gpu
+            slots[each.to_slot] = each.expert
+
+    assert tuple(slots) == after

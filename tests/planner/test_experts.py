@@ -1,0 +1,313 @@
+"""`tidemill experts`: the contract's keys, and every mistake of a call at once."""
+
+import json
+
+import numpy as np
+import pytest
+
+from planner.cli import main
+
+KEYS = {
+    "physical_to_logical",
+    "logical_to_physical",
+    "replica_count",
+    "max_over_mean",
+    "bound",
+    "split",
+    "moved_slots",
+    "seconds",
+}
+RULE = "S605 must hold token counts from 0 to 9007199254740992, [layers][experts]"
+
+
+@pytest.fixture
+def loads_file(tmp_path):
+    """Writes loads as .npy, or as JSON, and returns the path."""
+
+    def write(loads, name="loads.npy"):
+        path = tmp_path / name
+        if name.endswith(".npy"):
+            np.save(path, np.array(loads))
+        else:
+            path.write_text(json.dumps(loads))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def experts(capsys):
+    """Runs the command with `--format json`; its exit status and its document."""
+
+    def run(*words):
+        status = main(["experts", *map(str, words), "--format", "json"])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_the_answer_has_the_contracts_keys(loads_file, experts):
+    """One expert twice as hot as three others, on two GPUs of two slots and one more slot each."""
+    path = loads_file([[6, 4, 1, 1]])
+    status, document = experts(path, "--gpus", 2, "--nodes", 1, "--slots-per-gpu", 3)
+
+    assert status == 0
+    assert set(document) >= KEYS
+    assert sorted(document["physical_to_logical"][0]) == [0, 0, 1, 1, 2, 3]
+    assert document["replica_count"] == [[2, 2, 1, 1]]
+    assert [[len(slots) for slots in layer] for layer in document["logical_to_physical"]] == [[2, 2, 1, 1]]
+    assert document["split"] == "equal"
+    assert document["moved_slots"] is None
+    assert document["max_over_mean"] == document["bound"] == [1.0]
+    assert document["seconds"] > 0
+
+
+def test_logical_to_physical_is_the_inverse(loads_file, experts):
+    """Each expert's list names the slots that hold it, rising."""
+    _, document = experts(loads_file([[5, 1, 9, 3, 2]]), "--gpus", 3, "--nodes", 3)
+    (slots,), (experts_of,) = document["physical_to_logical"], document["logical_to_physical"]
+
+    assert [[slot for slot, held in enumerate(slots) if held == expert] for expert in range(5)] == experts_of
+
+
+@pytest.mark.parametrize("name", ["loads.npy", "loads.json"])
+def test_without_slots_each_gpu_has_just_enough(loads_file, experts, name):
+    """5 experts on 3 GPUs: ceil(5 / 3) = 2 slots each, whichever way the loads are written."""
+    status, document = experts(loads_file([[1, 2, 3, 4, 5]], name), "--gpus", 3, "--nodes", 1)
+
+    assert (status, len(document["physical_to_logical"][0])) == (0, 6)
+
+
+def test_means_of_counts_are_loads_too(loads_file, experts):
+    """Halves of all loads give the same map."""
+    loads = np.arange(1, 17).reshape(1, 16)
+    maps = [
+        experts(loads_file(each), "--gpus", 4, "--nodes", 2)[1]["physical_to_logical"] for each in (loads, loads / 2)
+    ]
+
+    assert maps[0] == maps[1]
+
+
+def test_the_map_is_written_alike_every_time(loads_file, experts, tmp_path):
+    """The file holds what is printed but for the seconds."""
+    path = loads_file([[6, 3, 3, 3]])
+    texts = []
+    for _ in range(2):
+        _, document = experts(path, "--gpus", 2, "--nodes", 1, "-o", tmp_path / "map.json")
+        texts.append((tmp_path / "map.json").read_text())
+    del document["seconds"]
+
+    assert texts[0] == texts[1]
+    assert json.loads(texts[0]) == document
+
+
+def test_people_read_what_the_map_is_worth(loads_file, capsys):
+    """The text names balance, bound and policy in at most 100 columns."""
+    main(["experts", loads_file([[6, 3, 3, 3]]), "--gpus", "2", "--nodes", "1", "--slots-per-gpu", "3"])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, lines)) <= 100
+    assert "  max/mean load   1.0000 mean, 1.0000 worst (layer 0)" in lines
+    assert "  policy          global (one node: nothing crosses nodes)" in lines
+
+
+def test_whole_groups_stay_on_a_node(loads_file, experts):
+    """S805's right case: with --policy hierarchical each node holds whole groups of experts."""
+    loads = [[9, 1, 1, 1, 5, 5, 2, 2]]
+    _, document = experts(loads_file(loads), "--gpus", 4, "--nodes", 2, "--groups", 4, "--policy", "hierarchical")
+    slots = document["physical_to_logical"][0]
+    groups = [{expert // 2 for expert in slots[start : start + 4]} for start in (0, 4)]
+
+    assert document["policy"] == "hierarchical"
+    assert groups[0].isdisjoint(groups[1])
+
+
+def test_auto_says_why(loads_file, experts):
+    """3 groups cannot be spread over 2 nodes, so groups do not count."""
+    _, document = experts(loads_file([[1] * 6]), "--gpus", 2, "--nodes", 2, "--groups", 3)
+
+    assert document["policy"] == "global"
+    assert document["policy_reason"] == "3 groups cannot spread evenly over 2 nodes"
+
+
+def test_more_slots_than_experts_on_every_gpu(loads_file, experts):
+    """Where nothing else is possible a GPU holds an expert twice, and all GPUs carry alike."""
+    status, document = experts(loads_file([[1, 2]]), "--gpus", 2, "--nodes", 1, "--slots-per-gpu", 3)
+
+    assert (status, document["physical_to_logical"], document["max_over_mean"]) == (0, [[0, 1, 0, 0, 1, 0]], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("loads", "reason"),
+    [
+        ([[1, -2]], "layer 0, expert 1 is -2"),
+        ([[1, float("nan")]], "layer 0, expert 1 is NaN"),
+        ([[1, float("inf")]], "layer 0, expert 1 is Infinity"),
+        ([1, 2], "it is not a list of rows"),
+        ([[[1, 2]]], "it has more than two dimensions"),
+        ([["a", "b"]], 'layer 0, expert 0 is "a"'),
+    ],
+)
+@pytest.mark.parametrize("name", ["loads.npy", "loads.json"])
+def test_wrong_loads_are_described(loads_file, experts, loads, reason, name):
+    """Negative, not a number, infinite, of another rank or no numbers: exit 2, with the reason."""
+    path = loads_file(loads, name)
+    status, document = experts(path, "--gpus", 1, "--nodes", 1)
+
+    assert status == 2
+    assert [(error["rule"], error["reason"]) for error in document["errors"]] == [(RULE, reason)]
+
+
+def test_pickled_loads_are_not_opened(loads_file, experts):
+    """A .npy of objects would run code: exit 2 instead."""
+    path = loads_file([{"a": 1}])
+    status, document = experts(path, "--gpus", 1, "--nodes", 1)
+
+    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy or JSON")
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        (
+            {"gpus": 0, "nodes": -1},
+            [
+                "--gpus (0) must be at least 1; it counts things; nearest: 1",
+                "--nodes (-1) must be at least 1; it counts things; nearest: 1",
+            ],
+        ),
+        (
+            {"gpus": 5, "nodes": 2},
+            ["--gpus (5) must be a multiple of --nodes (2); all nodes hold equally many GPUs; nearest: 4 or 6"],
+        ),
+        (
+            {"gpus": 2, "nodes": 1, "slots-per-gpu": 3},
+            ["--slots-per-gpu (3) must be at least 4 (8 experts on 2 GPUs); 6 slots cannot hold 8 experts; nearest: 4"],
+        ),
+        (
+            {"gpus": 2, "nodes": 1, "groups": 3},
+            [
+                "--groups (3) must divide the number of experts (8); all groups hold equally many experts; "
+                "nearest: 2 or 4"
+            ],
+        ),
+        (
+            {"gpus": 4, "nodes": 4, "groups": 2, "policy": "hierarchical"},
+            [
+                "--groups (2) must be a multiple of --nodes (4) with --policy hierarchical; "
+                "each node holds equally many whole groups; nearest: 4, or --policy global"
+            ],
+        ),
+        (
+            {"gpus": 3, "nodes": 2, "slots-per-gpu": 1, "groups": 5},
+            [
+                "--gpus (3) must be a multiple of --nodes (2); all nodes hold equally many GPUs; nearest: 2 or 4",
+                "--slots-per-gpu (1) must be at least 3 (8 experts on 3 GPUs); 3 slots cannot hold 8 experts; "
+                "nearest: 3",
+                "--groups (5) must divide the number of experts (8); all groups hold equally many experts; "
+                "nearest: 4 or 8",
+            ],
+        ),
+    ],
+)
+def test_every_mistake_of_a_call_is_said_at_once(loads_file, experts, options, messages):
+    """S801, S802, S803, S804, S805: exit 2, value, rule, reason and nearest fix of each."""
+    words = [word for option, value in options.items() for word in (f"--{option}", value)]
+    status, document = experts(loads_file([list(range(8))]), *words)
+
+    assert status == 2
+    assert [error["message"] for error in document["errors"]] == messages
+
+
+def test_wrong_loads_do_not_hide_wrong_sizes(tmp_path, experts):
+    """A missing file and no GPUs: two mistakes."""
+    status, document = experts(tmp_path / "none.npy", "--gpus", 0, "--nodes", 1)
+
+    assert status == 2
+    assert {error["rule"][:4] for error in document["errors"]} == {"S603", "S801"}
+
+
+@pytest.fixture
+def map_file(loads_file, experts, tmp_path):
+    """A map of two layers of eight experts on two GPUs, written with -o; the path."""
+    path = tmp_path / "previous.json"
+    experts(loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2), "--gpus", 2, "--nodes", 1, "-o", path)
+    return path
+
+
+def test_nothing_moves_from_a_map_that_is_good(loads_file, experts, map_file):
+    """The loads that it was made for: no slots, no stages, no links."""
+    path = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2)
+    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)
+
+    assert (document["moved_slots"], document["stages"], document["links"]) == (0, [], [])
+
+
+def test_moves_come_as_stages(loads_file, experts, map_file):
+    """What one GPU holds has become hot: each changed slot has its transfer, and links count them."""
+    held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]
+    path = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held])
+    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)
+    transfers = [transfer for stage in document["stages"] for transfer in stage["transfers"]]
+
+    assert document["moved_slots"] == len(transfers) == sum(link["experts"] for link in document["links"]) > 0
+    assert set(transfers[0]) == {"expert", "from_gpu", "to_gpu", "to_slot"}
+
+
+def test_a_previous_map_of_other_sizes_is_refused(loads_file, experts, map_file):
+    """S807: three layers, and a map of two."""
+    status, document = experts(loads_file([[1] * 8] * 3), "--gpus", 2, "--nodes", 1, "--previous", map_file)
+    (error,) = document["errors"]
+
+    assert (status, error["path"]) == (2, "--previous")
+    assert error["rule"] == "S807 must have shape [3][8] (layers, slots) and hold each of 8 experts"
+    assert error["reason"] == "it has [2][8]"
+
+
+def test_a_previous_map_without_an_expert_is_refused(loads_file, experts, tmp_path):
+    """S807 again: expert 1 has no slot."""
+    path = tmp_path / "map.json"
+    path.write_text("[[0, 0]]")
+    _, document = experts(loads_file([[1, 2]]), "--gpus", 2, "--nodes", 1, "--previous", path)
+
+    assert [error["reason"] for error in document["errors"]] == ["layer 0 differs in expert 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it cannot be parsed as JSON"),
+        ("{}", "it has no list of rows under physical_to_logical or physical_to_logical_map"),
+        ("[[0, 1], [0]]", "its rows differ in length"),
+        ('[["a"]]', "it holds something else than whole numbers"),
+    ],
+)
+def test_a_file_that_is_no_map_is_refused(loads_file, experts, tmp_path, text, reason):
+    """S806: exit 2, with the reason."""
+    path = tmp_path / "map.json"
+    path.write_text(text)
+    status, document = experts(loads_file([[1, 2]]), "--gpus", 2, "--nodes", 1, "--previous", path)
+
+    assert (status, [error["reason"] for error in document["errors"]]) == (2, [reason])
+    assert document["errors"][0]["rule"] == "S806 must hold an expert map, [layers][slots]"
+
+
+def test_options_of_moves_and_exports_are_checked(loads_file, experts):
+    """S808 and S809: a share below zero, and an export without a file."""
+    words = ("--gpus", 2, "--nodes", 1, "--keep-within", "-0.5", "--export", "sglang")
+    _, document = experts(loads_file([[1, 2]]), *words)
+
+    assert [error["message"] for error in document["errors"]] == [
+        "--export (sglang) must come with -o; stdout is for the answer; for example -o map.json",
+        "--keep-within (-0.5) must be a number, at least 0; a layer is kept when it is less even by this share; "
+        "nearest: 0",
+    ]
+
+
+def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
+    """The file is SGLang's; stdout has the answer as ever."""
+    path = tmp_path / "sglang.json"
+    words = ("--gpus", 2, "--nodes", 1, "--export", "sglang", "-o", path)
+    _, document = experts(loads_file([[1, 2, 3, 4]]), *words)
+
+    assert json.loads(path.read_text()) == {"physical_to_logical_map": document["physical_to_logical"]}
