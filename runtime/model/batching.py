@@ -70,7 +70,7 @@ class Alone:
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """Request by request."""
         contexts = [
-            attend(q_BHC[b : b + 1].clone(), latent_BSC[b : b + 1, :length].clone(), lengths_B[b : b + 1])
+            attend(_own(q_BHC[b : b + 1]), _own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1])
             for b, length in enumerate(lengths_B.tolist())
         ]
         return torch.cat(contexts) if contexts else attend(q_BHC, latent_BSC, lengths_B)
@@ -99,5 +99,10 @@ def _tile(rows: Tensor, start: int) -> Tensor:
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
     if not missing:
-        return tile.clone(memory_format=torch.contiguous_format)
+        return _own(tile)
     return F.pad(tile, (*(0, 0) * (tile.dim() - 1), 0, missing))
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy whose address and strides tell nothing of what lay around `x`."""
+    return x.clone(memory_format=torch.contiguous_format)
