@@ -21,14 +21,14 @@ from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.expert_map import Effort, ExpertMap, Policy, prepare
+from planner.expert_map import Effort, ExpertMap, Policy, is_prepared, prepare
 from planner.expert_map.formats import Engine, export_map
 from planner.experts import ExpertsCall, answer, check_call, map_json, map_text
 from planner.plan import read_previous
 from planner.plan_text import plan_text
 from planner.spec import Spec
 
-__all__ = ["Parser", "add_commands", "add_format", "main", "run"]
+__all__ = ["Parser", "add_commands", "add_format", "main", "prepare_search", "run"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -133,6 +133,15 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return 0
 
 
+def prepare_search() -> None:
+    """Before the first map after an installation, compile the search for it, and tell who waits at a terminal."""
+    if is_prepared():
+        return
+    if sys.stderr.isatty():
+        print("compiling the search for expert maps: once after an installation, some 20 s", file=sys.stderr)
+    prepare()
+
+
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
     for path in arguments.specs:
@@ -156,7 +165,9 @@ def _schema(_: argparse.Namespace) -> None:
 
 def _plan(arguments: argparse.Namespace) -> None:
     previous = read_previous(arguments.previous) if arguments.previous else None
-    plan = compile_plan(check_spec(arguments.spec), previous)
+    spec = check_spec(arguments.spec)
+    prepare_search()
+    plan = compile_plan(spec, previous)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
     if arguments.format == "json":
@@ -181,7 +192,8 @@ def _experts(arguments: argparse.Namespace) -> None:
             output=arguments.output,
         )
     )
-    prepare(with_previous=arguments.previous is not None)
+    prepare_search()
+    prepare(with_previous=arguments.previous is not None)  # loading what is compiled is not computing
     began = time.perf_counter()
     expert_map = answer(job)
     seconds = round(time.perf_counter() - began, 6)
@@ -204,7 +216,9 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.folder import write_folder  # these two need Jinja: who only validates should not wait for it
     from planner.render import render_files
 
-    plan = compile_plan(check_spec(arguments.spec))
+    spec = check_spec(arguments.spec)
+    prepare_search()
+    plan = compile_plan(spec)
     files = render_files(plan)
     write_folder(arguments.output, files)
     if arguments.format == "json":

@@ -14,7 +14,7 @@ map could be at most.
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes, balance, prepare
+from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes, balance, is_prepared, prepare
 from planner.expert_map.loads import Loads, draw_loads, read_loads
 from planner.expert_map.stages import Stage, stage_moves
 
@@ -27,6 +27,7 @@ __all__ = [
     "Stage",
     "balance",
     "draw_loads",
+    "is_prepared",
     "prepare",
     "read_loads",
     "stage_moves",

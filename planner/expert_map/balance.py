@@ -99,6 +99,13 @@ def balance(
     return make_map(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy, previous, keep_within)
 
 
+def is_prepared() -> bool:
+    """Whether `prepare` was run before, here or in another process."""
+    from planner.expert_map.compiled import is_compiled  # numba, as in `balance`
+
+    return is_compiled()
+
+
 def prepare(*, with_previous: bool = False) -> None:
     """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
     efforts: tuple[Effort, ...] = ("fast", "refined")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "is_compiled"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,6 +32,11 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(error_model="numpy")(function))
     finally:
         numba.config.CACHE_DIR = elsewhere
+
+
+def is_compiled() -> bool:
+    """Whether an earlier process has left compiled code; False also where none can."""
+    return Path(_cache_folder()).exists()
 
 
 @cache
