@@ -47,6 +47,7 @@ class Deployed:
         program.mkdir(parents=True)
         for name in ("Pulumi.yaml", "__main__.py"):
             shutil.copy(STACKS / name, program)
+        (program / "provider").symlink_to(STACKS / "provider")
         pulumi = Pulumi(executable, program, folder / "home", cluster.kubeconfig)
         pulumi.init()
         made = cls(cluster, pulumi, write_spec(folder, cluster, namespace), namespace)
