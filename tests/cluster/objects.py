@@ -5,7 +5,7 @@ from typing import Any
 from kubernetes.client import ApiClient
 from kubernetes.dynamic import DynamicClient, Resource
 
-__all__ = ["FIELD_MANAGER", "Objects"]
+__all__ = ["FIELD_MANAGER", "Objects", "assert_holds"]
 
 FIELD_MANAGER = "tidemill"
 
@@ -35,6 +35,20 @@ class Objects:
 
     def _resource(self, document: Object) -> Resource:
         return self._client.resources.get(api_version=document["apiVersion"], kind=document["kind"])
+
+
+def assert_holds(stored: Any, ours: Any, path: str) -> None:
+    """Every value in `ours` is in `stored`, which may have more keys, but not more or other list items."""
+    if isinstance(ours, dict):
+        for key, value in ours.items():
+            assert key in stored, f"{path}.{key} is not stored"
+            assert_holds(stored[key], value, f"{path}.{key}")
+    elif isinstance(ours, list):
+        assert len(stored) == len(ours), path
+        for index, value in enumerate(ours):
+            assert_holds(stored[index], value, f"{path}[{index}]")
+    else:
+        assert stored == ours, path
 
 
 def _dry_run(wanted: bool) -> list[tuple[str, str]]:

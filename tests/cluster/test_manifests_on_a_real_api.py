@@ -10,7 +10,7 @@ from kubernetes.client import ApiException
 from planner.check import check_spec
 from planner.compiler import compile_plan
 from planner.render import KUSTOMIZATION, render_files
-from tests.cluster.objects import FIELD_MANAGER, Objects
+from tests.cluster.objects import FIELD_MANAGER, Objects, assert_holds
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 DOCUMENTS = {
@@ -89,20 +89,6 @@ def test_every_object_passes_a_strict_dry_run(objects, namespace, name):
 def test_every_field_we_set_is_stored_as_we_set_it(applied, name):
     """The server adds defaults and status, and changes or drops nothing of ours."""
     assert_holds(applied[name], DOCUMENTS[name], name)
-
-
-def assert_holds(stored, ours, path):
-    """Every value in `ours` is in `stored`; `stored` may have more keys, but not more or other list items."""
-    if isinstance(ours, dict):
-        for key, value in ours.items():
-            assert key in stored, f"{path}.{key} is not stored"
-            assert_holds(stored[key], value, f"{path}.{key}")
-    elif isinstance(ours, list):
-        assert len(stored) == len(ours), path
-        for index, value in enumerate(ours):
-            assert_holds(stored[index], value, f"{path}[{index}]")
-    else:
-        assert stored == ours, path
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -19,7 +19,7 @@ from planner.canonical import pretty_json
 from planner.render import KUSTOMIZATION, render_files
 from tests.cluster.cluster import NODE_GRACE_S
 from tests.cluster.deployed import Deployed, listing
-from tests.cluster.objects import Objects
+from tests.cluster.objects import Objects, assert_holds
 from tests.cluster.products import PULUMI
 from tests.stacks.deployments import CHECKPOINT, get_json, samples, total, wait_until
 
@@ -92,20 +92,6 @@ def rendered(deployed):
     """File name -> object, of what `tidemill render` writes."""
     files = render_files(deployed.plan)
     return {name: yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION}
-
-
-def assert_holds(stored, ours, path):
-    """Every value in `ours` is in `stored`; items of lists are found by position."""
-    if isinstance(ours, dict):
-        for key, value in ours.items():
-            assert key in stored, f"{path}.{key} is not there"
-            assert_holds(stored[key], value, f"{path}.{key}")
-    elif isinstance(ours, list):
-        assert len(stored) == len(ours), path
-        for index, value in enumerate(ours):
-            assert_holds(stored[index], value, f"{path}[{index}]")
-    else:
-        assert stored == ours, path
 
 
 def test_status_says_what_is_not_there(deployed, before):
