@@ -110,7 +110,7 @@ def windows_count_the_phases_that_there_are(windows: list[dict[str, Any]], secti
     """All of them, and no other."""
     wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
     for index, window in enumerate(windows):
-        given = [key for key in window if key != "at"]
+        given = [key for key, number in window.items() if key != "at" and number is not None]
         if sorted(given) != sorted(wanted):
             rule = f"S512 must say {' and '.join(wanted)}, it says {' and '.join(given) or 'nothing'}"
             reason = "each window counts the units of each phase"

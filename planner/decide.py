@@ -84,11 +84,16 @@ def _layouts(spec: CheckedSpec, phase: Phase) -> Iterator[Numbers]:
     """EP sizes from the smallest, each with its redundant experts; max_requests as small as can be."""
     section, num_logical = spec.spec.phase(phase), spec.model.num_routed_experts
     requests = {"max_requests": 1 if spec.gpu.usable_bytes else _default_requests()}
-    for size in _ep_sizes(spec, section):
-        for redundant in _redundant(section, num_logical, size):
-            if (num_logical + redundant) % size == 0:
-                decided = {"ep_size": size, "redundant_experts": redundant} | requests
-                yield {field: number for field, number in decided.items() if _is_auto(section, field)}
+    even = [
+        (size, redundant)
+        for size in _ep_sizes(spec, section)
+        for redundant in _redundant(section, num_logical, size)
+        if (num_logical + redundant) % size == 0
+    ]
+    right = [(size, redundant) for size, redundant in even if redundant <= num_logical * (size - 1)]
+    for size, redundant in right or even:  # where none is right, the rules say why
+        decided = {"ep_size": size, "redundant_experts": redundant} | requests
+        yield {field: number for field, number in decided.items() if _is_auto(section, field)}
 
 
 def _ep_sizes(spec: CheckedSpec, section: PhaseSpec) -> Sequence[int]:
@@ -139,7 +144,9 @@ def _reasons(spec: CheckedSpec, phase: Phase, numbers: Numbers) -> Iterator[Deci
         "redundant_experts": "the fewest that give all GPUs equally many slots and hot experts replicas"
         if numbers.get("redundant_experts")
         else "no slot is left for replicas",
-        "max_requests": f"as many of {tokens} as a GPU's KV has room for",
+        "max_requests": "the most that is planned for"
+        if numbers.get("max_requests") == MAX_REQUESTS
+        else f"as many of {tokens} as a GPU's KV has room for",
     }
     if spec.gpu.usable_bytes is None:
         whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}

@@ -186,7 +186,7 @@ def _wrong_sizes(call: ExpertsCall, num_experts: int | None) -> Iterator[Violati
         yield Violation("--export", call.export, rule, reason, "for example -o map.json")
     if not 0 <= call.keep_within < math.inf:
         rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
-        yield Violation("--keep-within", call.keep_within, rule, reason, "nearest: 0")
+        yield Violation("--keep-within", str(call.keep_within), rule, reason, "nearest: 0")
     if num_experts is not None and not {"groups", "nodes"} & set(below_one):
         yield from _uneven_groups(call, num_experts)
 
@@ -214,7 +214,8 @@ def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
         yield Violation("--groups", call.groups, rule, "all groups hold equally many experts", fix)
     elif call.policy == "hierarchical" and call.groups % call.nodes:
         rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
-        fix = f"{_nearest_multiples(call.groups, call.nodes)}, or --policy global"
+        fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
+        fix = f"{_nearest(call.groups, fitting)}, or --policy global" if fitting else "use --policy global"
         yield Violation("--groups", call.groups, rule, "each node holds equally many whole groups", fix)
 
 

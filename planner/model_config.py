@@ -143,9 +143,10 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     """The config at `path`, which the spec calls `written`; or what is wrong with it."""
     try:
         content = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter: no path has a null character
         fix = "give the path relative to the spec's folder"
-        return Violation(PATH, written, "S301 must be a readable file", error.strerror or str(error), fix)
+        reason = getattr(error, "strerror", None) or str(error)
+        return Violation(PATH, written, "S301 must be a readable file", reason, fix)
     model_type = _model_type(content)
     if model_type not in KINDS:
         known = (

@@ -169,12 +169,13 @@ def _from_racks(nodes: Sequence[Node], num_nodes: int) -> list[Node]:
     racks: dict[str, list[Node]] = defaultdict(list)
     for node in nodes:
         racks[node.rack].append(node)
-    enough = [rack for rack in racks if len(racks[rack]) >= num_nodes]
-    if enough:
-        return racks[min(enough, key=lambda rack: len(racks[rack]))][:num_nodes]
-    largest = max(racks, key=lambda rack: len(racks[rack]))
-    rest = [node for node in nodes if node.rack != largest]
-    return racks[largest] + _from_racks(rest, num_nodes - len(racks[largest]))
+    chosen: list[Node] = []
+    for rack in sorted(racks, key=lambda rack: -len(racks[rack])):
+        enough = [other for other in racks if len(racks[other]) >= num_nodes - len(chosen)]
+        if enough:
+            return chosen + racks[min(enough, key=lambda rack: len(racks[rack]))][: num_nodes - len(chosen)]
+        chosen += racks.pop(rack)
+    return chosen
 
 
 def _unit(unit: Wanted, nodes: Sequence[Node], ranks_per_node: int, previous: Mapping[str, Sequence[str]]) -> Unit:

@@ -64,7 +64,7 @@ def _first(candidates: Iterable[Change], works: Works) -> Iterator[Change]:
 
 def _most(paths: list[str], value: int, works: Works) -> Iterator[Change]:
     """The largest number below `value` that works in all `paths`, if one does: what works with more works with less."""
-    least, most = 2, value - 1  # no field of these takes less than 2 where 1 would do
+    least, most = (2 if paths[0].endswith("max_request_tokens") else 1), value - 1  # the least that the fields take
     if most < least or not works(dict.fromkeys(paths, least)):
         return
     while least < most:

@@ -58,7 +58,7 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     logits = min(tokens, spec.max_requests) * model.vocab_size * LOGIT_BYTES
     attention = tokens * _attention_values(model, layout.phase) * result
     dense = _ffn_bytes(tokens, model.hidden_size, model.dense_intermediate_size, layout.precision)
-    pairs = _received_pairs(model, layout, tokens)
+    pairs = _received_pairs(model, layout, spec, tokens)
     experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
     return stream + logits + max(attention, dense, experts)
 
@@ -74,12 +74,14 @@ def _attention_values(model: Model, phase: Phase) -> int:
     return attention.num_heads * (2 * query + 2 * attention.v_head_dim)  # every head's own keys and values
 
 
-def _received_pairs(model: Model, layout: PhaseLayout, tokens: int) -> int:
+def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:
     """Pairs of a token and an expert that one rank computes in one step, at most."""
+    in_all_slots = layout.slots_per_gpu * layout.ep_size * spec.max_requests  # low latency: room for the whole unit
     if layout.phase == "decode":
-        return layout.slots_per_gpu * layout.ep_size * tokens  # each slot has room for all tokens of the unit
+        return in_all_slots
     expected = tokens * model.num_experts_per_token
-    return min(int(MAX_IMBALANCE * expected), expected * layout.ep_size)
+    normal = min(int(MAX_IMBALANCE * expected), expected * layout.ep_size)
+    return max(normal, in_all_slots) if layout.phase == "mixed" else normal
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:

@@ -3,6 +3,7 @@
 A rank has no other HTTP port, so its readiness is asked for here. It decides nothing: `is_ready` does.
 """
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from runtime.errors import RuntimeFailure
+from runtime.sockets import check_address
 
 __all__ = ["serve_metrics"]
 
@@ -24,7 +26,8 @@ def serve_metrics(
 ) -> Iterator[None]:
     """Serve `registry` on a thread of its own. Raises RuntimeFailure when the port cannot be had."""
     try:
-        server = make_server(address, port, _application(registry, is_ready), _Server, _QuietHandler)
+        server_class = _Server if check_address(address) == 4 else _Ipv6Server
+        server = make_server(address, port, _application(registry, is_ready), server_class, _QuietHandler)
     except OSError as error:
         reason = str(error.strerror).lower()
         raise RuntimeFailure(f"cannot listen on {address}:{port} (metrics): {reason}") from None
@@ -42,6 +45,10 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A slow scrape does not keep a probe waiting."""
 
     daemon_threads = True
+
+
+class _Ipv6Server(_Server):
+    address_family = socket.AF_INET6
 
 
 class _QuietHandler(WSGIRequestHandler):

@@ -96,4 +96,6 @@ def _judge(live: Manifest, unit: Unit, api: Api, down: set[str]) -> tuple[State,
     assert selector
     found = api.list_all("v1", "Pod", live["metadata"]["namespace"], labelSelector=selector)
     reasons = [lacking, *pods.reasons(live, found, down, events=[])]
-    return ("failed" if any(map(pods.cannot_start, found)) else "starting"), "; ".join(reasons)
+    is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for its place
+    has_failed = not is_leaving and any(map(pods.cannot_start, found))
+    return ("failed" if has_failed else "starting"), "; ".join(reasons)

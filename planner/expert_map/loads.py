@@ -49,7 +49,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
         return Violation(option, written, "S603 must be a readable file", reason, fix)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError, MemoryError):  # the last two: a header of absurd sizes
         return Violation(option, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
     rows = _sglang_counts(rows)
     if wrong := _what_is_wrong(rows):
@@ -78,7 +78,7 @@ def _sglang_counts(document: Any) -> Any:
         return [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*steps, strict=True)]
     except TypeError:  # not that deep
         return steps
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

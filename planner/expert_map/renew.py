@@ -21,8 +21,11 @@ def renew(
 ) -> Ints:
     """Slots `[L, G, S]`; what is kept is in the slot where it was.
 
-    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would.
+    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would. A previous
+    layer that splits a group, where groups stay on nodes, is no start: it gets a fresh map.
     """
+    if sizes.slots_per_gpu > loads_LE.shape[1]:  # every GPU holds every expert anyway
+        return align(fresh_LGS, previous_LGS)
     enough_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes) * (1 + ROUNDING)
     num_nodes = sizes.num_nodes if within_nodes else 1
     start_LGS = part_repeats(loads_LE, previous_LGS)
@@ -30,14 +33,25 @@ def renew(
     previous_ratio_L = max_over_mean(loads_LE, previous_LGS)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_LGS = np.empty_like(previous_LGS)
+    is_whole_L = _keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1]) if within_nodes else np.ones(len(loads_LE))
     for index in range(len(loads_LE)):
-        if previous_ratio_L[index] * mean_L[index] <= enough_L[index] * (1 + keep_within):
+        if not is_whole_L[index]:
+            slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
+        elif previous_ratio_L[index] * mean_L[index] <= enough_L[index] * (1 + keep_within):
             slots_LGS[index] = previous_LGS[index]
         elif reached_L[index]:
             slots_LGS[index] = near_LGS[index]
         else:
             slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
     return align(slots_LGS, previous_LGS)
+
+
+def _keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Ints:
+    """Of each layer, whether every node holds only as many groups as are its own: `[L]`."""
+    groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
+    num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1
+    is_whole_L: Ints = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
+    return is_whole_L
 
 
 def part_repeats(loads_LE: Floats, slots_LGS: Ints) -> Ints:

@@ -109,8 +109,7 @@ class Api:
 
     def _object(self, verb: str, path: str, subject: str, **more: Any) -> Manifest:
         """The answer to a request that has an object or a list as its answer."""
-        answer = self._connection.request(verb, path, subject, **more)
-        assert isinstance(answer, dict), f"{verb} {path} answered {answer!r}"
+        answer: Manifest = self._connection.request(verb, path, subject, **more)
         return answer
 
 

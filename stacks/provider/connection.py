@@ -107,6 +107,9 @@ class Connection:
             raise UnreachableError(_about_connection(self.address, error)) from error
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             raise RefusedError(subject, response.status, answer)
+        if not isinstance(answer, dict):
+            sentence = f"{self.address} answers, but not as an API server does; correct the kubeconfig's server"
+            raise UnreachableError(sentence)
         return answer
 
 

@@ -96,7 +96,10 @@ def _items_as_found(
     """Our items that are live, then those that applying would end."""
     left = list(keys)
     for item in ours:
-        key = next(each for each in left if _may_have(item, each))
+        key = next((each for each in left if _may_have(item, each)), None)
+        if key is None:  # the server keeps no such item: nothing to compare
+            yield item
+            continue
         left.remove(key)
         found, expected = _with(key, live), _with(key, applied)
         if found is not None:

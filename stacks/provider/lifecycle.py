@@ -197,7 +197,7 @@ def _await_gone(api: Api, reference: Reference, patience: Patience) -> None:
     def look() -> str | None:
         try:
             return "being deleted" if _is_ending(api.get(reference)) else None  # not ending: someone made another
-        except UnreachableError as error:
+        except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
             return str(error)
 
     if left := patience.until_none(look):

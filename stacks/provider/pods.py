@@ -3,6 +3,7 @@
 Pure: the looking up is in `lifecycle.py`. A reason that many pods share is said once, with one of them by name.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ __all__ = ["cannot_start", "not_ready_nodes", "pod_selector", "reasons"]
 
 LWS_NAME_LABEL = "leaderworkerset.sigs.k8s.io/name"
 PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
+BACKING_OFF = re.compile(
+    r'^Back-off pulling image "[^"]*": \w+: '
+)  # the kubelet's words between two tries at one reason
 STARTING = {"ContainerCreating", "PodInitializing"}
 
 
@@ -73,7 +77,7 @@ def _of_container(container: dict[str, Any]) -> Iterator[str]:
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
     reason = waiting.get("reason") or ""
     if reason in PULL_REASONS:
-        said = _line(waiting.get("message") or reason)
+        said = BACKING_OFF.sub("", _line(waiting.get("message") or reason))
         advice = "correct kubernetes.image in the spec, or load it on the nodes"
         yield f"image {container['image']} cannot be had ({said}); {advice}"
     elif (reason == "CrashLoopBackOff" or ended) and last.get("exitCode"):

@@ -92,7 +92,7 @@ def test_deleting_waits_for_what_the_object_owns(api):
     """A Deployment is gone after its ReplicaSets and pods are."""
     manifest = workload("Deployment")
     with pytest.raises(NotReadyError, match="0 of 1 pods available"):
-        lifecycle.create(api, manifest, patience(2))
+        lifecycle.create(api, manifest, patience(8))
     mine = {"labelSelector": f"app={manifest['metadata']['name']}"}
     assert len(api.list_all("v1", "Pod", NAMESPACE, **mine)) == 1
 
@@ -122,10 +122,10 @@ def test_why_pods_cannot_be_made_is_said(api, control_plane):
     manifest = workload("StatefulSet", serviceName="none")
 
     with pytest.raises(NotReadyError) as error:
-        lifecycle.create(api, manifest, patience(3))
+        lifecycle.create(api, manifest, patience(10))
 
     core.delete_namespaced_resource_quota("none", NAMESPACE)
-    assert error.value.reasons[0].endswith("is not ready after 3 s: 0 of 1 pods ready")
+    assert error.value.reasons[0].endswith("is not ready after 10 s: 0 of 1 pods ready")
     assert error.value.reasons[1].startswith("FailedCreate: Create Pod ")
     assert "exceeded quota: none" in error.value.reasons[1]
 

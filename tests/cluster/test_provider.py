@@ -193,10 +193,10 @@ def test_another_s_object_is_refused_and_left_alone(new_stack, core):
 def test_what_never_becomes_ready_is_kept_and_destroyed(new_stack, control_plane):
     """It is in the state with its reason, `up` waits for it again, and `destroy` leaves the cluster as it was."""
     before = listing(control_plane.api)
-    stack = new_stack(namespace("broken"), deployment("broken"), create="2s", update="2s")
+    stack = new_stack(namespace("broken"), deployment("broken"), create="8s", update="8s")
 
     (reason, why) = stack.up().errors
-    assert reason == "Deployment broken/gateway is not ready after 2 s: 0 of 1 pods available"
+    assert reason == "Deployment broken/gateway is not ready after 8 s: 0 of 1 pods available"
     assert why.startswith("not yet seen by the scheduler (pod gateway-")
     assert {each["id"]: each.get("initErrors") for each in stack.resources()} == {
         "v1/Namespace//broken": None,

@@ -27,6 +27,9 @@ LISTED = """\
 """
 
 
+DECODE_OVER_RACKS = "  ep_size: 1152\n  redundant_experts: 1120"
+
+
 @st.composite
 def cases(draw, max_nodes=60):
     """A cluster, units of two phases, and when they are on."""
@@ -206,3 +209,12 @@ def test_a_previous_plan_that_is_none_is_exit_2(content, rule_id, spec_file, tmp
     status = main(["plan", str(spec_file()), "--previous", str(path)])
 
     assert (status, rule_id in capsys.readouterr().err) == (2, True)
+
+
+def test_a_unit_over_more_racks_than_calls_may_nest(with_line, plan_of):
+    """1,200 racks of one node each: as many as the unit needs, one after the other."""
+    small = with_line(8, "  nodes: 1200\n  rack_size: 1\n  gpus_per_node: 1")
+    text = small.replace("  gpus_per_node: 2\n", "").replace("  ep_size: 4\n  redundant_experts: 4", DECODE_OVER_RACKS)
+    decode = next(unit for unit in plan_of(text).units if unit.phase == "decode")
+
+    assert len(set(decode.nodes)) == 1152

@@ -56,3 +56,17 @@ def test_a_taken_port_is_a_sentence():
             pass
 
     assert str(error.value) == f"cannot listen on 127.0.0.1:{number} (metrics): address already in use"
+
+
+def test_an_ipv6_address_will_do():
+    """A pod has whatever its cluster gives it."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+            number = taken.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    with serve_metrics(CollectorRegistry(), "::1", number):
+        status = urllib.request.urlopen(f"http://[::1]:{number}/readyz", timeout=10).status
+
+    assert status == 200

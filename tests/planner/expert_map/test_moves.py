@@ -140,3 +140,23 @@ def test_stages_carry_out_the_move(problem, random):
             slots[each.to_slot] = each.expert
 
     assert tuple(slots) == after
+
+
+def test_gpus_that_hold_everything_keep_their_maps():
+    """More slots a GPU than experts: repeats cannot be parted, and need not be."""
+    loads = ((4, 3, 2, 1), (1, 2, 3, 4))
+    before = balance(loads, 12, 2).physical_to_logical
+    after = balance(tuple(reversed(loads)), 12, 2, previous=before)
+
+    assert all(set(layer) == {0, 1, 2, 3} for layer in after.physical_to_logical)
+
+
+def test_a_map_that_splits_groups_is_no_start_where_groups_stay_whole():
+    """It is even beyond what whole groups allow; the answer keeps groups whole, and its bound true."""
+    loads = draw_loads(1.01, 0, 2, 64)
+    before = balance(loads, 72, 8, policy="global").physical_to_logical
+    after = balance(loads, 72, 8, num_nodes=4, num_groups=8, policy="hierarchical", previous=before)
+
+    for layer in np.array(after.physical_to_logical).reshape(2, 4, -1):
+        assert all(len(set(node // 8)) == 2 for node in layer)
+    assert all(reached >= bound - 1e-6 for reached, bound in zip(after.max_over_mean, after.bound, strict=True))

@@ -109,3 +109,13 @@ def test_only_what_was_applied_under_our_name_is_ours():
     assert owned_fields(stored({})) == OWNED
     assert owned_fields({"metadata": {"managedFields": [update, status]}}) == {}
     assert owned_fields({"metadata": {}}) == {}
+
+
+def test_an_item_that_the_server_does_not_keep_is_no_difference():
+    """A webhook has renamed the one that we sent."""
+    renamed = {"f:spec": {"f:ports": {'k:{"port":81,"protocol":"TCP"}': {".": {}, "f:name": {}}}}}
+    ours, theirs = {"ports": [port("TCP", "a")]}, {"ports": [port("TCP", "a", number=81)]}
+
+    assert as_found(manifest(ours), stored(theirs, renamed), stored(theirs, renamed))["spec"]["ports"][0] == port(
+        "TCP", "a"
+    )

@@ -29,7 +29,7 @@ TABLE = [
         403,
         CLUSTER_RBAC,
         "the kubeconfig's user eve may not list leaderworkersets.x.io in the whole cluster; "
-        "bind a ClusterRole to it that allows get, create, patch and delete of them, or choose another context",
+        "bind a ClusterRole to it that allows list of them, or choose another context",
     ),
     (
         403,

@@ -90,6 +90,19 @@ def test_a_reason_that_many_pods_share_is_said_once():
     ]
 
 
+def test_an_image_between_two_tries_is_the_same_reason():
+    """The kubelet's words for the pause hold those for the failure."""
+    back_off = 'Back-off pulling image "example.org/rank:1": ErrImagePull: not found'
+    found = [
+        pod("p-0", container=waiting("ErrImagePull", "not found")),
+        pod("p-1", container=waiting("ImagePullBackOff", back_off)),
+    ]
+
+    assert reasons(UNIT, found, set(), []) == [
+        f"image example.org/rank:1 cannot be had (not found); {IMAGE_ADVICE} (pod p-0 and 1 more)"
+    ]
+
+
 def test_without_pods_the_object_and_its_events_are_asked():
     """Why no pod could be made; the latest event counts."""
     failure = {"type": "ReplicaFailure", "status": "True", "message": 'pods "x" is forbidden: exceeded quota.'}
