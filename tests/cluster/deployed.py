@@ -84,7 +84,7 @@ class Deployed:
     def status(self) -> dict[str, dict]:
         """Unit name -> what `tidemill status` says of it."""
         done = self.run_status("--format", "json")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
         return {unit["name"]: unit for unit in json.loads(done.stdout)["units"]}
 
     def run_status(self, *flags: str, context: str = "test") -> "subprocess.CompletedProcess[str]":

@@ -19,16 +19,16 @@ PLACES = ("rack", "leaf", "power")
 def phases(draw, experts, per_node):
     """One phase, most often with experts that divide and whole nodes; otherwise anything in range."""
     sizes = [size for size in range(1, 2 * experts + 1) if size <= per_node or size % per_node == 0]
-    size = draw(st.sampled_from([*sizes[:6] * 4, *sizes, draw(st.integers(1, 4096))]))
+    size = draw(st.sampled_from([*sizes[:6] * 12, *sizes, draw(st.integers(1, 4096))]))
     slots = draw(st.integers(0, 2))
     fitting = max(0, -experts % size + slots * size if size > 1 else 0)
     section = {
         "ep_size": draw(st.sampled_from([size, size, size, "auto"])),
-        "redundant_experts": draw(st.sampled_from([*[fitting] * 6, "auto", 16_384])),
+        "redundant_experts": draw(st.sampled_from([*[fitting] * 12, "auto", 16_384])),
         "overlap": draw(st.sampled_from(["none", "dual_batch", "five_stage"])),
         "precision": draw(st.sampled_from(["fp8", "fp8", "bf16"])),
-        "max_requests": draw(st.sampled_from([1, 32, 32, 256, "auto", draw(st.integers(1, 65_536))])),
-        "max_batch_tokens": draw(st.sampled_from([1, 4096, 4096, 16_384, draw(st.integers(1, 10_000_000))])),
+        "max_requests": draw(st.sampled_from([32, 32, 32, 1, 256, "auto", draw(st.integers(1, 65_536))])),
+        "max_batch_tokens": draw(st.sampled_from([4096, 4096, 4096, 1, 16_384, draw(st.integers(1, 10_000_000))])),
     }
     if section["redundant_experts"] == fitting > 16_384:
         section["redundant_experts"] = 0
@@ -40,8 +40,8 @@ def nodes(draw):
     """A count with places of some size, or a list."""
     if draw(st.booleans()):
         sizes = {f"{place}_size": draw(st.integers(1, 64)) for place in ("rack", "leaf") if draw(st.booleans())}
-        return {"nodes": draw(st.sampled_from([1, 8, 300, 300, 20_000]))} | sizes
-    count = draw(st.integers(1, 40))
+        return {"nodes": draw(st.sampled_from([300, 300, 300, 20_000, 8, 1]))} | sizes
+    count = draw(st.sampled_from([40, 40, draw(st.integers(1, 40))]))
     listed = []
     for index in range(count):
         node = {"name": f"n{index}"} | {place: f"{place}{index // draw(st.integers(1, 8))}" for place in PLACES}
@@ -54,22 +54,22 @@ def nodes(draw):
 @st.composite
 def specs(draw):
     """A whole spec."""
-    name = draw(st.sampled_from([None, None, None, None, *MODELS]))
+    name = draw(st.sampled_from([*[None] * 10, *MODELS]))
     experts = MODELS[name].num_routed_experts if name else 32
     per_node = draw(st.sampled_from([1, 4, 8, 8, 64]))
     own = {"name": "own", "memory": "200GiB", "nvlink": "400GB/s", "nic": "400Gbps", "gpus_per_nic": 2}
-    gpu = draw(st.sampled_from([*GPUS, own]))
+    gpu = draw(st.sampled_from([*GPUS, *[own] * 4]))
     tokens = draw(st.sampled_from([2, 2048]))
     names = draw(st.sampled_from([("mixed",), ("prefill", "decode"), ("prefill", "decode")]))
     sections = {phase: draw(phases(experts, per_node)) | {"max_request_tokens": tokens} for phase in names}
     if draw(st.booleans()):
-        most = draw(st.sampled_from([1, 3, 100]))
+        most = draw(st.sampled_from([1, 1, 3, 3, 100]))
         times = draw(st.lists(st.sampled_from(["00:00", "05:59", "12:30"]), min_size=1, max_size=3, unique=True))
         counts = st.fixed_dictionaries({f"{phase}_units": st.integers(1, most) for phase in names})
         sections["schedule"] = {"windows": [{"at": at} | draw(counts) for at in times]}
     else:
         for phase in names:
-            sections[phase]["units"] = draw(st.sampled_from([1, 1, 1, 2, 1000]))
+            sections[phase]["units"] = draw(st.sampled_from([1] * 8 + [2, 1000]))
     cluster = {"gpu": gpu, "gpus_per_node": per_node} | draw(nodes())
     load = {"alpha": draw(st.floats(0, 4)), "seed": draw(st.integers(0, 2**53))}
     return {"version": 1, "name": "any", "model": name or SMALL, "cluster": cluster, "expert_load": load} | sections
