@@ -22,6 +22,7 @@ __all__ = ["POD_RANGE", "Network", "cut", "lay_network", "wait_for_own_network"]
 POD_RANGE = "10.244.0.0/16"
 SWITCH = "echo 1 > /proc/sys/net/ipv4/tcp_orphan_retries; exec sleep infinity"
 NAMESPACE_TIMEOUT_S = 10
+BRIDGE_ADDRESS = "02:00:00:00:00:0a"  # otherwise the lowest of its cables, and another one when that node dies
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Network:
     def lay(self) -> None:
         """The switch, the control plane's address on it, and the cable to the host."""
         self._run_inside("ip link set lo up")
-        self._run_inside("ip link add br0 type bridge")
+        self._run_inside(f"ip link add br0 address {BRIDGE_ADDRESS} type bridge")
         self._run_inside(f"ip address add {self.control_plane}/24 dev br0")
         self._run_inside("ip link set br0 up")
         _run(f"ip link add {self.cable} type veth peer name host netns {self.switch}")
