@@ -18,6 +18,7 @@ from typing import Any
 from planner.errors import CallError, Violation
 from planner.expert_map import Effort, ExpertMap, Loads, Policy, Sizes, balance, read_loads, stage_moves
 from planner.expert_map.formats import Engine, Map, read_map
+from planner.rule import nearest
 
 __all__ = ["ExpertsCall", "ExpertsJob", "answer", "check_call", "map_json", "map_text"]
 
@@ -210,23 +211,16 @@ def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
     if num_experts % call.groups:
         divisors = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
         rule = f"S804 must divide the number of experts ({num_experts})"
-        fix = _nearest(call.groups, divisors)
+        fix = nearest(call.groups, divisors)
         yield Violation("--groups", call.groups, rule, "all groups hold equally many experts", fix)
     elif call.policy == "hierarchical" and call.groups % call.nodes:
         rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
         fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
-        fix = f"{_nearest(call.groups, fitting)}, or --policy global" if fitting else "use --policy global"
+        fix = f"{nearest(call.groups, fitting)}, or --policy global" if fitting else "use --policy global"
         yield Violation("--groups", call.groups, rule, "each node holds equally many whole groups", fix)
-
-
-def _nearest(value: int, allowed: list[int]) -> str:
-    """The allowed numbers on both sides of `value`: `nearest: 96 or 144`."""
-    below = [str(number) for number in allowed if number < value][-1:]
-    above = [str(number) for number in allowed if number > value][:1]
-    return f"nearest: {' or '.join(below + above)}"
 
 
 def _nearest_multiples(value: int, unit: int) -> str:
     """The multiples of `unit` on both sides of `value`."""
     below = value - value % unit
-    return _nearest(value, [multiple for multiple in (below, below + unit) if multiple])
+    return nearest(value, [multiple for multiple in (below, below + unit) if multiple])

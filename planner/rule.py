@@ -1,10 +1,10 @@
-"""What a rule between fields is: a check, and the paths of the values that it is asked with."""
+"""What a rule between fields is: a check, and the paths of the values that it is asked with; and the usual fix."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Broken", "Rule", "declare_in"]
+__all__ = ["Broken", "Rule", "declare_in", "nearest"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,10 @@ def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
         return declare
 
     return reads
+
+
+def nearest(value: int, allowed: list[int]) -> str:
+    """The allowed numbers on both sides of `value`: `nearest: 96 or 144`."""
+    below = [str(number) for number in allowed if number < value][-1:]
+    above = [str(number) for number in allowed if number > value][:1]
+    return f"nearest: {' or '.join(below + above)}"

@@ -19,7 +19,7 @@ from planner.catalog import Model
 from planner.errors import Violation
 from planner.expert_map.loads import Loads
 from planner.parallelism import kv_dtype
-from planner.rule import Broken, Rule, declare_in
+from planner.rule import Broken, Rule, declare_in, nearest
 from planner.spec import PHASES, Phase, Precision
 
 __all__ = ["broken_rules"]
@@ -184,7 +184,7 @@ def ep_size_divides_physical_experts(ep_size: int, redundant: int, model: Model)
         return None
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
     divisors = [size for size in range(1, num_physical + 1) if num_physical % size == 0]
-    return Broken(rule, "all GPUs of a unit hold equally many experts", _nearest(ep_size, divisors))
+    return Broken(rule, "all GPUs of a unit hold equally many experts", nearest(ep_size, divisors))
 
 
 @_reads("{phase}.ep_size", "cluster.gpus_per_node")
@@ -283,13 +283,6 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
         f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
     )
     return Broken(rule, "each expert of each layer has a load of its own", "measure it on this model")
-
-
-def _nearest(value: int, allowed: list[int]) -> str:
-    """The allowed numbers on both sides of `value`: `nearest: 96 or 144`."""
-    below = [str(number) for number in allowed if number < value][-1:]
-    above = [str(number) for number in allowed if number > value][:1]
-    return f"nearest: {' or '.join(below + above)}"
 
 
 def _is_absolute(path: str) -> bool:

@@ -1,9 +1,8 @@
 """Cluster DNS: CoreDNS on the control plane's address, not in a pod. Names outside the cluster do not exist."""
 
-import http.client
-
 from tests.cluster.build import obtain
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.network import is_healthy
 from tests.cluster.objects import Objects
 from tests.cluster.products import COREDNS
 
@@ -53,11 +52,4 @@ def start_dns(control_plane: ControlPlane, objects: Objects) -> None:
 
 def dns_answers(control_plane: ControlPlane) -> bool:
     """Whether it has seen all services."""
-    connection = http.client.HTTPConnection(control_plane.address.host, READY_PORT, timeout=2)
-    try:
-        connection.request("GET", "/ready")
-        return connection.getresponse().status == http.client.OK
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    return is_healthy(control_plane.address.host, READY_PORT, "/ready")

@@ -10,6 +10,7 @@ namespace outlives its processes by its last unacknowledged packets, minutes by 
 `cut`, which takes the host off at once.
 """
 
+import http.client
 import os
 import subprocess
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from tests.cluster.processes import Daemons
 
-__all__ = ["POD_RANGE", "Network", "cut", "lay_network", "wait_for_own_network"]
+__all__ = ["POD_RANGE", "Network", "cut", "is_healthy", "lay_network", "wait_for_own_network"]
 
 POD_RANGE = "10.244.0.0/16"
 SWITCH = "echo 1 > /proc/sys/net/ipv4/tcp_orphan_retries; exec sleep infinity"
 NAMESPACE_TIMEOUT_S = 10
+HEALTH_TIMEOUT_S = 2
 BRIDGE_ADDRESS = "02:00:00:00:00:0a"  # otherwise the lowest of its cables, and another one when that node dies
 
 
@@ -105,6 +107,18 @@ def cut(number: int) -> None:
     cable = Network(number, switch=0).cable
     done = subprocess.run(["ip", "link", "delete", cable], capture_output=True, text=True, check=False)
     assert cable not in os.listdir("/sys/class/net"), done.stderr  # otherwise it was there or gone already
+
+
+def is_healthy(address: str, port: int, path: str) -> bool:
+    """Whether a daemon's health page says so; False as long as nobody answers."""
+    connection = http.client.HTTPConnection(address, port, timeout=HEALTH_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 def wait_for_own_network(process: int, daemons: Daemons) -> None:

@@ -4,7 +4,6 @@ To kill that process is to crash the machine; to start it again is to boot it. W
 node's folder: images, containers' metadata, the kubelet's state.
 """
 
-import http.client
 import json
 import os
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from tests.cluster import cgroups
 from tests.cluster.build import obtain
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.images import PAUSE_IMAGE
-from tests.cluster.network import POD_RANGE, Network, wait_for_own_network
+from tests.cluster.network import POD_RANGE, Network, is_healthy, wait_for_own_network
 from tests.cluster.processes import Daemons
 from tests.cluster.products import CNI_PLUGINS, CONTAINERD, KUBE_PROXY, KUBELET, RUNC
 from tests.cluster.runs import Run
@@ -92,14 +91,7 @@ class Node:
 
     def translates_services(self) -> bool:
         """Whether its kube-proxy has written its rules and keeps them up to date."""
-        connection = http.client.HTTPConnection(self.address, PROXY_HEALTH_PORT, timeout=2)
-        try:
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status == http.client.OK
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        return is_healthy(self.address, PROXY_HEALTH_PORT, "/healthz")
 
     def _variables(self) -> dict[str, str | Path]:
         programs = [str(obtain(each).parent) for each in (CONTAINERD, RUNC, KUBELET, KUBE_PROXY)]
