@@ -42,7 +42,7 @@ def _balance_node(loads, experts, num_slots, num_gpus):
 def _replicate(loads, num_slots):
     """The expert of each replica, and the replicas of each expert: one more to the largest load / replicas, always."""
     replicas = list(range(len(loads)))
-    counts = np.ones(len(loads), dtype=np.int64)
+    counts = np.ones(len(loads), dtype=np.float32)  # as an integer it would make float64 of the quotients
     while len(replicas) < num_slots:
         hottest = int(np.argmax(loads / counts))
         replicas.append(hottest)

@@ -1,0 +1,36 @@
+"""Loads that benchmarks of expert maps balance: seeded, multinomial, alone or as two windows."""
+
+import math
+
+import numpy as np
+
+
+def draw(alpha, seed, num_layers=58, num_experts=256):
+    """Loads `[num_layers, num_experts]`: popularity from the density x^-alpha on [1, 256], 8 million pairs a layer."""
+    generator = np.random.default_rng(seed)
+    return _count(generator, alpha, generator.random((num_layers, num_experts)))
+
+
+def drift(alpha, rho, seed, num_layers=58, num_experts=256):
+    """Two windows whose popularities are correlated by a Gaussian copula."""
+    generator = np.random.default_rng(seed)
+    first, fresh = generator.standard_normal((2, num_layers, num_experts))
+    second = rho * first + math.sqrt(1 - rho**2) * fresh
+    cumulated = np.vectorize(lambda z: math.erfc(-z / math.sqrt(2)) / 2)
+    return [_count(generator, alpha, cumulated(each)) for each in (first, second)]
+
+
+def max_over_mean(loads, slots, num_gpus):
+    """Load of the fullest GPU / mean, `[layers]`, for `slots` `[layers, num_slots]`."""
+    layers = np.arange(len(loads))[:, None]
+    counts = np.stack([np.bincount(row, minlength=loads.shape[1]) for row in slots])
+    carried = (loads / counts)[layers, slots].reshape(len(loads), num_gpus, -1).sum(axis=2)
+    return carried.max(axis=1) / carried.mean(axis=1)
+
+
+def _count(generator, alpha, uniform, num_pairs=8_000_000):
+    """Multinomial counts of experts whose popularity is the quantile `uniform` of the density x^-alpha on [1, 256]."""
+    exponent = 1 - alpha
+    popularity = (1 + uniform * (256**exponent - 1)) ** (1 / exponent)
+    shares = popularity / popularity.sum(axis=1, keepdims=True)
+    return np.stack([generator.multinomial(num_pairs, row) for row in shares])
