@@ -189,6 +189,7 @@ def _experts(arguments: argparse.Namespace) -> None:
             previous=arguments.previous,
             keep_within=arguments.keep_within,
             export=arguments.export,
+            first_layer=arguments.first_layer,
             output=arguments.output,
         )
     )

@@ -19,6 +19,7 @@ from planner.errors import CallError, Violation
 from planner.expert_map import Effort, ExpertMap, Loads, Policy, Sizes, balance, read_loads, stage_moves
 from planner.expert_map.formats import Engine, Map, read_map
 from planner.rule import nearest
+from planner.spec import MAX_EP_SIZE, MAX_REDUNDANT
 
 __all__ = ["ExpertsCall", "ExpertsJob", "answer", "check_call", "map_json", "map_text"]
 
@@ -41,6 +42,7 @@ class ExpertsCall:
     previous: Path | None = None
     keep_within: float = 0.0
     export: Engine | None = None
+    first_layer: int = 0
     output: Path | None = None
 
 
@@ -174,22 +176,36 @@ def _fitting(previous: Map, written: str, loads: Loads, call: ExpertsCall) -> Ma
 
 def _wrong_sizes(call: ExpertsCall, num_experts: int | None) -> Iterator[Violation]:
     counts = {name: getattr(call, name) for name in ("gpus", "nodes", "groups", "slots_per_gpu")}
-    below_one = [name for name, count in counts.items() if count is not None and count < 1]
-    for name in below_one:
-        option = f"--{name.replace('_', '-')}"
-        yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", "nearest: 1")
-    if not {"gpus", "nodes"} & set(below_one):
+    wrong = {name for name, count in counts.items() if count is not None and count < 1}
+    for name in counts:
+        if name in wrong:
+            option = f"--{name.replace('_', '-')}"
+            yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", "nearest: 1")
+    if call.gpus > MAX_EP_SIZE:
+        wrong.add("gpus")
+        rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
+        yield Violation("--gpus", call.gpus, rule, "experts are spread over one unit", f"nearest: {MAX_EP_SIZE}")
+    if not {"gpus", "nodes"} & wrong:
         yield from _uneven_nodes(call)
-    if num_experts is not None and not {"gpus", "slots_per_gpu"} & set(below_one):
+    if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
+        yield from _too_many_slots(call, num_experts)
+    if num_experts is not None and not {"groups", "nodes"} & wrong:
+        yield from _uneven_groups(call, num_experts)
+    yield from _wrong_options(call)
+
+
+def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
+    """What concerns neither GPUs nor slots."""
     if call.export is not None and call.output is None:
         rule, reason = "S809 must come with -o", "stdout is for the answer"
         yield Violation("--export", call.export, rule, reason, "for example -o map.json")
     if not 0 <= call.keep_within < math.inf:
         rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
         yield Violation("--keep-within", str(call.keep_within), rule, reason, "nearest: 0")
-    if num_experts is not None and not {"groups", "nodes"} & set(below_one):
-        yield from _uneven_groups(call, num_experts)
+    if call.first_layer < 0:
+        rule, reason = "S810 must be at least 0", "layers are numbered from 0"
+        yield Violation("--first-layer", call.first_layer, rule, reason, "nearest: 0")
 
 
 def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
@@ -205,6 +221,14 @@ def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
         rule = f"S803 must be at least {fewest} ({num_experts} experts on {call.gpus} GPUs)"
         reason = f"{call.slots_per_gpu * call.gpus} slots cannot hold {num_experts} experts"
         yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, f"nearest: {fewest}")
+
+
+def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    most = (num_experts + MAX_REDUNDANT) // call.gpus
+    if call.slots_per_gpu is not None and call.slots_per_gpu > most:
+        rule = f"S812 must be at most {most} ({num_experts} + {MAX_REDUNDANT} redundant experts on {call.gpus} GPUs)"
+        reason = "no unit has more redundant experts"
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, f"nearest: {most}")
 
 
 def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:

@@ -219,6 +219,23 @@ def test_every_mistake_of_a_call_is_said_at_once(loads_file, experts, options, m
     assert [error["message"] for error in document["errors"]] == messages
 
 
+def test_sizes_beyond_any_unit_are_refused_at_once(loads_file, experts):
+    """S810, S811, S812: what would be searched for ever is a mistake with its limit."""
+    path = loads_file([[1] * 8])
+    _, many_gpus = experts(path, "--gpus", 100_000_000_000, "--nodes", 1)
+    _, many_slots = experts(path, "--gpus", 4, "--nodes", 1, "--slots-per-gpu", 5000, "--first-layer", -7)
+
+    assert [error["message"] for error in many_gpus["errors"]] == [
+        "--gpus (100000000000) must be at most 4096, as a unit's ep_size; experts are spread over one unit; "
+        "nearest: 4096"
+    ]
+    assert [error["message"] for error in many_slots["errors"]] == [
+        "--slots-per-gpu (5000) must be at most 4098 (8 + 16384 redundant experts on 4 GPUs); "
+        "no unit has more redundant experts; nearest: 4098",
+        "--first-layer (-7) must be at least 0; layers are numbered from 0; nearest: 0",
+    ]
+
+
 def test_wrong_loads_do_not_hide_wrong_sizes(tmp_path, experts):
     """A missing file and no GPUs: two mistakes."""
     status, document = experts(tmp_path / "none.npy", "--gpus", 0, "--nodes", 1)
