@@ -51,27 +51,30 @@ def decide(spec: CheckedSpec, split: Split) -> tuple[CheckedSpec, tuple[Decision
     decisions: list[Decision] = []
     for phase in spec.spec.phases:
         if any(_is_auto(spec.spec.phase(phase), field) for field in AUTO_FIELDS):
-            numbers = _decide(spec, phase, split)
-            decisions += _reasons(spec, phase, numbers)
+            numbers, num_held = _decide(spec, phase, split)
+            decisions += _reasons(spec, phase, numbers, num_held)
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
     return spec, (*decisions, *_defaults(spec.spec, spec.document.data, ""))
 
 
-def _decide(spec: CheckedSpec, phase: Phase, split: Split) -> Numbers:
-    """The first layout that holds what is wanted, else the first that holds one request, else the last."""
-    section = spec.spec.phase(phase)
-    wants_most = _is_auto(section, "max_requests")
-    wanted = 1 if phase == "prefill" or wants_most else section.max_requests
-    held: list[tuple[int, Numbers]] = []
+def _decide(spec: CheckedSpec, phase: Phase, split: Split) -> tuple[Numbers, int]:
+    """The first layout that holds what is wanted, else the first that holds one request, else the last.
+
+    With it, how many of the wanted requests it holds at full length.
+    """
+    wanted = _wanted_requests(phase, spec.spec.phase(phase))
+    wants_most = _is_auto(spec.spec.phase(phase), "max_requests")
+    held: list[tuple[Numbers, int]] = []
     for numbers in _layouts(spec, phase):
         tried = _trial(spec, phase, numbers)
         plan = split(tried, phase)
         if plan is None:
-            return numbers
-        held.append((min(plan.full_requests, wanted) if plan.short <= 0 else 0, numbers))
-        if held[-1][0] == wanted:
-            return {**numbers, "max_requests": _most_requests(tried, phase, split)} if wants_most else numbers
-    return next((numbers for requests, numbers in held if requests), held[-1][1])
+            return numbers, wanted
+        held.append((numbers, min(plan.full_requests, wanted) if plan.short <= 0 else 0))
+        if held[-1][1] == wanted:
+            most = {"max_requests": _most_requests(tried, phase, split)} if wants_most else {}
+            return numbers | most, wanted
+    return next((each for each in held if each[1]), held[-1])
 
 
 def _trial(spec: CheckedSpec, phase: Phase, numbers: Numbers) -> CheckedSpec:
@@ -128,19 +131,27 @@ def _is_auto(section: PhaseSpec, field: str) -> bool:
     return bool(getattr(section, field) == AUTO)
 
 
+def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
+    """Of full length at a time, on one GPU; prefill computes one and hands it on."""
+    return 1 if phase == "prefill" or _is_auto(section, "max_requests") else section.max_requests
+
+
+def _requests(number: int) -> str:
+    return "a request" if number == 1 else f"{number} requests"
+
+
 def _default_requests() -> int:
     return int(PhaseSpec.model_fields["max_requests"].default)
 
 
-def _reasons(spec: CheckedSpec, phase: Phase, numbers: Numbers) -> Iterator[Decision]:
+def _reasons(spec: CheckedSpec, phase: Phase, numbers: Numbers, num_held: int) -> Iterator[Decision]:
     section = spec.spec.phase(phase)
     tokens = f"{section.max_request_tokens:,} tokens"
     on_cpu = "memory of a CPU is not known: "
-    wanted = (
-        "a request" if phase == "prefill" or _is_auto(section, "max_requests") else f"{section.max_requests} requests"
-    )
+    wanted = _wanted_requests(phase, section)
+    room = f"the smallest unit whose GPUs each have room for {_requests(num_held)} of {tokens}"
     whys = {
-        "ep_size": f"the smallest unit whose GPUs each have room for {wanted} of {tokens}",
+        "ep_size": room if num_held == wanted else f"{room}, as none has for {wanted}",
         "redundant_experts": "the fewest that give all GPUs equally many slots and hot experts replicas"
         if numbers.get("redundant_experts")
         else "no slot is left for replicas",
@@ -161,4 +172,4 @@ def _defaults(section: BaseModel, written: Any, prefix: str) -> Iterator[Decisio
             inner = written.get(name, {}) if isinstance(written, dict) else {}
             yield from _defaults(value, inner, f"{prefix}{name}.")
         elif name not in written and not field.is_required() and value is not None:
-            yield Decision(f"{prefix}{name}", value, DEFAULT)
+            yield Decision(f"{prefix}{name}", field.default, DEFAULT)  # as one would write it

@@ -17,6 +17,7 @@ from planner.spec import Phase, PhaseSpec
 __all__ = ["plan_text"]
 
 WIDTH = 100
+MAX_REASON = 64  # characters on a line, beside the longest field and its value
 MAX_NODES = 4  # of a unit; of more the first and last are named
 MAX_UNITS = 12  # of a phase; more are counted
 
@@ -58,7 +59,10 @@ def _head(plan: Plan) -> str:
 def _decisions(plan: Plan) -> str:
     """What the spec left to the planner with reasons, and what it did not mention."""
     decided = [each for each in plan.decisions if each.why != DEFAULT]
-    rows = [("decided", "value", "because it is"), *((each.path, str(each.value), each.why) for each in decided)]
+    rows = [("decided", "value", "because it is")]
+    for each in decided:
+        first, *others = textwrap.wrap(each.why, MAX_REASON)
+        rows += [(each.path, str(each.value), first), *(("", "", line) for line in others)]
     defaults = ", ".join(f"{each.path} {each.value}" for each in plan.decisions if each.why == DEFAULT)
     filled = textwrap.fill(
         f"by default: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False

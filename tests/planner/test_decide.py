@@ -40,6 +40,18 @@ def test_a_unit_is_the_smallest_that_holds_what_is_wanted(compiled):
     assert smaller.memory[1].full_requests < 20 <= plan.memory[1].full_requests
 
 
+def test_the_reason_says_what_a_fallback_holds(compiled):
+    """128 requests of 32,768 tokens fit on no GPU; the reason says how many do in the unit that is taken instead."""
+    plan = compiled(applied(PAIR, {"decode.ep_size": "auto"}))
+    held = plan.memory[1].full_requests
+    (why,) = (each.why for each in plan.decisions if each.path == "decode.ep_size")
+
+    assert 1 <= held < 128
+    assert why == (
+        f"the smallest unit whose GPUs each have room for {held} requests of 32,768 tokens, as none has for 128"
+    )
+
+
 def test_requests_are_as_many_as_fit(compiled):
     """One more, and its buffers and KV do not fit together."""
     plan = compiled(applied(PAIR, {"decode.max_requests": "auto"}))
