@@ -17,8 +17,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
-from planner.spec import AUTO, UNION_TAGS, Section, Spec
-from planner.units import QUANTITIES
+from planner.section import Section
+from planner.spec import AUTO, UNION_TAGS, Spec
+from planner.units import QUANTITIES, Kind, as_we_spell
 
 __all__ = ["CheckedFields", "check_fields", "did_you_mean"]
 
@@ -79,7 +80,11 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix:
 
 def _is_undecided(field: FieldInfo, value: Any) -> bool:
     """`auto`, where a number may be left to the planner: no rule can read it yet."""
-    return value == AUTO and any(isinstance(each, WrapValidator) for each in field.metadata)
+    return value == AUTO and _may_be_auto(field)
+
+
+def _may_be_auto(field: FieldInfo) -> bool:
+    return any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
 def _is_wrong_below(path: str, wrong: set[str | None]) -> bool:
@@ -94,7 +99,7 @@ def _violation(detail: ErrorDetails) -> Violation:
     if kind == "extra_forbidden":
         return _unknown(detail)
     if kind in WANTED:
-        rule = f"S203 must be {WANTED[kind]}"
+        rule = f"S203 must be {WANTED[kind]}{' or auto' if _may_be_auto(_field(path)) else ''}"
         return Violation(path, value, rule, f"it is {_noun(value)}", _example(path, value))
     if kind == "string_pattern_mismatch":
         rule = "S209 must have another form"
@@ -104,14 +109,22 @@ def _violation(detail: ErrorDetails) -> Violation:
         rule = f"S210 must have at {word} {bound} entries"
         return Violation(path, value, rule, f"it has {len(value)}", _example(path, value))
     if kind == "quantity":
-        rule = f"S208 must be {QUANTITIES[limits['kind']]}"
-        reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
-        return Violation(path, value, rule, reason, _example(path, value))
+        return _not_a_quantity(path, value, limits["kind"])
+    if kind == "quantity_range":
+        rule, fix = f"S205 must be at {limits['word']} {limits['bound']}", f"nearest: {limits['bound']}"
+        return Violation(path, value, rule, _sentence(_field(path)), fix)
     if kind == "literal_error":
         choices = [str(choice) for choice in get_args(_field(path).annotation)]
         rule = f"S204 must be {' or '.join(choices)}"
         return Violation(path, value, rule, "nothing else is understood", did_you_mean(value, choices))
     return _out_of_range(path, value, kind, limits)
+
+
+def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
+    reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
+    meant = as_we_spell(kind, value)
+    fix = f"did you mean {meant}?" if meant else _example(path, value)
+    return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", reason, fix)
 
 
 def _missing(path: str) -> Violation:
@@ -195,9 +208,11 @@ def _sentence(field: FieldInfo) -> str:
 
 
 def _example(path: str, value: Any) -> str:
-    """A value that is right: the one that was meant, if it only stands in quotes, else the declared example."""
+    """A value that is right: the one that was meant, if it is only misspelt or quoted, else the declared example."""
     name = path.rpartition(".")[2]
     field = _field(path)
+    if _may_be_auto(field) and difflib.get_close_matches(str(value), [AUTO]):
+        return f"did you mean {AUTO}?"
     if int in _types(field.annotation) and isinstance(value, str) and value.isdecimal():
         return f"nearest: {int(value)}"
     if not field.examples:

@@ -12,9 +12,9 @@ from typing import Any
 import jinja2
 
 from planner import names
+from planner.kubernetes_spec import KubernetesSpec, PodResources
 from planner.placement import Unit
 from planner.plan import Plan
-from planner.spec import KubernetesSpec, PodResources
 
 __all__ = ["KUSTOMIZATION", "render_files"]
 
@@ -143,7 +143,7 @@ def _pod(kubernetes: KubernetesSpec, resources: PodResources | None) -> Variable
         ],
     }
     if resources is not None:
-        variables["resources"] = {"cpu": _cpu(resources.cpus), "memory": _memory(resources.memory_gib)}
+        variables["resources"] = {"cpu": _cpu(resources.cpus), "memory": _memory(resources.memory)}
     return variables
 
 
@@ -153,9 +153,9 @@ def _cpu(cpus: float) -> str:
     return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)
 
 
-def _memory(gib: float) -> str:
+def _memory(num_bytes: int) -> str:
     """`1536Mi` or `2Gi`: likewise."""
-    mib = round(gib * 1024)
+    mib = round(num_bytes / 2**20)
     return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
 
 

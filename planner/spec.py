@@ -9,41 +9,31 @@ to know is in `rules.py`. Field names are the contract's.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from planner.catalog import GPUS, MODELS
-from planner.units import byte_quantity, link_quantity
+from planner.kubernetes_spec import KubernetesSpec
+from planner.section import Section
+from planner.units import quantity
 
 __all__ = [
     "AUTO",
+    "MAX_EP_SIZE",
+    "MAX_REDUNDANT",
     "PHASES",
     "UNION_TAGS",
     "ClusterSpec",
     "ExpertLoadSpec",
     "GatewaySpec",
     "GpuSpec",
-    "KubernetesSpec",
     "ModelFiles",
     "NodeSpec",
     "Overlap",
     "Phase",
     "PhaseSpec",
-    "PodResources",
     "Precision",
-    "ResourcesSpec",
     "ScheduleSpec",
-    "Section",
     "Spec",
-    "VolumeSpec",
     "WindowSpec",
 ]
 
@@ -55,15 +45,11 @@ Overlap = Literal["none", "dual_batch", "five_stage"]
 AUTO = "auto"  # a number that memory and shapes decide
 
 MAX_NODES = 20_000
+MAX_EP_SIZE = 4096
+MAX_REDUNDANT = 16_384
 
 _A_MODEL = next(iter(MODELS))
 _A_GPU = next(name for name in GPUS if name != "cpu")
-
-
-class Section(BaseModel):
-    """A part of the spec: immutable, without unknown keys, without conversions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelFiles(Section):
@@ -94,10 +80,10 @@ class GpuSpec(Section):
     """A GPU that the catalog does not have."""
 
     name: str = Field(min_length=1, max_length=63, description="What plans call it.", examples=["a-gpu-96"])
-    memory: Annotated[int, *byte_quantity] = Field(
+    memory: Annotated[int, *quantity("bytes")] = Field(
         description="What its driver lets a process allocate, which is less than it is sold as.", examples=["94GiB"]
     )
-    nvlink: Annotated[float, *link_quantity] | None = Field(
+    nvlink: Annotated[float, *quantity("link")] | None = Field(
         default=None,
         description="One way to the other GPUs of its NVLink domain, or what takes its place.",
         examples=["450GB/s"],
@@ -105,7 +91,7 @@ class GpuSpec(Section):
     nvlink_domain: int | None = Field(
         default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
     )
-    nic: Annotated[float, *link_quantity] | None = Field(
+    nic: Annotated[float, *quantity("link")] | None = Field(
         default=None, description="One way of each NIC.", examples=["400Gbps"]
     )
     gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
@@ -207,11 +193,11 @@ class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
 
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
-    ep_size: Annotated[int, Field(ge=1, le=4096), *_or_auto(1, 4096)] = Field(
+    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them, and attention is data-parallel.",
         examples=[32],
     )
-    redundant_experts: Annotated[int, Field(ge=0, le=16_384), *_or_auto(0, 16_384)] = Field(
+    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
         default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32]
     )
     overlap: Overlap = Field(
@@ -299,66 +285,6 @@ class GatewaySpec(Section):
         le=65_535,
         description="HTTP port, at least 1024 since no process runs as root.",
         examples=[8000],
-    )
-
-
-class VolumeSpec(Section):
-    """Something of the cluster that every pod can read, never write."""
-
-    mount_path: str = Field(description="Where pods find it.", examples=["/models"])
-    host_path: str | None = Field(
-        default=None, description="A folder that is on every node, such as a local disk.", examples=["/mnt/models"]
-    )
-    claim: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Instead of a folder, a PersistentVolumeClaim that many nodes can mount.",
-        examples=["models"],
-    )
-
-
-class PodResources(Section):
-    """What each pod of a kind is sure to get."""
-
-    cpus: float = Field(
-        ge=0.001, le=4096, description="CPUs requested, without a limit since spare ones are free.", examples=[16]
-    )
-    memory_gib: float = Field(
-        ge=0.001, le=1_048_576, description="Memory in GiB, requested and the most that a pod may use.", examples=[512]
-    )
-
-
-class ResourcesSpec(Section):
-    """CPUs and memory by kind of pod."""
-
-    unit: PodResources | None = Field(default=None, description="For each pod of each unit.")
-    gateway: PodResources | None = Field(default=None, description="For the gateway's pod.")
-
-
-class KubernetesSpec(Section):
-    """What only the manifests need."""
-
-    namespace: str = Field(
-        default="tidemill", description="Namespace of all objects, created with them.", examples=["tidemill"]
-    )
-    image: str = Field(
-        default="tidemill-runtime:0.1.0",
-        min_length=1,
-        description="The image that holds the runtime package, as the nodes can pull it.",
-        examples=["registry.example.com/tidemill-runtime:0.1.0"],
-    )
-    volumes: list[VolumeSpec] = Field(
-        default=[],
-        description="What all pods mount read-only, such as the folder of the checkpoint.",
-        examples=["[{host_path: /mnt/models, mount_path: /models}]"],
-    )
-    resources: ResourcesSpec = Field(default=ResourcesSpec(), description="CPUs and memory of the pods.")
-    ready_timeout_s: int = Field(
-        default=1800,
-        ge=10,
-        le=86_400,
-        description="Seconds after which a unit that is not ready is an error, where loading takes most of them.",
-        examples=[1800],
     )
 
 

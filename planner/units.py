@@ -3,17 +3,18 @@
 `80GiB`, `400Gbps`, `50ms`, `2h` are read once, at the border of the spec, into whole bytes, gigabits a second and
 seconds; inside the planner a number carries its unit in its name. GB is 1e9 bytes and GiB is 2^30: both can be
 written, and neither is ever taken for the other. A number without a unit is refused, since nobody can tell which was
-meant.
+meant; a unit as others spell it (Kubernetes' `512Gi`) is refused with ours.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-__all__ = ["QUANTITIES", "byte_quantity", "gb", "link_quantity", "time_quantity"]
+__all__ = ["QUANTITIES", "Kind", "as_we_spell", "gb", "quantity"]
+
+Kind = Literal["bytes", "link", "time"]
 
 AMOUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
 
@@ -22,13 +23,54 @@ BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 }
 GIGABITS_PER_S = {"Mbps": 1e-3, "Gbps": 1, "Tbps": 1e3, "MB/s": 8e-3, "GB/s": 8, "TB/s": 8e3}
 SECONDS = {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}
+UNITS: dict[Kind, dict[str, float]] = {"bytes": {**BYTES}, "link": GIGABITS_PER_S, "time": SECONDS}
+
+# How others spell the same units: Kubernetes' quantities, `ethtool`, `nvidia-smi`, systemd.
+SPELLINGS: dict[Kind, dict[str, str]] = {
+    "bytes": {"Ki": "KiB", "Mi": "MiB", "Gi": "GiB", "Ti": "TiB", "k": "kB", "M": "MB", "G": "GB", "T": "TB"},
+    "link": {f"{prefix}{unit}": f"{prefix}bps" for prefix in "MGT" for unit in ("b/s", "bit/s", "b", "bit")}
+    | {f"{prefix}{unit}": f"{prefix}B/s" for prefix in "MGT" for unit in ("Bps", "BPS")},
+    "time": {"m": "min", "mins": "min", "minutes": "min", "sec": "s", "seconds": "s", "hr": "h", "hours": "h"},
+}
 
 # kind -> what the message of a wrong one says
-QUANTITIES = {
+QUANTITIES: dict[Kind, str] = {
     "bytes": f"a size above 0 in {', '.join(BYTES)}",
     "link": f"a bandwidth above 0 in {', '.join(GIGABITS_PER_S)}",
     "time": f"a time above 0 in {', '.join(SECONDS)}",
 }
+
+
+def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> tuple[Any, Any]:
+    """A field's validator, and what editors are told: text, although the planner sees a number.
+
+    The number is in bytes, gigabits a second or seconds, between `least` and `most` where these are given.
+    """
+    floor, ceiling = _number(kind, least), _number(kind, most)
+
+    def read(written: Any) -> float:
+        number = _number(kind, written)
+        if number is None or number <= 0:
+            raise PydanticCustomError("quantity", "not a quantity", {"kind": kind})
+        if floor is not None and number < floor:
+            raise PydanticCustomError("quantity_range", "at {word} {bound}", {"word": "least", "bound": least})
+        if ceiling is not None and number > ceiling:
+            raise PydanticCustomError("quantity_range", "at {word} {bound}", {"word": "most", "bound": most})
+        return number
+
+    pattern = rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(UNITS[kind])})$"
+    return BeforeValidator(read), WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+def as_we_spell(kind: Kind, written: Any) -> str | None:
+    """`512GiB` for Kubernetes' `512Gi`; None where nobody can tell what was meant."""
+    match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
+        return None
+    amount, unit = match.groups()
+    folded = {each.casefold(): each for each in UNITS[kind]}
+    meant = SPELLINGS[kind].get(unit) or folded.get(unit.casefold())
+    return meant and f"{amount}{meant}"
 
 
 def gb(num_bytes: float) -> str:
@@ -36,24 +78,9 @@ def gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:,.1f} GB"
 
 
-def _reader(kind: str, units: Mapping[str, float], *, whole: bool) -> Callable[[Any], Any]:
-    def read(written: Any) -> Any:
-        match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
-        amount = float(match[1]) * units[match[2]] if match and match[2] in units else 0
-        amount = round(amount) if whole else amount
-        if amount <= 0:
-            raise PydanticCustomError("quantity", "not a quantity", {"kind": kind})
-        return amount
-
-    return read
-
-
-def _annotations(kind: str, units: Mapping[str, float], *, whole: bool = False) -> tuple[Any, Any]:
-    """A field's validator, and what editors are told: text, although the planner sees a number."""
-    pattern = rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(units)})$"
-    return BeforeValidator(_reader(kind, units, whole=whole)), WithJsonSchema({"type": "string", "pattern": pattern})
-
-
-byte_quantity = _annotations("bytes", BYTES, whole=True)
-link_quantity = _annotations("link", GIGABITS_PER_S)
-time_quantity = _annotations("time", SECONDS)
+def _number(kind: Kind, written: Any) -> float | None:
+    match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
+    if match is None or match[2] not in UNITS[kind]:
+        return None
+    amount = float(match[1]) * UNITS[kind][match[2]]
+    return round(amount) if kind == "bytes" else amount

@@ -36,10 +36,10 @@ class Deployment(pulumi.ComponentResource):
     def __init__(self, plan: Plan, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
         super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
         kubernetes = plan.spec.kubernetes
-        shared = create_objects(self, objects.shared, kubernetes.ready_timeout_s)
+        shared = create_objects(self, objects.shared, kubernetes.ready_timeout)
         children = pulumi.ResourceOptions(parent=self, depends_on=shared)
-        Gateway(names.gateway_name(plan.name), objects.gateway, kubernetes.ready_timeout_s, children)
+        Gateway(names.gateway_name(plan.name), objects.gateway, kubernetes.ready_timeout, children)
         for name, of_unit in objects.units.items():
-            Unit(name, of_unit, kubernetes.ready_timeout_s, children)
+            Unit(name, of_unit, kubernetes.ready_timeout, children)
         self.endpoint = names.cluster_endpoint(plan.name, kubernetes.namespace, plan.spec.gateway.port)
         self.register_outputs({"endpoint": self.endpoint})

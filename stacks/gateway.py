@@ -14,7 +14,7 @@ class Gateway(pulumi.ComponentResource):
     """Its Deployment becomes ready only when units have registered: nothing may wait for it before they exist."""
 
     def __init__(
-        self, name: str, objects: Sequence[PlanObject], ready_timeout_s: int, options: pulumi.ResourceOptions
+        self, name: str, objects: Sequence[PlanObject], ready_timeout_s: float, options: pulumi.ResourceOptions
     ) -> None:
         super().__init__("tidemill:stacks:Gateway", name, opts=options)
         create_objects(self, objects, ready_timeout_s)

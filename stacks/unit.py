@@ -14,7 +14,7 @@ class Unit(pulumi.ComponentResource):
     """The thing that is placed, drained, scaled and healed. It needs no other unit to become ready."""
 
     def __init__(
-        self, name: str, objects: Sequence[PlanObject], ready_timeout_s: int, options: pulumi.ResourceOptions
+        self, name: str, objects: Sequence[PlanObject], ready_timeout_s: float, options: pulumi.ResourceOptions
     ) -> None:
         super().__init__("tidemill:stacks:Unit", name, opts=options)
         create_objects(self, objects, ready_timeout_s)

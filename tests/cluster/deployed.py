@@ -23,7 +23,7 @@ __all__ = ["Deployed", "listing"]
 
 STACKS = Path(__file__).parents[2] / "stacks"
 DEMO = STACKS / "specs" / "demo.yaml"
-RESOURCES = {"unit": {"cpus": 0.1, "memory_gib": 3}, "gateway": {"cpus": 0.1, "memory_gib": 1}}
+RESOURCES = {"unit": {"cpus": 0.1, "memory": "3GiB"}, "gateway": {"cpus": 0.1, "memory": "1GiB"}}
 STATUS_TIMEOUT_S = 30
 POLL_S = 0.3
 
@@ -114,7 +114,7 @@ def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:
         "image": cluster.image,
         "volumes": [dict(volume) for volume in cluster.volumes],
         "resources": RESOURCES,
-        "ready_timeout_s": 600,
+        "ready_timeout": "10min",
     }
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(document))

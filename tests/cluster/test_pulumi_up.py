@@ -298,7 +298,7 @@ def test_an_image_that_cannot_be_had_is_an_error_in_time(deployed, cluster, tool
     (executable,) = toolchain(PULUMI)
     before = listing(cluster.api)
     broken = Deployed.of_demo(executable, tmp_path, cluster, "broken")
-    broken.change_spec(lambda spec: spec["kubernetes"].update(image="localhost/nobody:1", ready_timeout_s=20))
+    broken.change_spec(lambda spec: spec["kubernetes"].update(image="localhost/nobody:1", ready_timeout="20s"))
 
     run = broken.pulumi.up()
     removed = broken.pulumi.destroy()

@@ -254,7 +254,7 @@ def test_volumes_and_resources_of_the_spec_reach_every_pod(tmp_path):
     rendered = rendered_with(
         tmp_path,
         "  volumes: [{host_path: /mnt/models, mount_path: /models}, {claim: tables, mount_path: /tables}]\n"
-        "  resources: {unit: {cpus: 0.5, memory_gib: 1.5}, gateway: {cpus: 2, memory_gib: 1}}\n",
+        "  resources: {unit: {cpus: 0.5, memory: 1.5GiB}, gateway: {cpus: 2, memory: 1GiB}}\n",
     )
     pods = {each["kind"]: pod_of(each) for each in rendered if each["kind"] in ("Deployment", "LeaderWorkerSet")}
     for pod in pods.values():

@@ -20,7 +20,7 @@ VERSION = "1.36"  # of the test cluster
 EVERYTHING = """
 kubernetes:
   volumes: [{host_path: /mnt/models, mount_path: /models}, {claim: tables, mount_path: /tables}]
-  resources: {unit: {cpus: 0.5, memory_gib: 1.5}, gateway: {cpus: 2, memory_gib: 1}}
+  resources: {unit: {cpus: 0.5, memory: 1.5GiB}, gateway: {cpus: 2, memory: 1GiB}}
 """
 
 
