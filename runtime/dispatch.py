@@ -4,22 +4,49 @@
     dispatch   x [T, D], slots [T, K]  ->  rows [R, D] grouped by local slot, and how many each slot got
     combine    rows [R, D], computed   ->  y [T x K, D], each choice's output back in its token's place
 
+Both begin an exchange and return at once; what comes of it is had by `wait()`. Between the two the caller may compute,
+which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, sizes first.
+
 The weighted sum over a token's choices is the caller's, in the order of the choices, so that it does not depend on
-the layout. `LocalDispatcher` is the reference; `AllToAllDispatcher` must equal it. Sizes are exchanged before the data.
+the layout. `LocalDispatcher` is the reference; `AllToAllDispatcher` must equal it.
 A rank without tokens still takes part: the collectives are a group's, not a token's.
 
 Models: torchtitan's `TokenDispatcher` (one interface, Local and AllToAll), DeepEP (vocabulary).
 """
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from runtime.parallel import Group
 
-__all__ = ["AllToAllDispatcher", "Dispatched", "LocalDispatcher", "TokenDispatcher"]
+__all__ = [
+    "AllToAllDispatcher",
+    "Dispatched",
+    "LocalDispatcher",
+    "Pending",
+    "PlainRows",
+    "RowFormat",
+    "TokenDispatcher",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pending(Generic[T]):
+    """An exchange that has begun. `finish` makes the result of what arrived, in the thread that waits."""
+
+    arrival: "Future[Any]"
+    finish: Callable[[Any], T]
+
+    def wait(self) -> T:
+        """The result; once. Raises PeerLost."""
+        return self.finish(self.arrival.result())
 
 
 @dataclass(frozen=True)
@@ -34,75 +61,119 @@ class Dispatched:
     grouping: Tensor  # [R]: the received row that stands in each place of rows_RD
 
 
+class RowFormat(Protocol):
+    """How a token's activations travel: rows of bytes, because they may be of several types (codes and scales)."""
+
+    def encode(self, x_TD: Tensor) -> Tensor:
+        """[T, bytes], uint8."""
+
+    def decode(self, bytes_RB: Tensor) -> Tensor:
+        """[R, D], of what `encode` gave."""
+
+
+class PlainRows:
+    """As they are."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def encode(self, x_TD: Tensor) -> Tensor:
+        """The same memory."""
+        assert x_TD.dtype == self.dtype
+        return x_TD.contiguous().view(torch.uint8)
+
+    def decode(self, bytes_RB: Tensor) -> Tensor:
+        """The same memory."""
+        return bytes_RB.view(self.dtype)
+
+
 class TokenDispatcher(Protocol):
     """The seam: Local, AllToAll, later DeepEP."""
 
     bytes_sent: int  # dispatched to other ranks so far
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Dispatched:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Tensor]:
         """Bring results back: [T x K, D], in the order of the pairs."""
 
 
 class LocalDispatcher:
     """All slots are here: sorting is all there is to do."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, row_format: RowFormat) -> None:
         self.num_slots = num_slots
+        self.row_format = row_format
         self.bytes_sent = 0
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Dispatched:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
         pair_order = slots_TK.flatten().argsort(stable=True)
-        rows_RD = x_TD[pair_order // slots_TK.shape[1]]
+        rows_RD = self.row_format.decode(self.row_format.encode(x_TD)[pair_order // slots_TK.shape[1]])
         counts = slots_TK.flatten().bincount(minlength=self.num_slots).tolist()
-        return Dispatched(rows_RD, counts, pair_order, [len(rows_RD)], [len(rows_RD)], torch.arange(len(rows_RD)))
+        order = torch.arange(len(rows_RD))
+        return _here(Dispatched(rows_RD, counts, pair_order, [len(rows_RD)], [len(rows_RD)], order))
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Tensor]:
         """Undo the sort."""
-        return _scattered(rows_RD, dispatched.pair_order)
+        return _here(_scattered(rows_RD, dispatched.pair_order))
 
 
 class AllToAllDispatcher:
     """Slots over the ranks of a group: two variable-size all-to-alls, and one before them for the sizes."""
 
-    def __init__(self, group: Group, slots_per_rank: int) -> None:
+    def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat) -> None:
         self.group = group
         self.slots_per_rank = slots_per_rank
+        self.row_format = row_format
         self.bytes_sent = 0
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Dispatched:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort by slot, which is by rank too; exchange sizes, then rows; group what came by slot."""
         pair_order = slots_TK.flatten().argsort(stable=True)
-        rows_to_send = x_TD[pair_order // slots_TK.shape[1]]
-        sizes_sent, sizes_received = self._exchange_sizes(slots_TK)
-        sent, received = sizes_sent.sum(1).tolist(), sizes_received.sum(1).tolist()
-        rows = self.group.all_to_all(rows_to_send, sent, received)
-        grouping = _group_by_slot(sizes_received)
-        self._count_bytes(rows_to_send, sent)
-        return Dispatched(rows[grouping], sizes_received.sum(0).tolist(), pair_order, sent, received, grouping)
+        rows = self.row_format.encode(x_TD)[pair_order // slots_TK.shape[1]]
+        sizes_sent = self._sizes(slots_TK)
+        sent = sizes_sent.sum(1).tolist()
+        self._count_bytes(rows, sent)
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
+        def exchange() -> tuple[Tensor, Tensor]:
+            one_row_each = [1] * self.group.size
+            sizes = self.group.all_to_all(sizes_sent, one_row_each, one_row_each)
+            return sizes, self.group.all_to_all(rows, sent, sizes.sum(1).tolist())
+
+        def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
+            sizes, arrived_rows = arrived
+            grouping = _grouping(sizes)
+            rows_RD = self.row_format.decode(arrived_rows[grouping])
+            return Dispatched(rows_RD, sizes.sum(0).tolist(), pair_order, sent, sizes.sum(1).tolist(), grouping)
+
+        return Pending(self.group.begin(exchange), group_by_slot)
+
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Tensor]:
         """The same way back."""
-        in_arrival_order = _scattered(rows_RD, dispatched.grouping)
-        returned = self.group.all_to_all(in_arrival_order, dispatched.received, dispatched.sent)
-        return _scattered(returned, dispatched.pair_order)
+        rows = _scattered(rows_RD, dispatched.grouping)
+        arrival = self.group.begin(lambda: self.group.all_to_all(rows, dispatched.received, dispatched.sent))
+        return Pending(arrival, lambda returned: _scattered(returned, dispatched.pair_order))
 
-    def _exchange_sizes(self, slots_TK: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows for each slot of each rank, as sent and as received: [ranks, slots_per_rank] each."""
+    def _sizes(self, slots_TK: Tensor) -> Tensor:
+        """Rows for each slot of each rank, [ranks, slots_per_rank]."""
         num_slots = self.group.size * self.slots_per_rank
-        sent = slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
-        one_row_each = [1] * self.group.size
-        return sent, self.group.all_to_all(sent, one_row_each, one_row_each)
+        return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
 
     def _count_bytes(self, rows: Tensor, sent: list[int]) -> None:
         rows_to_others = sum(sent) - sent[self.group.rank]
-        self.bytes_sent += rows_to_others * rows.shape[1] * rows.element_size()
+        self.bytes_sent += rows_to_others * rows.shape[1]
 
 
-def _group_by_slot(sizes_received: Tensor) -> Tensor:
+def _here(value: T) -> Pending[T]:
+    """Nothing is under way."""
+    arrival: Future[None] = Future()
+    arrival.set_result(None)
+    return Pending(arrival, lambda _: value)
+
+
+def _grouping(sizes_received: Tensor) -> Tensor:
     """Rows arrive by source rank, then slot: the order that puts each slot's rows together, sources in order."""
     num_ranks, num_slots = sizes_received.shape
     slot_of_row = torch.arange(num_slots).repeat(num_ranks).repeat_interleave(sizes_received.flatten())

@@ -1,18 +1,23 @@
-"""The ranks of one unit as a group: who joined, and the two collectives that expert parallelism needs.
+"""The ranks of one unit as a group: who joined, the two collectives that expert parallelism needs, and their thread.
 
 Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socket is bound to the address that this
 node was given, the store's too (torch would take every interface). A peer that leaves is noticed inside the next
 collective, and is the end of this rank: a unit lives or dies as a whole.
 
+Exchanges that are to be overlapped run on one thread of their own, in the order in which they were begun, as on the
+communication stream of a GPU: so several collectives that need each other's results (sizes, then rows) are one piece
+of work in flight, and every rank has them in the same order. gloo waits without holding the interpreter.
+
 `Group` has two forms: `SoloGroup` is the slow reference for `GlooGroup` as well as the whole truth at EP1.
 It carries no tensors by name and sends no objects: shapes are agreed by the callers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +27,8 @@ from runtime.errors import PeerLost
 from runtime.sockets import listen
 
 __all__ = ["GlooGroup", "Group", "MeetingPoint", "SoloGroup", "new_group"]
+
+T = TypeVar("T")
 
 JOIN_TIMEOUT = timedelta(seconds=300)  # the slowest rank's weights must be loaded by then
 STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
@@ -52,6 +59,9 @@ class Group(Protocol):
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
 
+    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+        """Do `exchange`, which calls `all_to_all`, behind the caller's back, after all that were begun before it."""
+
 
 def new_group(rank: int, size: int) -> Group:
     """The group of a unit of `size` ranks, not joined yet."""
@@ -76,6 +86,12 @@ class SoloGroup:
         assert send == receive == [len(rows)]
         return rows
 
+    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+        """There is nothing to wait for: it is done at once."""
+        done: Future[T] = Future()
+        done.set_result(exchange())
+        return done
+
 
 class GlooGroup:
     """Ranks as processes on CPUs, over TCP."""
@@ -83,6 +99,7 @@ class GlooGroup:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self._exchanges = ThreadPoolExecutor(1, "exchanges")
 
     def join(self, meeting: MeetingPoint) -> None:
         """Meet at the store, then connect to every peer."""
@@ -106,6 +123,10 @@ class GlooGroup:
         with _peer_loss_named():
             self._backend.alltoall_base(received, rows, receive, send).wait()
         return received
+
+    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+        """On the exchange thread."""
+        return self._exchanges.submit(exchange)
 
 
 def _store(meeting: MeetingPoint, size: int) -> dist.Store:

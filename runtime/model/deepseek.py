@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, TokenDispatcher
+from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, PlainRows, RowFormat, TokenDispatcher
 from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LatentCache
 from runtime.model.batching import Batching
@@ -24,6 +24,7 @@ from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
 from runtime.model.rope import RotaryTable
+from runtime.overlap import OVERLAPS, Flow, Overlap, Pause
 from runtime.parallel import Group
 
 __all__ = ["DecodeBatch", "DeepseekV3", "PhysicalToLogical"]
@@ -39,17 +40,26 @@ class DecodeBatch:
     positions: Tensor
     cache_slots: Tensor
 
+    def __getitem__(self, part: slice) -> "DecodeBatch":
+        return DecodeBatch(self.token_ids[part], self.positions[part], self.cache_slots[part])
+
 
 class DeepseekV3(nn.Module):
     """One rank's part of the model. Parameters are empty until `weights.load` fills them."""
 
     def __init__(
-        self, config: ModelConfig, expert_map: PhysicalToLogical, group: Group, dtype: torch.dtype, batching: Batching
+        self,
+        config: ModelConfig,
+        expert_map: PhysicalToLogical,
+        group: Group,
+        dtype: torch.dtype,
+        batching: Batching,
+        overlap: Overlap = OVERLAPS["none"],
     ) -> None:
         super().__init__()
-        self.config, self.batching = config, batching
+        self.config, self.batching, self.overlap = config, batching, overlap
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
-        self.dispatcher = _dispatcher(group, self.load.rows.shape[1])
+        self.dispatcher = _dispatcher(group, self.load.rows.shape[1], PlainRows(dtype))
         self.rotary = RotaryTable(
             config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn
         )
@@ -64,22 +74,31 @@ class DeepseekV3(nn.Module):
 
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Whole prompts from position 0: hidden states [T, D] and latents [num_layers, T, C]. No prompts: T is 0."""
+        parts = self.overlap.split([len(prompt) for prompt in prompts])
+        results = self.overlap.run([self._prefill(prompts[part]) for part in parts])
+        return torch.cat([x_TD for x_TD, _ in results]), torch.cat([latents for _, latents in results], 1)
+
+    def decode(self, batch: DecodeBatch, cache: LatentCache) -> Tensor:
+        """One token a request: hidden states [B, D]; the new tokens' latents are written to `cache`. B may be 0."""
+        parts = self.overlap.split([1] * len(batch.token_ids))
+        return torch.cat(self.overlap.run([self._decode(batch[part], cache) for part in parts]))
+
+    def _prefill(self, prompts: list[list[int]]) -> Flow[tuple[Tensor, Tensor]]:
         lengths = [len(prompt) for prompt in prompts]
         token_ids_T = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long)
         positions_T = torch.cat([torch.arange(length) for length in [0, *lengths]])
         cos, sin = self.rotary.at(positions_T)
         x_TD, latents = self.model.embed_tokens(token_ids_T), []
         for layer in self.model.layers:
-            x_TD, latent_TC = layer.prefill(x_TD, cos, sin, lengths)
+            x_TD, latent_TC = yield from layer.prefill(x_TD, cos, sin, lengths)
             latents.append(latent_TC)
         return x_TD, torch.stack(latents)
 
-    def decode(self, batch: DecodeBatch, cache: LatentCache) -> Tensor:
-        """One token a request: hidden states [B, D]; the new tokens' latents are written to `cache`. B may be 0."""
+    def _decode(self, batch: DecodeBatch, cache: LatentCache) -> Flow[Tensor]:
         cos, sin = self.rotary.at(batch.positions)
         x_BD = self.model.embed_tokens(batch.token_ids)
         for index, layer in enumerate(self.model.layers):
-            x_BD = layer.decode(x_BD, cos, sin, batch, cache, index)
+            x_BD = yield from layer.decode(x_BD, cos, sin, batch, cache, index)
         return x_BD
 
     def logits(self, x_TD: Tensor) -> Tensor:
@@ -117,24 +136,26 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = feed_forward
 
-    def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> Flow[tuple[Tensor, Tensor]]:
         normed_TD = self.batching.rows(self.input_layernorm, x_TD)
         attended_TD, latent_TC = self.self_attn.prefill(normed_TD, cos, sin, lengths)
-        return self._feed_forward(x_TD + attended_TD), latent_TC
+        return (yield from self._feed_forward(x_TD + attended_TD)), latent_TC
 
     def decode(
         self, x_BD: Tensor, cos: Tensor, sin: Tensor, batch: DecodeBatch, cache: LatentCache, layer: int
-    ) -> Tensor:
+    ) -> Flow[Tensor]:
         normed_BD = self.batching.rows(self.input_layernorm, x_BD)
         cache.append(layer, batch.cache_slots, batch.positions, self.self_attn.latent(normed_BD, cos, sin))
+        q_BHC = self.self_attn.absorbed_query(normed_BD, cos, sin)
+        yield Pause.HALF_ATTENDED
         lengths_B = batch.positions + 1
-        latent_BSC = cache.read(layer, batch.cache_slots, lengths_B)
-        return self._feed_forward(x_BD + self.self_attn.decode(normed_BD, cos, sin, latent_BSC, lengths_B))
+        attended_BD = self.self_attn.decode(q_BHC, cache.read(layer, batch.cache_slots, lengths_B), lengths_B)
+        return (yield from self._feed_forward(x_BD + attended_BD))
 
-    def _feed_forward(self, x_TD: Tensor) -> Tensor:
+    def _feed_forward(self, x_TD: Tensor) -> Flow[Tensor]:
         normed_TD = self.batching.rows(self.post_attention_layernorm, x_TD)
         if isinstance(self.mlp, MixtureOfExperts):
-            return x_TD + self.mlp(normed_TD)
+            return x_TD + (yield from self.mlp(normed_TD))
         return x_TD + self.batching.rows(self.mlp, normed_TD)
 
 
@@ -150,5 +171,7 @@ def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
     return None
 
 
-def _dispatcher(group: Group, slots_per_rank: int) -> TokenDispatcher:
-    return LocalDispatcher(slots_per_rank) if group.size == 1 else AllToAllDispatcher(group, slots_per_rank)
+def _dispatcher(group: Group, slots_per_rank: int, row_format: RowFormat) -> TokenDispatcher:
+    if group.size == 1:
+        return LocalDispatcher(slots_per_rank, row_format)
+    return AllToAllDispatcher(group, slots_per_rank, row_format)

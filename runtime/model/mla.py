@@ -55,9 +55,12 @@ class LatentAttention(nn.Module):
         context_THV = torch.cat([v_THV[:0], *(_causal_attention(q, k, v, self.scale) for q, k, v in requests)])
         return self.batching.rows(self.o_proj, context_THV.flatten(1)), latent_TC
 
-    def decode(self, x_BD: Tensor, cos: Tensor, sin: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """One token a request against its cached latents, its own included (`lengths` counts it): [B, D]."""
-        q_BHC = self.batching.rows(self._absorbed_query, x_BD, cos, sin)
+    def absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first half of decode: the query in the space of the latents, [B, H, C]."""
+        return self.batching.rows(self._absorbed_query, x_BD, cos, sin)
+
+    def decode(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
+        """The second: one token a request against its cached latents, its own included: [B, D]."""
         context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, lengths_B)
         return self.batching.rows(self._absorbed_output, context_BHL)
 

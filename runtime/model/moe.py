@@ -22,6 +22,7 @@ from runtime.expert_load import ExpertLoad
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import GatedMlp
+from runtime.overlap import Flow, Pause
 
 __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
@@ -134,15 +135,22 @@ class MixtureOfExperts(nn.Module):
             rank,
         )
 
-    def forward(self, x_TD: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor) -> Flow[Tensor]:
         """[T, D] -> [T, D]; a collective of the unit, so T may be 0."""
         experts_TK, weights_TK = self.batching.rows(self.gate, x_TD)
-        dispatched = self.dispatcher.dispatch(x_TD, self.replicas.choose(experts_TK, self.rank))
+        slots_TK = self.replicas.choose(experts_TK, self.rank)
+        yield Pause.GATED
+        dispatching = self.dispatcher.dispatch(x_TD, slots_TK)
+        shared_TD = self.batching.rows(self.shared_experts, x_TD)
+        yield Pause.DISPATCHING
+        dispatched = dispatching.wait()
         self.load.add(self.moe_layer, dispatched.counts)
         rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
-        routed_TKD = self.dispatcher.combine(rows_RD, dispatched).unflatten(0, experts_TK.shape)
-        routed_TD = self.batching.rows(_weighted_sum, routed_TKD, weights_TK)
-        return routed_TD + self.batching.rows(self.shared_experts, x_TD)
+        combining = self.dispatcher.combine(rows_RD, dispatched)
+        yield Pause.COMBINING
+        routed_TKD = combining.wait().unflatten(0, experts_TK.shape)
+        yield Pause.COMBINED
+        return self.batching.rows(_weighted_sum, routed_TKD, weights_TK) + shared_TD
 
 
 def _weighted_sum(routed_TKD: Tensor, weights_TK: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtime.dispatch import AllToAllDispatcher
+from runtime.dispatch import AllToAllDispatcher, PlainRows
 from runtime.parallel import GlooGroup, MeetingPoint
 
 ADDRESS = "127.0.0.1"
@@ -20,17 +20,17 @@ ADDRESS = "127.0.0.1"
 def main(rank, size, port, slots_per_rank, folder):
     group = GlooGroup(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
-    dispatcher = AllToAllDispatcher(group, slots_per_rank)
+    dispatcher = AllToAllDispatcher(group, slots_per_rank, PlainRows(torch.float32))
     results = {}
     with np.load(folder / "input.npz", allow_pickle=False) as inputs:
         for number in itertools.count():
             if f"x_{number}_{rank}" not in inputs:
                 break
             x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
-            dispatched = dispatcher.dispatch(x, slots)
+            dispatched = dispatcher.dispatch(x, slots).wait()
             own_slots = torch.arange(rank * slots_per_rank, (rank + 1) * slots_per_rank)
             slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
-            combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched)
+            combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
             results[f"combined_{number}"] = combined.numpy()
             results[f"counts_{number}"] = np.array(dispatched.counts)
             results[f"bytes_{number}"] = np.array(dispatcher.bytes_sent)

@@ -120,7 +120,7 @@ def test_a_token_sees_the_order_of_what_came_before(small_config, random_model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_without_requests_are_empty(small_config, random_model, dtype):
     """A rank with nothing to do still steps, and gets no rows."""
-    model = random_model(small_config).to(dtype)
+    model = random_model(small_config, dtype=dtype)
     cache = LatentCache(small_config, 2, 16, dtype)
     nothing = torch.zeros(0, dtype=torch.long)
     hidden, latents = prefill(model, [])

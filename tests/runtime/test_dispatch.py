@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.dispatch import LocalDispatcher
+from runtime.dispatch import LocalDispatcher, PlainRows
 from runtime.model.moe import ReplicaTable
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +28,9 @@ ROUNDS = {
 
 def scaled_by_slot(dispatcher, x, slots):
     """What the ranks' "experts" compute, through `dispatcher`: each row times its slot's number plus one."""
-    dispatched = dispatcher.dispatch(x, slots)
+    dispatched = dispatcher.dispatch(x, slots).wait()
     slot_of_row = torch.arange(len(dispatched.counts)).repeat_interleave(torch.tensor(dispatched.counts))
-    return dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched), dispatched
+    return dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait(), dispatched
 
 
 @settings(max_examples=100, deadline=None)
@@ -40,7 +40,7 @@ def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_tokens, HIDDEN, generator=generator)
     slots = torch.randint(num_slots, (num_tokens, top_k), generator=generator)
-    combined, dispatched = scaled_by_slot(LocalDispatcher(num_slots), x, slots)
+    combined, dispatched = scaled_by_slot(LocalDispatcher(num_slots, PlainRows(torch.float32)), x, slots)
     pairs = [(token, slot) for token, choices in enumerate(slots.tolist()) for slot in choices]
     by_slot = [x[token] for wanted in range(num_slots) for token, slot in pairs if slot == wanted]
 
@@ -96,7 +96,7 @@ def test_all_to_all_equals_local(exchange):
     for number in range(len(ROUNDS[size])):
         for rank in range(size):
             x, slots = inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]
-            expected, _ = scaled_by_slot(LocalDispatcher(size * SLOTS_PER_RANK), x, slots)
+            expected, _ = scaled_by_slot(LocalDispatcher(size * SLOTS_PER_RANK, PlainRows(torch.float32)), x, slots)
             assert torch.equal(torch.from_numpy(results[rank][f"combined_{number}"]), expected)
 
 
