@@ -56,6 +56,3 @@ def _not_in_this_way(spec: CheckedSpec, phase: Phase) -> Iterator[Violation]:
     if wanted.precision == "fp8":
         reason = "the bundled runtime has no FP8 kernels so far"
         yield Violation(f"{phase}.precision", "fp8", "S705 must be bf16 or fp32 to run", reason, "nearest: bf16")
-    if wanted.overlap != "none":
-        reason = "the bundled runtime computes and communicates in turn so far"
-        yield Violation(f"{phase}.overlap", wanted.overlap, "S706 must be none to run", reason, "nearest: none")

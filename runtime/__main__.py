@@ -67,6 +67,9 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     generate.add_argument(
         "--deterministic", action="store_true", help="tokens that do not depend on batch, --ep or --expert-map"
     )
+    generate.add_argument(
+        "--overlap", choices=["none", "dual_batch", "five_stage"], default="none", help="of two halves of a batch"
+    )
     generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
     generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     generate.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -19,6 +19,7 @@ from runtime.kv_cache import LatentCache
 from runtime.model.batching import Alone, Together, check_machine
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DecodeBatch, DeepseekV3, PhysicalToLogical
+from runtime.overlap import OVERLAPS
 from runtime.parallel import Group
 
 __all__ = ["Engine", "Running"]
@@ -44,12 +45,15 @@ class Engine:
         dtype: torch.dtype,
         progress: Callable[[int, int], None] = lambda done, total: None,
         deterministic: bool = False,
+        overlap: str = "none",
     ) -> None:
         """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
         self.config = read_model_config(folder)
         self.dtype = dtype
         _check_expert_map(expert_map, self.config)
-        self.model = DeepseekV3(self.config, expert_map, group, dtype, Alone() if deterministic else Together())
+        self.model = DeepseekV3(
+            self.config, expert_map, group, dtype, Alone() if deterministic else Together(), OVERLAPS[overlap]
+        )
         self.tensor_names = weights.load(self.model, folder, progress)
         if deterministic:
             torch.set_num_threads(1)

@@ -44,6 +44,7 @@ class Job:
     dtype: torch.dtype
     expert_map: Path | None
     deterministic: bool
+    overlap: str
     logits: Path | None
     rank: int | None
     port: int | None
@@ -169,6 +170,7 @@ def _start_ranks(job: Job, scratch: str) -> list[Child]:
         flags += ["--expert-map", str(job.expert_map)]
     if job.deterministic:
         flags += ["--deterministic"]
+    flags += ["--overlap", job.overlap]
     if job.logits is not None:
         flags += ["--logits", str(job.logits)]
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // job.ep))}
@@ -183,7 +185,9 @@ def _run_rank(job: Job) -> None:
     config = read_model_config(folder)
     group = new_group(job.rank, job.ep)
     with Progress(disable=job.rank != 0 or not sys.stderr.isatty(), transient=True) as bars:
-        engine = Engine(folder, _expert_map(job, config), group, job.dtype, _loading_bar(bars), job.deterministic)
+        engine = Engine(
+            folder, _expert_map(job, config), group, job.dtype, _loading_bar(bars), job.deterministic, job.overlap
+        )
     group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
     share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]
     outputs = greedy(engine, group, share, job.max_tokens, _stop_ids(folder))

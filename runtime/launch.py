@@ -119,7 +119,7 @@ class UnitLaunch(_Part, kw_only=True):
     expert_map: ExpertMap
     split: Literal["equal"]
     precision: Literal["fp32", "bf16"]
-    overlap: Literal["none"]
+    overlap: Literal["none", "dual_batch", "five_stage"]
     deterministic: bool
     kv_cache: KvLayout
     model: Model

@@ -106,6 +106,7 @@ def _bring_up(
         group,
         DTYPES[launch.precision],
         deterministic=launch.deterministic,
+        overlap=launch.overlap,
     )
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")

@@ -68,11 +68,6 @@ def test_an_unknown_model_is_a_mistake(spec_text, problems_of):
             *("S704", 7, "  gpu: h800"),
             "cluster.gpu (h800) must be cpu to run; the bundled runtime computes on CPUs so far; nearest: cpu",
         ),
-        (
-            *("S706", 13, "  overlap: dual_batch"),
-            "prefill.overlap (dual_batch) must be none to run; "
-            "the bundled runtime computes and communicates in turn so far; nearest: none",
-        ),
     ],
 )
 def test_what_the_runtime_cannot_run_still_plans(rule_id, line, text, message, with_line, plan_of):
@@ -118,7 +113,7 @@ def test_the_published_pair_plans():
     assert [len(unit.nodes) for unit in plan.units] == [4, 18]
     assert (prefill.slots_per_gpu, decode.slots_per_gpu) == (9, 2)
     assert (prefill.num_physical_experts, decode.num_physical_experts, decode.shared_per_gpu) == (288, 288, 1)
-    assert {problem.rule[:4] for problem in plan.refusals} == {"S702", "S704", "S705", "S706"}
+    assert {problem.rule[:4] for problem in plan.refusals} == {"S702", "S704", "S705"}
 
 
 def test_latent_kv_of_the_published_model_is_as_published():

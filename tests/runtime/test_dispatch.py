@@ -1,10 +1,5 @@
 """Every (token, choice) pair reaches its slot and comes back in its place, on one rank or over real processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +8,8 @@ from hypothesis import strategies as st
 
 from runtime.dispatch import LocalDispatcher, PlainRows
 from runtime.model.moe import ReplicaTable
+from tests.runtime.rank_processes import run_ranks
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("dispatch_rank.py")
 SLOTS_PER_RANK, HIDDEN, TOP_K = 3, 5, 2
 ROW_BYTES = HIDDEN * 4
 
@@ -56,23 +50,7 @@ def exchange(request, tmp_path_factory, free_port):
     folder = tmp_path_factory.mktemp("dispatch")
     inputs = draw_inputs(size)
     np.savez(folder / "input.npz", **{name: value.numpy() for name, value in inputs.items()})
-    port = free_port()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, *map(str, (rank, size, port, SLOTS_PER_RANK)), folder],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+    run_ranks("dispatch_ranks.py", size, free_port(), SLOTS_PER_RANK, folder)
     return size, inputs, [np.load(folder / f"{rank}.npz", allow_pickle=False) for rank in range(size)]
 
 

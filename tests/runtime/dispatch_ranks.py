@@ -1,6 +1,6 @@
-"""One rank of the dispatch test: `dispatch_rank.py RANK SIZE PORT SLOTS_PER_RANK FOLDER`.
+"""The ranks of the dispatch test: `dispatch_ranks.py SIZE PORT SLOTS_PER_RANK FOLDER`.
 
-Reads `FOLDER/input.npz` (`x_ROUND_RANK` [T, D] and `slots_ROUND_RANK` [T, K]), dispatches each round, computes an
+Each reads `FOLDER/input.npz` (`x_ROUND_RANK` [T, D] and `slots_ROUND_RANK` [T, K]), dispatches each round, computes an
 "expert" that depends on the slot, combines, and writes `FOLDER/RANK.npz`.
 """
 
@@ -13,6 +13,7 @@ import torch
 
 from runtime.dispatch import AllToAllDispatcher, PlainRows
 from runtime.parallel import GlooGroup, MeetingPoint
+from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
 
@@ -39,4 +40,4 @@ def main(rank, size, port, slots_per_rank, folder):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), Path(sys.argv[5]))
+    fork_ranks(main, *map(int, sys.argv[1:4]), Path(sys.argv[4]))

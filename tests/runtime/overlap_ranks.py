@@ -1,0 +1,66 @@
+"""The ranks of the overlap test: `overlap_ranks.py SIZE PORT CHECKPOINT FOLDER`.
+
+Each reads `FOLDER/prompts.json`, takes every SIZE-th prompt, and computes them under each overlap: logits and
+latents of one prefill step, then the logits of a few decode steps. Writes `FOLDER/RANK.npz`
+(`OVERLAP_WHAT`, by own requests).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runtime.engine import Engine, Running
+from runtime.overlap import OVERLAPS
+from runtime.parallel import MeetingPoint, new_group
+from tests.runtime.rank_processes import fork_ranks
+
+ADDRESS = "127.0.0.1"
+DECODE_STEPS = 3
+MAX_REQUEST_TOKENS = 64
+
+
+def main(rank, size, port, checkpoint, folder):
+    group = new_group(rank, size)
+    engine = Engine(checkpoint, contiguous_map(checkpoint), group, torch.float32, deterministic=True)
+    group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
+    share = json.loads((folder / "prompts.json").read_text())[rank::size]
+    results = {}
+    for overlap in OVERLAPS:
+        engine.model.overlap = OVERLAPS[overlap]
+        for what, value in computed(engine, share).items():
+            results[f"{overlap}_{what}"] = value.numpy()
+    np.savez(folder / f"{rank}.npz", **results)
+    group.any(False)  # nobody leaves while a peer still exchanges
+
+
+def computed(engine, prompts):
+    """`prefill` [prompts, vocab], `latents` [layers, tokens, C] and `decode` [steps, prompts, vocab]."""
+    logits, latents = engine.prefill(prompts)
+    cache = engine.new_cache(max(len(prompts), 1), MAX_REQUEST_TOKENS)
+    running = [
+        Running(int(row.argmax()), len(prompt), cache.take(latent))
+        for prompt, row, latent in zip(prompts, logits, latents, strict=True)
+    ]
+    steps = []
+    for _ in range(DECODE_STEPS):
+        steps.append(engine.decode(running, cache))
+        for request, row in zip(running, steps[-1], strict=True):
+            request.last_token, request.position = int(row.argmax()), request.position + 1
+    return {
+        "prefill": logits,
+        "latents": torch.cat(latents, 1) if latents else torch.empty(0),
+        "decode": torch.stack(steps),
+    }
+
+
+def contiguous_map(checkpoint):
+    """Experts in order, one slot each."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    return [list(range(config["n_routed_experts"]))] * (config["num_hidden_layers"] - config["first_k_dense_replace"])
+
+
+if __name__ == "__main__":
+    fork_ranks(main, *map(int, sys.argv[1:3]), *map(Path, sys.argv[3:5]))
