@@ -21,6 +21,17 @@ _reads = declare_in(RULES)
 # Nodes
 
 
+@_reads("coverage", "cluster.rack_size", "cluster.nodes")
+def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nodes) -> Broken | None:
+    """Experts cannot be spread over racks that nobody named."""
+    named = size is not None or (isinstance(nodes, list) and all(node.get("rack") for node in nodes))
+    if coverage != "rack" or named:
+        return None
+    rule = "S516 must come with the racks of all nodes"
+    fix = "write cluster.rack_size, or rack for each node"
+    return Broken(rule, "experts are spread over racks that are known", fix)
+
+
 @_reads("cluster.nodes")
 def node_names_are_kubernetes_names(nodes: Nodes) -> Broken | None:
     """Pods are pinned to nodes by name."""

@@ -4,11 +4,13 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from planner.check import CheckedSpec
+from planner.coverage import MeanOf, failure_domains, require_coverage, require_covered
 from planner.decide import decide
 from planner.errors import InfeasibleError
-from planner.expert_map import Loads, balance, draw_loads
+from planner.expert_map import Domains, Loads, balance, draw_loads
 from planner.failures import report_failures
 from planner.launch import launch_documents
 from planner.memory import MemoryPlan, fit_memory, split_memory
@@ -33,11 +35,19 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
     try:
         layouts, memory = _fit(spec)
         placement = place_units(spec, layouts, previous)
+        places = failure_domains(spec, layouts, placement.units)
+        loads = _expert_loads(spec)
+        require_coverage(spec, layouts, places, _mean_of(loads))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible) from None
     schedule = plan_schedule(spec.spec, placement.units)
-    loads = _expert_loads(spec)
-    maps = {layout.phase: balance(loads, layout.num_physical_experts, layout.ep_size) for layout in layouts}
+    maps = {
+        each.phase: balance(
+            loads, each.num_physical_experts, each.ep_size, domains=places[each.phase].of(spec.spec.coverage)
+        )
+        for each in layouts
+    }
+    require_covered(spec, maps)
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
     documents = launch_documents(spec, placement.units, maps)
     return Plan(
@@ -49,6 +59,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
         placement=placement,
         schedule=schedule,
         expert_maps=maps,
+        places=places,
         traffic=traffic,
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
@@ -60,7 +71,8 @@ def check_fit(spec: CheckedSpec) -> None:
     """Whether the memory of `spec`'s GPUs holds it, wherever its units go. Raises InfeasibleError when it does not."""
     spec, _ = decide(spec, _split)
     try:
-        _fit(spec)
+        layouts, _ = _fit(spec)
+        require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible) from None
 
@@ -79,10 +91,20 @@ def _is_feasible(spec: CheckedSpec) -> bool:
     """The passes that can say no; none after them does."""
     try:
         layouts, _ = _fit(spec)
-        place_units(spec, layouts)
+        placement = place_units(spec, layouts)
+        require_coverage(spec, layouts, failure_domains(spec, layouts, placement.units))
     except InfeasibleError:
         return False
     return True
+
+
+def _mean_of(loads: Loads) -> MeanOf:
+    """What would become of the balance with other slots."""
+
+    def mean_of(layout: PhaseLayout, slots_per_gpu: int, domains: Domains) -> float:
+        return fmean(balance(loads, slots_per_gpu * layout.ep_size, layout.ep_size, domains=domains).max_over_mean)
+
+    return mean_of
 
 
 def _expert_loads(spec: CheckedSpec) -> Loads:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from planner import names
 from planner.canonical import digest_of, pretty_json
 from planner.catalog import Gpu
+from planner.coverage import FailureDomains, uncovered_experts
 from planner.decide import Decision
 from planner.errors import CallError, InfeasibleError, Problem, Violation
 from planner.expert_map import ExpertMap
@@ -43,6 +44,7 @@ class Plan:
     placement: Placement
     schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
+    places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, dict[str, Any]]  # by file name
@@ -95,7 +97,10 @@ class Plan:
             "failures": {each.phase: _failures_json(each) for each in self.failures},
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
-            "expert_maps": {each.sha256: _map_json(each) for each in self.expert_maps.values()},
+            "expert_maps": {
+                each.sha256: _map_json(each) | {"coverage": self._coverage_json(each)}
+                for each in self.expert_maps.values()
+            },
         } | self._optional()
 
     def _optional(self) -> dict[str, Any]:
@@ -106,6 +111,19 @@ class Plan:
         if self.traffic:
             sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
         return sections
+
+    def _coverage_json(self, expert_map: ExpertMap) -> dict[str, Any]:
+        """Of all phases that have this map, those that are worst off."""
+        counts = [
+            uncovered_experts(expert_map, self.places[phase])
+            for phase, each in self.expert_maps.items()
+            if each.sha256 == expert_map.sha256
+        ]
+        kinds = [kind for kind in counts[0] if all(kind in each for each in counts)]
+        return {
+            "rule": self.spec.coverage,
+            "uncovered_experts": {kind: max(each[kind] for each in counts) for kind in kinds},
+        }
 
     def _unit_json(self, unit: Unit) -> dict[str, Any]:
         return {

@@ -195,9 +195,12 @@ def _failures(plan: Plan) -> str:
         for loss in report.losses:
             stops = f"{loss.units} of {report.num_units} units"
             rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), loss.place))
-    return (
-        f"{_table(rows)}\n  Replicas elsewhere help only a runtime that goes on without a dead rank; ours does not yet."
-    )
+    lines = [_table(rows)]
+    coverage = plan.spec.coverage
+    if coverage != "none":
+        lines.append(f"  No expert goes dark when one {coverage} dies (coverage: {coverage}).")
+    lines.append("  Replicas elsewhere help only a runtime that goes on without a dead rank; ours does not yet.")
+    return "\n".join(lines)
 
 
 def _runnable(plan: Plan) -> str:

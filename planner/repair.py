@@ -9,12 +9,13 @@ It changes no spec: the user does.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 from planner.catalog import GPUS
 from planner.check import CheckedSpec, with_values
 from planner.errors import InfeasibleError, SpecError
+from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.spec import Phase
 
 __all__ = ["with_changes"]
@@ -45,6 +46,9 @@ def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasibl
 
 def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
     """Of each field that could help, the smallest change that does; what costs nothing to change stands first."""
+    if spec.spec.coverage != "none":
+        yield from _first(_covering_slots(spec), works)
+        yield from _first(({"coverage": less} for less in ("node", "none") if less != spec.spec.coverage), works)
     for phase in spec.spec.phases:
         yield from _first(_larger_units(spec, phase), works)
         yield from _first(_fewer_slots(spec, phase), works)
@@ -84,6 +88,35 @@ def _larger_system(spec: CheckedSpec) -> Iterator[Change]:
     for step in range(1, max(map(len, sizes.values()))):
         chosen = {phase: each[min(step, len(each) - 1)] for phase, each in sizes.items()}
         yield {**{f"{phase}.ep_size": size for phase, size in chosen.items()}, **_nodes_for(spec, chosen)}
+
+
+def _covering_slots(spec: CheckedSpec) -> Iterator[Change]:
+    """The slots that coverage asks for, in the units as they are, then in larger ones with the nodes that they take."""
+    sizes = [_whole_nodes(spec, phase) for phase in spec.spec.phases]
+    for steps in sorted(product(*(range(min(len(each), MAX_TRIES)) for each in sizes)), key=sum):
+        chosen = {phase: each[step] for phase, each, step in zip(spec.spec.phases, sizes, steps, strict=True)}
+        changes: dict[str, Any] = {}
+        for phase, size in chosen.items():
+            changes |= _covering(spec, phase, size)
+        yield {**changes, **_nodes_for(spec, chosen)}
+
+
+def _covering(spec: CheckedSpec, phase: Phase, ep_size: int) -> Change:
+    """What to write so that `phase` with that EP size has slots enough; nothing where it has."""
+    section, num_logical = spec.spec.phase(phase), spec.model.num_routed_experts
+    per_node = min(ep_size, spec.spec.cluster.gpus_per_node)
+    fewest = fewest_slots_per_gpu(num_logical, consecutive_domains(ep_size, per_node)) or 0
+    redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)
+    is_enough = ep_size == section.ep_size and redundant <= section.redundant_experts
+    other_size = {f"{phase}.ep_size": ep_size} if ep_size != section.ep_size else {}
+    return {} if is_enough else {**other_size, f"{phase}.redundant_experts": redundant}
+
+
+def _whole_nodes(spec: CheckedSpec, phase: Phase) -> list[int]:
+    """This EP size, and larger ones of whole nodes, up to two GPUs an expert."""
+    ep_size, per_node = spec.spec.phase(phase).ep_size, spec.spec.cluster.gpus_per_node
+    first = ep_size - ep_size % per_node + per_node
+    return [ep_size, *range(first, 2 * spec.model.num_routed_experts + 1, per_node)]
 
 
 def _ep_sizes(spec: CheckedSpec, phase: Phase) -> list[int]:

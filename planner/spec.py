@@ -23,6 +23,7 @@ __all__ = [
     "PHASES",
     "UNION_TAGS",
     "ClusterSpec",
+    "Coverage",
     "ExpertLoadSpec",
     "GatewaySpec",
     "GpuSpec",
@@ -41,6 +42,7 @@ Phase = Literal["prefill", "decode", "mixed"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")  # a spec has the first two, or the third
 Precision = Literal["fp8", "bf16", "fp32"]
 Overlap = Literal["none", "dual_batch", "five_stage"]
+Coverage = Literal["none", "node", "rack"]
 
 AUTO = "auto"  # a number that memory and shapes decide
 
@@ -306,6 +308,12 @@ class Spec(Section):
     )
     schedule: ScheduleSpec | None = Field(default=None, description="Which units are on when; without it, all always.")
     expert_load: ExpertLoadSpec = Field(default=ExpertLoadSpec(), description="What the expert maps balance.")
+    coverage: Coverage = Field(
+        default="none",
+        description="Every expert has replicas on two nodes, or in two racks, of its unit, so that none goes dark when "
+        "one dies, for runtimes that mask dead ranks.",
+        examples=["node"],
+    )
     deterministic: bool = Field(
         default=False,
         description="Greedy tokens depend on their request alone, not on neighbours or a restart, at a cost in speed.",

@@ -14,11 +14,13 @@ map could be at most.
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes, balance, is_prepared, prepare
+from planner.expert_map.balance import Domains, Effort, ExpertMap, Policy, Sizes, balance, is_prepared, prepare
+from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
 from planner.expert_map.loads import Loads, draw_loads, read_loads
 from planner.expert_map.stages import Stage, stage_moves
 
 __all__ = [
+    "Domains",
     "Effort",
     "ExpertMap",
     "Loads",
@@ -26,7 +28,10 @@ __all__ = [
     "Sizes",
     "Stage",
     "balance",
+    "consecutive_domains",
+    "count_uncovered",
     "draw_loads",
+    "fewest_slots_per_gpu",
     "is_prepared",
     "prepare",
     "read_loads",

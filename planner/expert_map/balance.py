@@ -2,8 +2,8 @@
 
 A map is named by the sha256 of its content, so that equal maps are one map, and a diff can say what moved.
 
-`policy` does the work. It is imported when it is called, for it needs numpy and numba: who only validates specs should
-not wait.
+`policy` does the work, or `coverage` where experts are to survive the loss of a domain. They are imported when they are
+called, for they need numpy and numba: who only validates specs should not wait.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,14 @@ from typing import Literal
 from planner.canonical import digest_of
 from planner.expert_map.loads import Loads
 
-__all__ = ["BoundKind", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare"]
+__all__ = ["BoundKind", "Domains", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare"]
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
-BoundKind = Literal["mean", "replicas", "packing", "groups"]  # see `bound`
+BoundKind = Literal["mean", "replicas", "packing", "groups", "coverage"]  # see `bound`, `covered`
+Domains = Sequence[
+    Sequence[int]
+]  # partitions: the failure domain of each GPU, as many times as units stand differently
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class ExpertMap:
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
     `max_over_mean` is `[num_moe_layers]`, expected when tokens split equally among an expert's replicas; no map for
     these loads, sizes and policy is below `bound`, and `binding` says what keeps it there. `policy` is what was asked
-    for or what `auto` chose, and `policy_reason` why.
+    for or what `auto` chose, and `policy_reason` why. `is_covered`: every expert has replicas in two of the failure
+    domains that were given; False also where none were.
     """
 
     num_logical_experts: int
@@ -58,6 +62,7 @@ class ExpertMap:
     binding: tuple[BoundKind, ...]
     policy: Policy
     policy_reason: str
+    is_covered: bool = False
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
 
     @property
@@ -86,6 +91,7 @@ def balance(
     policy: Policy = "auto",
     previous: Sequence[Sequence[int]] | None = None,
     keep_within: float = 0.0,
+    domains: Domains = (),
 ) -> ExpertMap:
     """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
@@ -93,10 +99,17 @@ def balance(
 
     With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change; none in a layer whose fullest GPU
     carries at most `1 + keep_within` times what the published EPLB would reach anew.
+
+    With `domains`, every expert gets replicas in two of them at least (`covered`), where slots suffice
+    (`fewest_slots_per_gpu`). Groups then do not stay on nodes, and moving stops at the balance of a fresh covered map.
     """
+    from planner.expert_map.coverage import make_covered_map
     from planner.expert_map.policy import make_map
 
-    return make_map(loads, Sizes(num_slots, num_gpus, num_nodes, num_groups), effort, policy, previous, keep_within)
+    sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups)
+    if domains:
+        return make_covered_map(loads, sizes, domains, previous, keep_within)
+    return make_map(loads, sizes, effort, policy, previous, keep_within)
 
 
 def is_prepared() -> bool:

@@ -1,0 +1,90 @@
+"""Maps whose experts survive the loss of a failure domain: `covered` searches, here is what came out of it.
+
+Groups of experts do not stay on nodes in such maps: a group on one node would go dark with it.
+
+With a previous map, few slots change: the search starts from it, and stops at the balance of a fresh map.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
+from planner.expert_map.bound import bind
+from planner.expert_map.covered import bound_of_two, solve_covered
+from planner.expert_map.moves import count_moves
+from planner.expert_map.policy import GOOD_ENOUGH
+from planner.expert_map.renew import align, part_repeats
+from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
+
+__all__ = ["make_covered_map"]
+
+REASON = "replicas of each expert are in two failure domains"
+
+
+def make_covered_map(
+    loads: Sequence[Sequence[float]] | Floats,
+    sizes: Sizes,
+    domains: Domains,
+    previous: Sequence[Sequence[int]] | None,
+    keep_within: float,
+) -> ExpertMap:
+    """See `balance`. Slots suffice (`fewest_slots_per_gpu`)."""
+    loads_LE = scale(loads)
+    bound_L, binding = _bind(loads_LE, sizes)
+    slots_LGS, covered_L = _solve(loads_LE, sizes, domains, bound_L)
+    moved_slots = None
+    if previous is not None:
+        previous_LGS = np.array(previous, dtype=np.int64).reshape(slots_LGS.shape)
+        slots_LGS = _renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, domains)
+        moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
+    return ExpertMap(
+        num_logical_experts=loads_LE.shape[1],
+        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads_LE), -1).tolist())),
+        max_over_mean=tuple(max_over_mean(loads_LE, slots_LGS).round(6).tolist()),
+        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
+        binding=binding,
+        policy="global",
+        policy_reason=REASON,
+        is_covered=bool(covered_L.all()),
+        moved_slots=moved_slots,
+    )
+
+
+def _bind(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]]:
+    """The bound of any map, or that of two replicas for each expert where that is higher."""
+    bound_L, binding = bind(loads_LE, sizes, within_nodes=False)
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    of_two_L = np.divide(bound_of_two(loads_LE, sizes), mean_L, out=np.zeros_like(mean_L), where=mean_L > 0)
+    kinds = tuple("coverage" if higher else kind for kind, higher in zip(binding, of_two_L > bound_L, strict=True))
+    return np.maximum(bound_L, of_two_L), kinds
+
+
+def _solve(loads_LE: Floats, sizes: Sizes, domains: Domains, bound_L: Floats) -> tuple[Ints, Ints]:
+    """Slots `[L, G, S]`, and which layers are covered."""
+    num_experts = loads_LE.shape[1]
+    if sizes.slots_per_gpu >= num_experts:  # every GPU holds every expert
+        slots = np.arange(sizes.slots_per_gpu) % num_experts
+        return np.tile(slots, (len(loads_LE), sizes.num_gpus, 1)), np.ones(len(loads_LE), dtype=np.int64)
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    slots_LGS, covered_L = solve_covered(loads_LE, sizes, domains, mean_L * bound_L * GOOD_ENOUGH)
+    return slots_LGS, covered_L.astype(np.int64)
+
+
+def _renew(
+    loads_LE: Floats, previous_LGS: Ints, fresh_LGS: Ints, sizes: Sizes, keep_within: float, domains: Domains
+) -> Ints:
+    """The previous map with as few changes as coverage and the fresh map's balance ask for; else the fresh one."""
+    if sizes.slots_per_gpu >= loads_LE.shape[1]:
+        return align(fresh_LGS, previous_LGS)
+    enough_L = _fullest(loads_LE, fresh_LGS) * (1 + keep_within)
+    near_LGS, covered_L = solve_covered(loads_LE, sizes, domains, enough_L, part_repeats(loads_LE, previous_LGS))
+    is_near_L = covered_L & (_fullest(loads_LE, near_LGS) <= enough_L)
+    return align(np.where(is_near_L[:, None, None], near_LGS, fresh_LGS), previous_LGS)
+
+
+def _fullest(loads_LE: Floats, slots_LGS: Ints) -> Floats:
+    """What the fullest GPU carries, `[L]`, in whole numbers a replica as the search counts."""
+    weights_LE = np.floor(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]))
+    fullest_L: Floats = gpu_loads(weights_LE, slots_LGS).max(axis=1)
+    return fullest_L
