@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.engine import Engine, Running
+from runtime.engine import Engine
+from runtime.kv_cache import PAGE_TOKENS, PageTable, num_pages
 from runtime.launch import UnitLaunch
 from runtime.messages import Abort, Handover, Sampling, Token
+from runtime.model.step import Chunk
 from runtime.network import Network
 from runtime.sampling import finish_reason, sample
 
@@ -27,10 +29,14 @@ class Arrival:
 
 
 @dataclass
-class _Request(Running):
+class _Request:
+    """`generated[-1]` stands at `position` and is the next step's input."""
+
     request_id: str
     sampling: Sampling
+    position: int
     generated: list[int]
+    table: PageTable
 
 
 class DecodePhase:
@@ -38,7 +44,10 @@ class DecodePhase:
 
     def __init__(self, engine: Engine, launch: UnitLaunch, network: Network) -> None:
         self._engine, self._network = engine, network
-        self._cache = engine.new_cache(launch.limits.max_requests, launch.limits.max_request_tokens)
+        self._cache = engine.new_cache(
+            launch.limits.max_requests * num_pages(launch.limits.max_request_tokens) * PAGE_TOKENS
+        )
+        self._max_requests = launch.limits.max_requests
         self._waiting: deque[Arrival] = deque()
         self._running: list[_Request] = []
 
@@ -56,29 +65,29 @@ class DecodePhase:
 
     def step(self) -> None:
         """Admit what fits; compute one token for each running request; say it."""
-        while self._waiting and self._cache.has_room():
+        while self._waiting and self._has_room(self._waiting[0].handover):
             self._running.append(self._admit(self._waiting.popleft()))
-        logits = self._engine.decode(self._running, self._cache)
+        tokens = [Chunk(request.generated[-1:], request.position, request.table) for request in self._running]
+        logits = self._engine.step([], tokens, self._cache)
         for request, logits_V in zip(list(self._running), logits, strict=True):
             self._advance(request, logits_V)
 
+    def _has_room(self, handover: Handover) -> bool:
+        return len(self._running) < self._max_requests and self._cache.can_allocate([], _most_tokens(handover))
+
     def _admit(self, arrival: Arrival) -> _Request:
         handover = arrival.handover
-        return _Request(
-            last_token=handover.first_token_id,
-            position=handover.num_tokens,
-            cache_slot=self._cache.take(arrival.latents),
-            request_id=handover.request_id,
-            sampling=handover.sampling,
-            generated=[handover.first_token_id],
-        )
+        request = _Request(handover.request_id, handover.sampling, handover.num_tokens, [handover.first_token_id], [])
+        self._cache.allocate(request.table, _most_tokens(handover))
+        self._cache.bring_in(request.table, arrival.latents)
+        return request
 
     def _advance(self, request: _Request, logits_V: Tensor) -> None:
-        request.last_token = sample(logits_V, request.sampling, request.position, request.generated)
+        token_id = sample(logits_V, request.sampling, request.position, request.generated)
         request.position += 1
-        request.generated.append(request.last_token)
-        reason = finish_reason(request.last_token, len(request.generated), request.sampling)
-        self._network.say(Token(request.request_id, request.last_token, reason))
+        request.generated.append(token_id)
+        reason = finish_reason(token_id, len(request.generated), request.sampling)
+        self._network.say(Token(request.request_id, token_id, reason))
         if reason is not None:
             self._end(request)
 
@@ -89,4 +98,8 @@ class DecodePhase:
 
     def _end(self, request: _Request) -> None:
         self._running.remove(request)
-        self._cache.free(request.cache_slot)
+        self._cache.free(request.table)
+
+
+def _most_tokens(handover: Handover) -> int:
+    return handover.num_tokens + handover.sampling.max_tokens

@@ -1,13 +1,12 @@
-"""One rank's engine: a loaded model and the two steps it can take, prefill and decode.
+"""One rank's engine: a loaded model and the step that it takes, of prompts' chunks and of requests that decode.
 
 Everything above this (requests, queues, sockets) speaks of requests; everything below of tensors. A step is a
-collective of the unit: all its ranks take the same kind of step at the same time, with their own requests or none.
+collective of the unit: all its ranks take it at the same time, with their own requests or none.
 
 It does not schedule: `prefill.py` and `decode.py` choose what a step works on.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,23 +14,15 @@ from torch import Tensor
 
 from runtime import weights
 from runtime.errors import CheckpointError
-from runtime.kv_cache import LatentCache
+from runtime.kv_cache import PAGE_TOKENS, LatentCache, num_pages
 from runtime.model.batching import Alone, Together, check_machine
 from runtime.model.config import ModelConfig, read_model_config
-from runtime.model.deepseek import DecodeBatch, DeepseekV3, PhysicalToLogical
+from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
+from runtime.model.step import Chunk
 from runtime.overlap import OVERLAPS
 from runtime.parallel import Group
 
-__all__ = ["Engine", "Running"]
-
-
-@dataclass
-class Running:
-    """A request in decode: `last_token` stands at `position` and is the next step's input."""
-
-    last_token: int
-    position: int
-    cache_slot: int
+__all__ = ["Engine"]
 
 
 class Engine:
@@ -64,33 +55,38 @@ class Engine:
         """Of one token's latent KV: (num_layers, latent_dim)."""
         return self.config.num_hidden_layers, self.config.latent_dim
 
-    def new_cache(self, max_requests: int, max_request_tokens: int) -> LatentCache:
-        """An empty KV cache for `decode`."""
-        return LatentCache(self.config, max_requests, max_request_tokens, self.dtype)
+    def new_cache(self, num_tokens: int) -> LatentCache:
+        """An empty KV cache with room for at least so many tokens."""
+        return LatentCache(self.config, num_tokens, self.dtype)
+
+    @torch.inference_mode()
+    def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
+        """The logits after the last token of each chunk, then of each decoding request: [chunks + requests, vocab].
+
+        The tokens' latents are in `cache` afterwards.
+        """
+        ends = torch.tensor([len(chunk.token_ids) for chunk in (*prefilling, *decoding)], dtype=torch.long).cumsum(0)
+        return self.model.logits(self.model(prefilling, decoding, cache)[ends - 1])
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Each prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
-        x_TD, latents = self.model.prefill(prompts)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long)
-        logits = self.model.logits(x_TD[lengths.cumsum(0) - 1])
-        return logits, list(latents.split(lengths.tolist(), 1))
+        """Each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
+        chunks, cache = self._whole(prompts)
+        return self.step(chunks, [], cache), [cache.take_out(chunk.table, chunk.end) for chunk in chunks]
 
     @torch.inference_mode()
     def prompt_logits(self, prompts: list[list[int]]) -> list[Tensor]:
         """Logits at every position of each prompt, [tokens, vocab]; for comparing with other implementations."""
-        x_TD, _ = self.model.prefill(prompts)
-        return list(self.model.logits(x_TD).split([len(prompt) for prompt in prompts]))
+        chunks, cache = self._whole(prompts)
+        return list(self.model.logits(self.model(chunks, [], cache)).split([chunk.end for chunk in chunks]))
 
-    @torch.inference_mode()
-    def decode(self, running: list[Running], cache: LatentCache) -> Tensor:
-        """The logits that follow each running request's last token: [requests, vocab]."""
-        batch = DecodeBatch(
-            torch.tensor([request.last_token for request in running], dtype=torch.long),
-            torch.tensor([request.position for request in running], dtype=torch.long),
-            torch.tensor([request.cache_slot for request in running], dtype=torch.long),
-        )
-        return self.model.logits(self.model.decode(batch, cache))
+    def _whole(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
+        """Each prompt as one chunk, in a cache of just their size."""
+        cache = self.new_cache(sum(num_pages(len(prompt)) * PAGE_TOKENS for prompt in prompts))
+        chunks = [Chunk(prompt, 0, []) for prompt in prompts]
+        for chunk in chunks:
+            cache.allocate(chunk.table, chunk.end)
+        return chunks, cache
 
 
 def _check_expert_map(expert_map: PhysicalToLogical, config: ModelConfig) -> None:

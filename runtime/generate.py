@@ -12,19 +12,22 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import Progress
+from torch import Tensor
 
 from runtime.checkpoint import read_json, resolve
-from runtime.engine import Engine, Running
+from runtime.engine import Engine
 from runtime.errors import UsageError
+from runtime.kv_cache import PAGE_TOKENS, PageTable, num_pages
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
+from runtime.model.step import Chunk
 from runtime.parallel import Group, MeetingPoint, new_group
 from runtime.processes import Child, wait_together
 
@@ -77,23 +80,36 @@ def greedy(
     engine: Engine, group: Group, prompts: list[list[int]], max_tokens: int, stop_ids: set[int]
 ) -> list[list[int]]:
     """This rank's prompts to their greedy outputs, one prompt a prefill step, then all together."""
-    cache = engine.new_cache(len(prompts), max(map(len, prompts), default=0) + max_tokens)
-    outputs: list[list[int]] = []
-    running: dict[int, Running] = {}
-    for turn in _turns(group, len(prompts)):
-        logits, latents = engine.prefill(prompts[turn : turn + 1])
-        for logits_V, latent in zip(logits, latents, strict=True):
-            outputs.append([int(logits_V.argmax())])
-            running[turn] = Running(outputs[turn][-1], len(prompts[turn]), cache.take(latent))
-    _drop_finished(running, outputs, max_tokens, stop_ids)
-    while group.any(bool(running)):
-        logits = engine.decode(list(running.values()), cache)
-        for (turn, request), logits_V in zip(running.items(), logits, strict=True):
-            request.last_token = int(logits_V.argmax())
-            request.position += 1
-            outputs[turn].append(request.last_token)
-        _drop_finished(running, outputs, max_tokens, stop_ids)
-    return outputs
+    texts = [_Text(prompt, []) for prompt in prompts]
+    cache = engine.new_cache(sum(num_pages(len(prompt) + max_tokens) * PAGE_TOKENS for prompt in prompts))
+    for text in texts:
+        cache.allocate(text.table, len(text.prompt) + max_tokens)
+    for turn in _turns(group, len(texts)):
+        chunks = [Chunk(text.prompt, 0, text.table) for text in texts[turn : turn + 1]]
+        _grow(texts[turn : turn + 1], engine.step(chunks, [], cache))
+    while group.any(bool(running := [text for text in texts if text.goes_on(max_tokens, stop_ids)])):
+        _grow(running, engine.step([], [text.last_token() for text in running], cache))
+    return [text.output for text in texts]
+
+
+@dataclass
+class _Text:
+    """A prompt and what follows it so far."""
+
+    prompt: list[int]
+    output: list[int]
+    table: PageTable = field(default_factory=list)
+
+    def last_token(self) -> Chunk:
+        return Chunk(self.output[-1:], len(self.prompt) + len(self.output) - 1, self.table)
+
+    def goes_on(self, max_tokens: int, stop_ids: set[int]) -> bool:
+        return len(self.output) < max_tokens and self.output[-1] not in stop_ids
+
+
+def _grow(texts: list[_Text], logits: Tensor) -> None:
+    for text, token_id in zip(texts, logits.argmax(-1).tolist(), strict=True):
+        text.output.append(token_id)
 
 
 def _turns(group: Group, num_own: int) -> Iterator[int]:
@@ -102,12 +118,6 @@ def _turns(group: Group, num_own: int) -> Iterator[int]:
     while group.any(turn < num_own):
         yield turn
         turn += 1
-
-
-def _drop_finished(running: dict[int, Running], outputs: list[list[int]], max_tokens: int, stop_ids: set[int]) -> None:
-    for turn in list(running):
-        if outputs[turn][-1] in stop_ids or len(outputs[turn]) >= max_tokens:
-            del running[turn]
 
 
 def _check(job: Job) -> None:

@@ -1,7 +1,15 @@
-"""One decode rank's latent KV: room for a fixed number of requests of a fixed length.
+"""One rank's latent KV in pages, so that a request takes what it needs and not what it might.
 
-Ask, then act: `has_room()` before `take()`. A request's slot is its own from `take` to `free`. Pages come later; what
-is here is the simplest cache whose capacity is known at start.
+    page          room for PAGE_TOKENS tokens of one request, in every layer
+    page table    a request's pages in order: position p lies in table[p // PAGE_TOKENS], at p % PAGE_TOKENS
+    place         a position's row, counted over all pages
+
+Ask, then act: `can_allocate` before `allocate`. A page belongs to the table that it was given to until `free`, and the
+invariant is that every page is free or in one table. It does not choose who gets pages: `scheduler.py` does.
+
+Worked example: PAGE_TOKENS 64, a prompt of 100 tokens takes two pages, [7, 2] say. Token 70 lies at place 2 x 64 + 6.
+
+Source of the size: FlashMLA (github.com/deepseek-ai/FlashMLA), "Paged kvcache with block size of 64".
 """
 
 import torch
@@ -9,36 +17,77 @@ from torch import Tensor
 
 from runtime.model.config import ModelConfig
 
-__all__ = ["LatentCache"]
+__all__ = ["PAGE_TOKENS", "LatentCache", "LayerPages", "PageTable", "num_pages", "places"]
+
+PAGE_TOKENS = 64
+
+PageTable = list[int]
 
 
 class LatentCache:
-    """`[num_layers, max_requests, max_request_tokens, latent_dim]`."""
+    """Room for at least `num_tokens` tokens, `[num_layers, num_pages, PAGE_TOKENS, latent_dim]`."""
 
-    def __init__(self, config: ModelConfig, max_requests: int, max_request_tokens: int, dtype: torch.dtype) -> None:
-        shape = (config.num_hidden_layers, max_requests, max_request_tokens, config.latent_dim)
-        self._latents = torch.zeros(shape, dtype=dtype)
-        self._free = list(range(max_requests))
+    def __init__(self, config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> None:
+        self.num_pages = num_pages(num_tokens)
+        shape = (config.num_hidden_layers, self.num_pages, PAGE_TOKENS, config.latent_dim)
+        self._pages = torch.zeros(shape, dtype=dtype)
+        self.layers = [LayerPages(pages) for pages in self._pages]
+        self._free = list(reversed(range(self.num_pages)))
 
-    def has_room(self) -> bool:
-        """One more request fits."""
-        return bool(self._free)
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no table holds."""
+        return len(self._free)
 
-    def take(self, prompt_latents: Tensor) -> int:
-        """Give a request a slot that holds its prompt's latents `[num_layers, T, C]` from position 0."""
-        slot = self._free.pop(0)
-        self._latents[:, slot, : prompt_latents.shape[1]] = prompt_latents
-        return slot
+    def can_allocate(self, table: PageTable, num_tokens: int) -> bool:
+        """There are pages for `table` to hold `num_tokens` in all."""
+        return num_pages(num_tokens) - len(table) <= len(self._free)
 
-    def free(self, slot: int) -> None:
-        """The request has ended."""
-        self._free.append(slot)
+    def allocate(self, table: PageTable, num_tokens: int) -> None:
+        """Let `table` grow until it holds `num_tokens`."""
+        while len(table) < num_pages(num_tokens):
+            table.append(self._free.pop())
 
-    def append(self, layer: int, slots_B: Tensor, positions_B: Tensor, latent_BC: Tensor) -> None:
-        """Write the latent of one token a request."""
-        self._latents[layer, slots_B, positions_B] = latent_BC
+    def free(self, table: PageTable) -> None:
+        """Its request needs no pages any more; the table is empty afterwards."""
+        assert not set(table) & set(self._free)
+        self._free += table
+        table.clear()
 
-    def read(self, layer: int, slots_B: Tensor, lengths_B: Tensor) -> Tensor:
-        """The latents of these requests, up to the longest of them: [B, S, C]."""
-        longest = int(lengths_B.max()) if len(lengths_B) else 0
-        return self._latents[layer, slots_B, :longest]
+    def bring_in(self, table: PageTable, latents: Tensor) -> None:
+        """Write a request's latents `[num_layers, T, C]` from position 0."""
+        self._pages.flatten(1, 2)[:, places(table, 0, latents.shape[1])] = latents
+
+    def take_out(self, table: PageTable, num_tokens: int) -> Tensor:
+        """A copy of a request's latents up to `num_tokens`, `[num_layers, T, C]`."""
+        return self._pages.flatten(1, 2)[:, places(table, 0, num_tokens)]
+
+
+class LayerPages:
+    """One layer's part of the cache, as attention sees it."""
+
+    def __init__(self, pages: Tensor) -> None:
+        self._rows = pages.flatten(0, 1)  # [places, C], the same memory
+        self._pages = pages
+
+    def write(self, places_T: Tensor, latent_TC: Tensor) -> None:
+        """The latents of a step's own tokens."""
+        self._rows[places_T] = latent_TC
+
+    def read(self, places_S: Tensor) -> Tensor:
+        """`[S, C]`."""
+        return self._rows[places_S]
+
+    def read_requests(self, tables_BP: Tensor, longest: int) -> Tensor:
+        """Up to position `longest` of each of some requests, `[B, longest, C]`."""
+        return self._pages[tables_BP].flatten(1, 2)[:, :longest]
+
+
+def num_pages(num_tokens: int) -> int:
+    """That hold so many tokens of one request."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+def places(table: PageTable, start: int, end: int) -> list[int]:
+    """Of the positions from `start` to before `end`."""
+    return [table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS for position in range(start, end)]

@@ -5,7 +5,11 @@ depend on how many tokens are beside it, and at a near tie its text does. In det
 shape, whatever the step holds:
 
     rows        projections, norms, experts, gate, head: tiles of TILE_ROWS rows, the last filled up with zeros
-    requests    attention over the cache: each request alone, over its own length
+    chunks      attention in prefill: the queries of TILE_POSITIONS positions, over the keys up to the last of these
+    requests    attention in decode: each request alone, over its own length
+
+A query's tile starts at a multiple of TILE_POSITIONS of its request, wherever a chunk starts or ends, so that its shape
+tells the position and not the chunking. What of a tile belongs to another chunk is zeros; its keys are masked.
 
 Each tile and each request is a fresh copy, so that its address does not choose the kernel either, and a rank computes
 on one thread, since kernels share sums out by threads. What is left is that a row's place in its tile must not matter.
@@ -31,6 +35,7 @@ from runtime.errors import RuntimeFailure
 __all__ = ["TILE_ROWS", "Alone", "Batching", "Together", "check_machine"]
 
 TILE_ROWS = 16
+TILE_POSITIONS = 64
 
 
 class Batching(Protocol):
@@ -38,6 +43,9 @@ class Batching(Protocol):
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         """`function` of tensors with a row for each token, [T, ...] each; it returns one such tensor or several."""
+
+    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+        """`attend(q_THQ, k_SHQ, v_SHV)`: [T, ...]; the queries are of the last T of S positions, counted from 0."""
 
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """`attend(q_BHC, latent_BSC, lengths_B)`: [B, ...]."""
@@ -49,6 +57,10 @@ class Together:
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         """All rows at once."""
         return function(*rows)
+
+    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+        """All queries at once."""
+        return attend(q_THQ, k_SHQ, v_SHV)
 
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """All requests at once, padded to the longest."""
@@ -66,6 +78,15 @@ class Alone:
         if isinstance(tiles[0], Tensor):
             return torch.cat(tiles)[:num_rows]
         return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
+
+    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+        """Tile by tile, as positions lie and not as the chunk does."""
+        start, end = len(k_SHQ) - len(q_THQ), len(k_SHQ)
+        before, after = start % TILE_POSITIONS, -end % TILE_POSITIONS
+        q, k, v = _with_zeros(q_THQ, before, after), _with_zeros(k_SHQ, 0, after), _with_zeros(v_SHV, 0, after)
+        ends = range(start - before + TILE_POSITIONS, end + after + 1, TILE_POSITIONS)
+        tiles = [attend(tile, k[:seen], v[:seen]) for tile, seen in zip(q.split(TILE_POSITIONS), ends, strict=True)]
+        return torch.cat(tiles)[before : before + len(q_THQ)]
 
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """Request by request."""
@@ -98,9 +119,12 @@ def _tile(rows: Tensor, start: int) -> Tensor:
     """The rows from `start`, as many as a tile has, in memory of their own."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
-    if not missing:
-        return _own(tile)
-    return F.pad(tile, (*(0, 0) * (tile.dim() - 1), 0, missing))
+    return _with_zeros(tile, 0, missing) if missing else _own(tile)
+
+
+def _with_zeros(rows: Tensor, before: int, after: int) -> Tensor:
+    """Rows of zeros around `rows`."""
+    return F.pad(rows, (*(0, 0) * (rows.dim() - 1), before, after))
 
 
 def _own(x: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ name in the checkpoint; only the stacked local experts differ, and `weights.py` 
 It keeps no state between steps: the KV cache is its caller's.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,31 +16,20 @@ from torch import Tensor, nn
 
 from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, PlainRows, RowFormat, TokenDispatcher
 from runtime.expert_load import ExpertLoad
-from runtime.kv_cache import LatentCache
+from runtime.kv_cache import LatentCache, LayerPages
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
 from runtime.model.rope import RotaryTable
+from runtime.model.step import Chunk, Step
 from runtime.overlap import OVERLAPS, Flow, Overlap, Pause
 from runtime.parallel import Group
 
-__all__ = ["DecodeBatch", "DeepseekV3", "PhysicalToLogical"]
+__all__ = ["DeepseekV3", "PhysicalToLogical"]
 
 PhysicalToLogical = list[list[int]]  # [num_moe_layers][num_physical_experts]; slots are numbered rank by rank
-
-
-@dataclass(frozen=True)
-class DecodeBatch:
-    """One new token for each running request: its id and position, and its slot in the KV cache; [B] each."""
-
-    token_ids: Tensor
-    positions: Tensor
-    cache_slots: Tensor
-
-    def __getitem__(self, part: slice) -> "DecodeBatch":
-        return DecodeBatch(self.token_ids[part], self.positions[part], self.cache_slots[part])
 
 
 class DeepseekV3(nn.Module):
@@ -72,34 +60,19 @@ class DeepseekV3(nn.Module):
         self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = linear(config.hidden_size, config.vocab_size, dtype)
 
-    def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Whole prompts from position 0: hidden states [T, D] and latents [num_layers, T, C]. No prompts: T is 0."""
-        parts = self.overlap.split([len(prompt) for prompt in prompts])
-        results = self.overlap.run([self._prefill(prompts[part]) for part in parts])
-        return torch.cat([x_TD for x_TD, _ in results]), torch.cat([latents for _, latents in results], 1)
+    def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
+        """Hidden states [T, D] of the tokens of a step, chunk by chunk; T may be 0. Latents are written to `cache`."""
+        chunks = [*prefilling, *decoding]
+        parts = self.overlap.split([len(chunk.token_ids) for chunk in chunks])
+        steps = [Step(prefilling[part], chunks[max(part.start, len(prefilling)) : part.stop]) for part in parts]
+        return torch.cat(self.overlap.run([self._flow(step, cache) for step in steps]))
 
-    def decode(self, batch: DecodeBatch, cache: LatentCache) -> Tensor:
-        """One token a request: hidden states [B, D]; the new tokens' latents are written to `cache`. B may be 0."""
-        parts = self.overlap.split([1] * len(batch.token_ids))
-        return torch.cat(self.overlap.run([self._decode(batch[part], cache) for part in parts]))
-
-    def _prefill(self, prompts: list[list[int]]) -> Flow[tuple[Tensor, Tensor]]:
-        lengths = [len(prompt) for prompt in prompts]
-        token_ids_T = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.long)
-        positions_T = torch.cat([torch.arange(length) for length in [0, *lengths]])
-        cos, sin = self.rotary.at(positions_T)
-        x_TD, latents = self.model.embed_tokens(token_ids_T), []
-        for layer in self.model.layers:
-            x_TD, latent_TC = yield from layer.prefill(x_TD, cos, sin, lengths)
-            latents.append(latent_TC)
-        return x_TD, torch.stack(latents)
-
-    def _decode(self, batch: DecodeBatch, cache: LatentCache) -> Flow[Tensor]:
-        cos, sin = self.rotary.at(batch.positions)
-        x_BD = self.model.embed_tokens(batch.token_ids)
-        for index, layer in enumerate(self.model.layers):
-            x_BD = yield from layer.decode(x_BD, cos, sin, batch, cache, index)
-        return x_BD
+    def _flow(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
+        cos, sin = self.rotary.at(step.positions_T)
+        x_TD = self.model.embed_tokens(step.token_ids_T)
+        for layer, pages in zip(self.model.layers, cache.layers, strict=True):
+            x_TD = yield from layer(x_TD, cos, sin, step, pages)
+        return x_TD
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, vocab] in FP32."""
@@ -136,21 +109,12 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = feed_forward
 
-    def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> Flow[tuple[Tensor, Tensor]]:
+    def forward(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Flow[Tensor]:
         normed_TD = self.batching.rows(self.input_layernorm, x_TD)
-        attended_TD, latent_TC = self.self_attn.prefill(normed_TD, cos, sin, lengths)
-        return (yield from self._feed_forward(x_TD + attended_TD)), latent_TC
-
-    def decode(
-        self, x_BD: Tensor, cos: Tensor, sin: Tensor, batch: DecodeBatch, cache: LatentCache, layer: int
-    ) -> Flow[Tensor]:
-        normed_BD = self.batching.rows(self.input_layernorm, x_BD)
-        cache.append(layer, batch.cache_slots, batch.positions, self.self_attn.latent(normed_BD, cos, sin))
-        q_BHC = self.self_attn.absorbed_query(normed_BD, cos, sin)
+        queries = self.self_attn.begin(normed_TD, cos, sin, step, pages)
         yield Pause.HALF_ATTENDED
-        lengths_B = batch.positions + 1
-        attended_BD = self.self_attn.decode(q_BHC, cache.read(layer, batch.cache_slots, lengths_B), lengths_B)
-        return (yield from self._feed_forward(x_BD + attended_BD))
+        attended_TD = self.self_attn.finish(queries, step, pages)
+        return (yield from self._feed_forward(x_TD + attended_TD))
 
     def _feed_forward(self, x_TD: Tensor) -> Flow[Tensor]:
         normed_TD = self.batching.rows(self.post_attention_layernorm, x_TD)

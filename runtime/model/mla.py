@@ -16,12 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.kv_cache import LayerPages
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.rope import rotate
+from runtime.model.step import Step
 
-__all__ = ["LatentAttention"]
+__all__ = ["LatentAttention", "Queries"]
+
+# of a step's chunks [T, H, N + P], and of its decoding requests [B, H, C] in the space of the latents; None for none
+Queries = tuple[Tensor | None, Tensor | None]
 
 LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
 
@@ -45,24 +50,23 @@ class LatentAttention(nn.Module):
         self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
-    def prefill(self, x_TD: Tensor, cos: Tensor, sin: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """Causal attention inside each of the requests that follow each other in x: output [T, D], latent [T, C]."""
-        q_nope_THN, q_rope_THP = self.batching.rows(self._query, x_TD, cos, sin)
-        latent_TC = self.latent(x_TD, cos, sin)
-        k_THQ, v_THV = self.batching.rows(self._expand, latent_TC)
-        q_THQ = torch.cat((q_nope_THN, q_rope_THP), -1)
-        requests = zip(q_THQ.split(lengths), k_THQ.split(lengths), v_THV.split(lengths), strict=True)
-        context_THV = torch.cat([v_THV[:0], *(_causal_attention(q, k, v, self.scale) for q, k, v in requests)])
-        return self.batching.rows(self.o_proj, context_THV.flatten(1)), latent_TC
+    def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Queries:
+        """The first half: the tokens' latents go to the cache, their queries are the result."""
+        pages.write(step.places_T, self.latent(x_TD, cos, sin))
+        prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
+        expanded_THQ = torch.cat(self.batching.rows(self._query, *prefilling), -1) if step.sizes[0] else None
+        is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens is a decode step without requests
+        return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
-    def absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The first half of decode: the query in the space of the latents, [B, H, C]."""
-        return self.batching.rows(self._absorbed_query, x_BD, cos, sin)
-
-    def decode(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """The second: one token a request against its cached latents, its own included: [B, D]."""
-        context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, lengths_B)
-        return self.batching.rows(self._absorbed_output, context_BHL)
+    def finish(self, queries: Queries, step: Step, pages: LayerPages) -> Tensor:
+        """The second: against what is cached of the tokens' requests, their own latents included: [T, D]."""
+        expanded_THQ, absorbed_BHC = queries
+        parts = []
+        if expanded_THQ is not None:
+            parts.append(self._prefill(expanded_THQ, step, pages))
+        if absorbed_BHC is not None:
+            parts.append(self._decode(absorbed_BHC, step, pages))
+        return torch.cat(parts)
 
     def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """What the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
@@ -73,6 +77,20 @@ class LatentAttention(nn.Module):
         cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2)
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
+
+    def _prefill(self, q_THQ: Tensor, step: Step, pages: LayerPages) -> Tensor:
+        """The chunks, which follow each other in q, each with keys and values expanded from the cache: [T, D]."""
+        contexts = []
+        for q, places_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
+            k_SHQ, v_SHV = self.batching.rows(self._expand, pages.read(places_S))
+            contexts.append(self.batching.chunk(self._attend_causally, q, k_SHQ, v_SHV))
+        return self.batching.rows(self.o_proj, torch.cat(contexts).flatten(1))
+
+    def _decode(self, q_BHC: Tensor, step: Step, pages: LayerPages) -> Tensor:
+        """One token a request, over the latents alone: [B, D]."""
+        latent_BSC = pages.read_requests(step.tables_BP, step.longest)
+        context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, step.lengths_B)
+        return self.batching.rows(self._absorbed_output, context_BHL)
 
     def _latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         c_TL, k_rope_TP = self.kv_a_proj_with_mqa(x_TD).split(
@@ -118,14 +136,16 @@ class LatentAttention(nn.Module):
         k_rope_THP = k_rope_TP[:, None].expand(-1, self.config.num_attention_heads, -1)
         return torch.cat((k_nope_THN, k_rope_THP), -1), v_THV
 
+    def _attend_causally(self, q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+        """The last T of a request's S tokens, [T, H, V]; copies, because where others' rows lie must not matter."""
+        q, k, v = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_SHQ, v_SHV))
+        before = len(k_SHQ) - len(q_THQ)
+        seen_TS = torch.ones(len(q_THQ), len(k_SHQ), dtype=torch.bool).tril(before) if before else None
+        attended = F.scaled_dot_product_attention(q, k, v, seen_TS, is_causal=not before, scale=self.scale)
+        return attended.transpose(0, 1)
+
     def _up_weights(self) -> tuple[Tensor, Tensor]:
         """`kv_b_proj` as the maps latent -> key [H, N, L] and latent -> value [H, V, L]."""
         per_head = self.kv_b_proj.weight.unflatten(0, (self.config.num_attention_heads, -1))
         w_k_HNL, w_v_HVL = per_head.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
         return w_k_HNL, w_v_HVL
-
-
-def _causal_attention(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float) -> Tensor:
-    """One request's attention, [T, H, V]; copies, because where the others' rows lie must not choose the kernel."""
-    q, k, v = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_THQ, v_THV))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(0, 1)

@@ -12,8 +12,9 @@ import time
 import torch
 
 from runtime.checkpoint import resolve
-from runtime.engine import Engine, Running
+from runtime.engine import Engine
 from runtime.model.config import read_model_config
+from runtime.model.step import Chunk
 from runtime.parallel import SoloGroup
 
 REPEATS = 15
@@ -47,10 +48,12 @@ def _prefill(engine):
 
 
 def _decode(engine, num_requests):
-    prompts = _prompts(num_requests, 200)
-    cache = engine.new_cache(num_requests, 201)
-    running = [Running(5, 200, cache.take(latents)) for latents in engine.prefill(prompts)[1]]
-    return lambda: engine.decode(running, cache)
+    cache = engine.new_cache(num_requests * 256)
+    tokens = [Chunk([5], 200, []) for _ in range(num_requests)]
+    for token, latents in zip(tokens, engine.prefill(_prompts(num_requests, 200))[1], strict=True):
+        cache.allocate(token.table, 201)
+        cache.bring_in(token.table, latents)
+    return lambda: engine.step([], tokens, cache)
 
 
 def _prompts(count, length):

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtime.engine import Engine, Running
+from runtime.engine import Engine
+from runtime.model.step import Chunk
 from runtime.overlap import OVERLAPS
 from runtime.parallel import MeetingPoint, new_group
 from tests.runtime.rank_processes import fork_ranks
@@ -39,20 +40,20 @@ def main(rank, size, port, checkpoint, folder):
 def computed(engine, prompts):
     """`prefill` [prompts, vocab], `latents` [layers, tokens, C] and `decode` [steps, prompts, vocab]."""
     logits, latents = engine.prefill(prompts)
-    cache = engine.new_cache(max(len(prompts), 1), MAX_REQUEST_TOKENS)
-    running = [
-        Running(int(row.argmax()), len(prompt), cache.take(latent))
-        for prompt, row, latent in zip(prompts, logits, latents, strict=True)
-    ]
-    steps = []
-    for _ in range(DECODE_STEPS):
-        steps.append(engine.decode(running, cache))
-        for request, row in zip(running, steps[-1], strict=True):
-            request.last_token, request.position = int(row.argmax()), request.position + 1
+    cache = engine.new_cache(len(prompts) * MAX_REQUEST_TOKENS)
+    tables = [[] for _ in prompts]
+    for table, latent in zip(tables, latents, strict=True):
+        cache.allocate(table, MAX_REQUEST_TOKENS)
+        cache.bring_in(table, latent)
+    steps, ends = [logits], [len(prompt) for prompt in prompts]
+    for number in range(DECODE_STEPS):
+        last = steps[-1].argmax(-1).tolist()
+        tokens = [Chunk([token], end + number, table) for token, end, table in zip(last, ends, tables, strict=True)]
+        steps.append(engine.step([], tokens, cache))
     return {
         "prefill": logits,
         "latents": torch.cat(latents, 1) if latents else torch.empty(0),
-        "decode": torch.stack(steps),
+        "decode": torch.stack(steps[1:]),
     }
 
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kv_cache import LatentCache
-from runtime.model.deepseek import DecodeBatch
+from runtime.kv_cache import PAGE_TOKENS, LatentCache
 from runtime.model.rope import Yarn
+from runtime.model.step import Chunk
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # FP32 sums in another order
 
@@ -28,19 +28,29 @@ prompt = st.lists(st.integers(0, 49), min_size=1, max_size=12)
 
 
 @torch.inference_mode()
-def decode(model, cache, slots, tokens, position):
-    """Hidden states [B, D] of one step at `position` of every request."""
-    positions = torch.full((len(slots),), position)
-    return model.decode(DecodeBatch(torch.tensor(tokens), positions, torch.tensor(slots)), cache)
+def decode(model, cache, tables, tokens, positions):
+    """Hidden states [B, D] of one step of every request."""
+    chunks = [Chunk([token], *where) for token, *where in zip(tokens, positions, tables, strict=True)]
+    for chunk in chunks:
+        cache.allocate(chunk.table, chunk.end)
+    return model([], chunks, cache)
 
 
 @torch.inference_mode()
 def prefill(model, prompts):
-    return model.prefill(prompts)
+    """Hidden states [T, D] of whole prompts in one step, and each one's latents [num_layers, T, C]."""
+    cache = LatentCache(model.config, len(prompts) * PAGE_TOKENS, torch.float32)
+    chunks = [Chunk(prompt, 0, cache_table(cache, len(prompt))) for prompt in prompts]
+    return model(chunks, [], cache), [cache.take_out(chunk.table, chunk.end) for chunk in chunks]
 
 
-def empty(config):
-    return torch.zeros(config.num_hidden_layers, 0, config.latent_dim)
+def cache_table(cache, num_tokens, latents=None):
+    """A table with pages of its own, and `latents` in them."""
+    table = []
+    cache.allocate(table, num_tokens)
+    if latents is not None:
+        cache.bring_in(table, latents)
+    return table
 
 
 @settings(max_examples=25, deadline=None)
@@ -49,12 +59,10 @@ def test_decoding_token_by_token_equals_prefill(small_config, random_model, shap
     """Both forms give the same hidden states and the same latents, for any head sizes, stretched or not."""
     config = replace(small_config, **shapes)
     model = random_model(config, seed)
-    cache = LatentCache(config, 1, len(tokens), torch.float32)
-    slot = cache.take(empty(config))
-    decoded = torch.cat([decode(model, cache, [slot], [token], n) for n, token in enumerate(tokens)])
-    hidden, latents = prefill(model, [tokens])
-    length = torch.tensor([len(tokens)])
-    cached = torch.cat([cache.read(n, torch.tensor([slot]), length) for n in range(config.num_hidden_layers)])
+    cache, table = LatentCache(config, len(tokens), torch.float32), []
+    decoded = torch.cat([decode(model, cache, [table], [token], [n]) for n, token in enumerate(tokens)])
+    hidden, (latents,) = prefill(model, [tokens])
+    cached = cache.take_out(table, len(tokens))
 
     torch.testing.assert_close(decoded, hidden, **TOLERANCE)
     torch.testing.assert_close(cached, latents, **TOLERANCE)
@@ -69,7 +77,7 @@ def test_prompts_together_equal_each_alone(small_config, random_model, prompts, 
     hidden, latents = prefill(model, prompts)
 
     torch.testing.assert_close(hidden, torch.cat([part for part, _ in alone]), **TOLERANCE)
-    torch.testing.assert_close(latents, torch.cat([part for _, part in alone], 1), **TOLERANCE)
+    torch.testing.assert_close(torch.cat(latents, 1), torch.cat([part for _, (part,) in alone], 1), **TOLERANCE)
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,29 +85,25 @@ def test_prompts_together_equal_each_alone(small_config, random_model, prompts, 
 def test_a_request_decodes_the_same_in_any_company(small_config, random_model, prompts, seed):
     """Requests of other lengths in the batch leave a request's next hidden state as it is alone."""
     model = random_model(small_config, seed)
-    cache = LatentCache(small_config, len(prompts), 16, torch.float32)
-    slots = torch.tensor([cache.take(prefill(model, [tokens])[1]) for tokens in prompts])
-    batch = DecodeBatch(torch.tensor([tokens[-1] for tokens in prompts]), torch.tensor(list(map(len, prompts))), slots)
-    with torch.inference_mode():
-        together = model.decode(batch, cache)
-    alone = [
-        decode(model, cache, [int(slot)], [tokens[-1]], len(tokens))
-        for slot, tokens in zip(slots, prompts, strict=True)
-    ]
+    cache = LatentCache(small_config, len(prompts) * PAGE_TOKENS, torch.float32)
+    tables = [cache_table(cache, len(tokens) + 1, prefill(model, [tokens])[1][0]) for tokens in prompts]
+    requests = [(table, tokens[-1], len(tokens)) for table, tokens in zip(tables, prompts, strict=True)]
+    together = decode(model, cache, *zip(*requests, strict=True))
+    alone = [decode(model, cache, [table], [token], [position]) for table, token, position in requests]
 
     torch.testing.assert_close(together, torch.cat(alone), **TOLERANCE)
 
 
-def test_what_a_reused_cache_slot_held_before_does_not_matter(small_config, random_model):
-    """A short request in the slot of a longer one that ended decodes as in a fresh cache."""
+def test_what_a_reused_page_held_before_does_not_matter(small_config, random_model):
+    """A short request in the page of a longer one that ended decodes as in a fresh cache."""
     model = random_model(small_config)
-    latents = prefill(model, [[1, 2]])[1]
-    used, fresh = (LatentCache(small_config, 1, 16, torch.float32) for _ in range(2))
-    used.free(used.take(torch.full((small_config.num_hidden_layers, 16, small_config.latent_dim), 1e3)))
+    (latents,) = prefill(model, [[1, 2]])[1]
+    used, fresh = (LatentCache(small_config, PAGE_TOKENS, torch.float32) for _ in range(2))
+    table = cache_table(used, 16, torch.full((small_config.num_hidden_layers, 16, small_config.latent_dim), 1e3))
+    used.free(table)
+    one, other = (decode(model, cache, [cache_table(cache, 3, latents)], [3], [2]) for cache in (used, fresh))
 
-    assert torch.equal(
-        decode(model, used, [used.take(latents)], [3], 2), decode(model, fresh, [fresh.take(latents)], [3], 2)
-    )
+    assert torch.equal(one, other)
 
 
 def test_a_token_does_not_see_what_follows_it(small_config, random_model):
@@ -121,13 +125,9 @@ def test_a_token_sees_the_order_of_what_came_before(small_config, random_model):
 def test_steps_without_requests_are_empty(small_config, random_model, dtype):
     """A rank with nothing to do still steps, and gets no rows."""
     model = random_model(small_config, dtype=dtype)
-    cache = LatentCache(small_config, 2, 16, dtype)
-    nothing = torch.zeros(0, dtype=torch.long)
-    hidden, latents = prefill(model, [])
     with torch.inference_mode():
-        decoded = model.decode(DecodeBatch(nothing, nothing, nothing), cache)
-        logits = model.logits(decoded)
+        hidden = model([], [], LatentCache(small_config, PAGE_TOKENS, dtype))
+        logits = model.logits(hidden)
 
-    assert hidden.shape == decoded.shape == (0, small_config.hidden_size)
-    assert latents.shape == (small_config.num_hidden_layers, 0, small_config.latent_dim)
+    assert hidden.shape == (0, small_config.hidden_size)
     assert logits.shape == (0, small_config.vocab_size)

@@ -17,11 +17,11 @@ class SameLogits:
     def __init__(self, config):
         self.config = config
 
-    def new_cache(self, max_requests, max_request_tokens):
-        return LatentCache(self.config, max_requests, max_request_tokens, torch.float32)
+    def new_cache(self, num_tokens):
+        return LatentCache(self.config, num_tokens, torch.float32)
 
-    def decode(self, running, cache):
-        return torch.tensor([LOGITS] * len(running))
+    def step(self, prefilling, decoding, cache):
+        return torch.tensor([LOGITS] * len(decoding))
 
 
 def answers(config, *arrivals, steps=3):

@@ -4,6 +4,8 @@ Not its neighbours in the batch, not its place among them, not how many ranks th
 which run it is. Without the mode the same comparisons hold to rounding only (`test_attention.py`, `test_parity.py`).
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from runtime.engine import Engine, Running
+from runtime.engine import Engine
 from runtime.errors import RuntimeFailure
 from runtime.generate import greedy
-from runtime.model.batching import TILE_ROWS, Alone, Together, check_machine
+from runtime.model.batching import TILE_POSITIONS, TILE_ROWS, Alone, Together, check_machine
 from runtime.model.layers import GatedMlp, RmsNorm
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts
+from runtime.model.step import Chunk
 from runtime.parallel import SoloGroup
 from tests.runtime.random_checkpoints import V2_LITE, V3, write_checkpoint
 
@@ -45,8 +48,12 @@ def deterministic(folder, layer_map, dtype):
 
 def decode(engine, requests):
     """One step for (prompt, its latents) each, after an arbitrary token."""
-    cache = engine.new_cache(len(requests), MAX_REQUEST_TOKENS)
-    return engine.decode([Running(7, len(tokens), cache.take(latents)) for tokens, latents in requests], cache)
+    cache = engine.new_cache(len(requests) * MAX_REQUEST_TOKENS)
+    chunks = [Chunk([7], len(tokens), []) for tokens, _ in requests]
+    for chunk, (_, latents) in zip(chunks, requests, strict=True):
+        cache.allocate(chunk.table, chunk.end)
+        cache.bring_in(chunk.table, latents)
+    return engine.step([], chunks, cache)
 
 
 @settings(max_examples=25, deadline=None)
@@ -63,6 +70,33 @@ def test_neighbours_leave_a_requests_bits_alone(engine, prompts, order):
         assert torch.equal(logits[number], own_logits[0])
         assert torch.equal(latents[number], own_latents[0])
         assert torch.equal(decoded[number], decode(engine, requests[number : number + 1])[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, V3["vocab_size"] - 1), min_size=2, max_size=3 * TILE_POSITIONS),
+    cuts=st.sets(st.integers(1, 3 * TILE_POSITIONS - 1), max_size=5),
+    neighbour=prompt,
+)
+def test_chunks_leave_a_requests_bits_alone(engine, tokens, cuts, neighbour):
+    """A prompt in chunks, each beside another prompt and a request that decodes, is the prompt as a whole."""
+    (whole,), (latents,) = engine.prefill([tokens])
+    cache = engine.new_cache(5 * TILE_POSITIONS)
+    own, other, decoding = table(cache, len(tokens)), table(cache, len(neighbour)), table(cache, 1)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
+    for start, end in pairwise(bounds):
+        chunks = [Chunk(neighbour, 0, other), Chunk(tokens[start:end], start, own)]
+        logits = engine.step(chunks, [Chunk([3], 0, decoding)], cache)
+
+    assert torch.equal(logits[1], whole)
+    assert torch.equal(cache.take_out(own, len(tokens)), latents)
+
+
+def table(cache, num_tokens):
+    """Pages for a request."""
+    pages = []
+    cache.allocate(pages, num_tokens)
+    return pages
 
 
 def test_any_map_gives_the_same_bits(folder, engine):

@@ -1,71 +1,84 @@
-"""The latent cache against a dictionary: a request's slot is its own, and holds exactly what was written."""
+"""The paged cache against a dictionary: a request's pages are its own, hold what was written, and none is ever lost."""
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.kv_cache import LatentCache
+from runtime.kv_cache import PAGE_TOKENS, LatentCache, num_pages, places
 from runtime.model.config import ModelConfig
 
-MAX_REQUESTS, MAX_TOKENS, NUM_LAYERS, LATENT_DIM = 3, 6, 2, 5
+NUM_PAGES, NUM_LAYERS, LATENT_DIM = 5, 2, 5
+MOST_TOKENS = 3 * PAGE_TOKENS
 
 
 class CacheAgainstDictionary(RuleBasedStateMachine):
-    """Requests come, grow and end; `self.written` says what each slot must hold, `[num_layers, T, C]`."""
+    """Requests come, grow and end; `self.written` says what each table must hold, `[num_layers, T, C]`."""
 
     @initialize()
     def start(self):
         sizes = {"num_hidden_layers": NUM_LAYERS, "kv_lora_rank": LATENT_DIM - 2, "qk_rope_head_dim": 2}
         config = ModelConfig(**{name: sizes.get(name, 1) for name in ModelConfig.__dataclass_fields__})
-        self.cache = LatentCache(config, MAX_REQUESTS, MAX_TOKENS, torch.float32)
+        self.cache = LatentCache(config, NUM_PAGES * PAGE_TOKENS, torch.float32)
         self.generator = torch.Generator().manual_seed(0)
-        self.written = {}
+        self.requests = []
 
     def latents(self, *shape):
         return torch.randn(*shape, LATENT_DIM, generator=self.generator)
 
-    @precondition(lambda self: self.cache.has_room())
-    @rule(num_tokens=st.integers(0, MAX_TOKENS))
-    def take(self, num_tokens):
-        prompt = self.latents(NUM_LAYERS, num_tokens)
-        slot = self.cache.take(prompt)
+    @rule(num_tokens=st.integers(0, MOST_TOKENS))
+    def come(self, num_tokens):
+        """With the latents of a prompt, if there is room."""
+        fits = num_pages(num_tokens) <= self.cache.num_free_pages
+        assert self.cache.can_allocate([], num_tokens) == fits
+        if fits:
+            table, latents = [], self.latents(NUM_LAYERS, num_tokens)
+            self.cache.allocate(table, num_tokens)
+            self.cache.bring_in(table, latents)
+            self.requests.append((table, latents))
 
-        assert slot not in self.written
-        self.written[slot] = prompt
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), num_tokens=st.integers(1, PAGE_TOKENS + 1))
+    def grow(self, data, num_tokens):
+        """By a chunk or a token, layer by layer."""
+        turn = data.draw(st.integers(0, len(self.requests) - 1))
+        table, latents = self.requests[turn]
+        start, end = latents.shape[1], latents.shape[1] + num_tokens
+        if self.cache.can_allocate(table, end):
+            new = self.latents(NUM_LAYERS, num_tokens)
+            self.cache.allocate(table, end)
+            for layer, part in zip(self.cache.layers, new, strict=True):
+                layer.write(torch.tensor(places(table, start, end)), part)
+            self.requests[turn] = table, torch.cat((latents, new), 1)
 
+    @precondition(lambda self: self.requests)
     @rule(data=st.data())
-    def append(self, data):
-        growing = [slot for slot, latents in self.written.items() if latents.shape[1] < MAX_TOKENS]
-        slots = data.draw(st.permutations(growing))[: data.draw(st.integers(0, len(growing)))]
-        positions = torch.tensor([self.written[slot].shape[1] for slot in slots], dtype=torch.long)
-        new = self.latents(NUM_LAYERS, len(slots))
-        for layer in range(NUM_LAYERS):
-            self.cache.append(layer, torch.tensor(slots, dtype=torch.long), positions, new[layer])
-        for turn, slot in enumerate(slots):
-            self.written[slot] = torch.cat((self.written[slot], new[:, turn : turn + 1]), 1)
+    def end(self, data):
+        table, _ = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
+        self.cache.free(table)
+        assert table == []
 
-    @precondition(lambda self: self.written)
-    @rule(data=st.data())
-    def free(self, data):
-        slot = data.draw(st.sampled_from(sorted(self.written)))
-        self.cache.free(slot)
-        del self.written[slot]
-
-    @rule(data=st.data())
-    def read(self, data):
-        slots = data.draw(st.permutations(sorted(self.written)))
-        lengths = torch.tensor([self.written[slot].shape[1] for slot in slots], dtype=torch.long)
-        for layer in range(NUM_LAYERS):
-            latents = self.cache.read(layer, torch.tensor(slots, dtype=torch.long), lengths)
-            assert latents.shape == (len(slots), max(lengths.tolist(), default=0), LATENT_DIM)
-            for row, slot, length in zip(latents, slots, lengths.tolist(), strict=True):
-                assert torch.equal(row[:length], self.written[slot][layer])
+    @rule()
+    def read(self):
+        """All requests together, and each in the order of its positions."""
+        most = max((len(table) for table, _ in self.requests), default=0)
+        tables = torch.tensor([table + [0] * (most - len(table)) for table, _ in self.requests], dtype=torch.long)
+        tables = tables.view(len(self.requests), most)
+        longest = max((latents.shape[1] for _, latents in self.requests), default=0)
+        for number, layer in enumerate(self.cache.layers):
+            together = layer.read_requests(tables, longest)
+            for row, (table, latents) in zip(together, self.requests, strict=True):
+                length = latents.shape[1]
+                assert torch.equal(row[:length], latents[number])
+                assert torch.equal(layer.read(torch.tensor(places(table, 0, length)).long()), latents[number])
+        assert all(torch.equal(self.cache.take_out(table, kv.shape[1]), kv) for table, kv in self.requests)
 
     @invariant()
-    def room_is_what_is_left(self):
-        if hasattr(self, "cache"):
-            assert self.cache.has_room() == (len(self.written) < MAX_REQUESTS)
+    def no_page_is_lost_or_shared(self):
+        if hasattr(self, "requests"):
+            held = [page for table, _ in self.requests for page in table]
+            assert len(held) == len(set(held))
+            assert len(held) + self.cache.num_free_pages == NUM_PAGES
 
 
 TestCacheAgainstDictionary = CacheAgainstDictionary.TestCase

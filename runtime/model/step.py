@@ -1,0 +1,64 @@
+"""What one rank computes in one step: chunks of prompts, then the last token of each request that is being continued.
+
+    tokens    a a a a a | b b b | c | d | e      T = 11: chunks of the prompts A and B, then C, D and E decode
+
+All tokens go through a layer together; attention alone tells them apart. A chunk's queries see what earlier steps
+cached of their request and each other, causally; a decoding request's one query sees its whole cache. Both kinds may be
+absent: a rank steps with its unit even when it has nothing to do.
+
+It holds tensors about the tokens, not their values: those flow through the model.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.kv_cache import PageTable, places
+
+__all__ = ["Chunk", "Step"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
+
+    In decode it is one token.
+    """
+
+    token_ids: list[int]
+    start: int
+    table: PageTable
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.token_ids)
+
+
+class Step:
+    """`prefilling` chunks in order, then `decoding` ones of one token each, as tensors."""
+
+    def __init__(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> None:
+        chunks = [*prefilling, *decoding]
+        self.token_ids_T = _integers(token for chunk in chunks for token in chunk.token_ids)
+        self.positions_T = _integers(position for chunk in chunks for position in range(chunk.start, chunk.end))
+        self.places_T = _integers(place for chunk in chunks for place in places(chunk.table, chunk.start, chunk.end))
+        self.lengths = [len(chunk.token_ids) for chunk in prefilling]
+        self.sizes = sum(self.lengths), len(decoding)  # tokens of prompts, tokens of decoding requests
+        self.contexts = [_integers(places(chunk.table, 0, chunk.end)) for chunk in prefilling]  # what a chunk sees
+        self.tables_BP = _padded([chunk.table for chunk in decoding])
+        self.lengths_B = _integers(chunk.end for chunk in decoding)
+        self.longest = max((chunk.end for chunk in decoding), default=0)
+
+
+def _integers(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.long)
+
+
+def _padded(tables: list[PageTable]) -> Tensor:
+    """`[B, most pages]`; a shorter table ends with page 0, whose content nobody looks at."""
+    most = max(map(len, tables), default=0)
+    padded = [table + [0] * (most - len(table)) for table in tables]
+    return torch.tensor(padded, dtype=torch.long).view(len(tables), most)
