@@ -23,10 +23,12 @@ from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
 from planner.expert_map import Effort, ExpertMap, Policy, is_prepared, prepare
 from planner.expert_map.formats import Engine, export_map
-from planner.experts import ExpertsCall, answer, check_call, map_json, map_text
+from planner.experts import check_call, make_map, with_one_more_slot
+from planner.experts_answer import map_json, map_text
+from planner.experts_call import ExpertsCall
 from planner.plan import read_previous
 from planner.plan_text import plan_text
-from planner.spec import Spec
+from planner.spec import Coverage, Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "main", "prepare_search", "run"]
 
@@ -101,6 +103,15 @@ def _add_experts(commands: Any) -> None:
     experts.add_argument("--groups", type=int, default=1, metavar="G", help="expert groups of the gate; default: 1")
     experts.add_argument("--policy", choices=get_args(Policy), default="auto", help="default: auto")
     experts.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
+    experts.add_argument(
+        "--coverage", choices=get_args(Coverage), default="none", help="what no expert goes dark with; default: none"
+    )
+    experts.add_argument("--nodes-per-rack", type=int, metavar="N", help="for --coverage rack")
+    experts.add_argument(
+        "--expert-bytes",
+        metavar="SIZE",
+        help="of one expert of one layer, such as 44.05MB: counts moves and slots in bytes",
+    )
     experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
     experts.add_argument(
         "--keep-within",
@@ -186,7 +197,10 @@ def _experts(arguments: argparse.Namespace) -> None:
             groups=arguments.groups,
             policy=arguments.policy,
             effort=arguments.effort,
+            coverage=arguments.coverage,
+            nodes_per_rack=arguments.nodes_per_rack,
             previous=arguments.previous,
+            expert_bytes=arguments.expert_bytes,
             keep_within=arguments.keep_within,
             export=arguments.export,
             first_layer=arguments.first_layer,
@@ -194,17 +208,20 @@ def _experts(arguments: argparse.Namespace) -> None:
         )
     )
     prepare_search()
-    prepare(with_previous=arguments.previous is not None)  # loading what is compiled is not computing
+    prepare(
+        with_previous=job.previous is not None, with_domains=bool(job.domains)
+    )  # loading what is compiled is not computing
     began = time.perf_counter()
-    expert_map = answer(job)
+    expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)
-    document = map_json(job, expert_map)
+    answer = with_one_more_slot(job, expert_map)
+    document = map_json(job, answer)
     if arguments.output:
         _write(arguments.output, _map_file(arguments, expert_map, document))
     if arguments.format == "json":
         _print_json(document | {"seconds": seconds})
     else:
-        print(f"{map_text(expert_map)}\n  computed in     {seconds:.3f} s")
+        print(f"{map_text(job, answer)}\n  computed in     {seconds:.3f} s")
 
 
 def _map_file(arguments: argparse.Namespace, expert_map: ExpertMap, document: Any) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from planner.check import CheckedSpec
-from planner.coverage import MeanOf, failure_domains, require_coverage, require_covered
+from planner.coverage import FailureDomains, MeanOf, failure_domains, require_coverage, require_covered
 from planner.decide import decide
 from planner.errors import InfeasibleError
-from planner.expert_map import Domains, Loads, balance, draw_loads
+from planner.expert_map import Domains, ExpertMap, Loads, balance, draw_loads, slots_bind
 from planner.failures import report_failures
 from planner.launch import launch_documents
 from planner.memory import MemoryPlan, fit_memory, split_memory
@@ -20,7 +20,7 @@ from planner.plan import Plan
 from planner.repair import with_changes
 from planner.runnable import runtime_refusals
 from planner.schedule import plan_schedule
-from planner.spec import Phase
+from planner.spec import Coverage, Phase
 from planner.traffic import expected_traffic
 
 __all__ = ["check_fit", "compile_plan"]
@@ -59,6 +59,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
         placement=placement,
         schedule=schedule,
         expert_maps=maps,
+        one_more_slot=_one_more_slot(loads, layouts, maps, places, spec.spec.coverage),
         places=places,
         traffic=traffic,
         failures=report_failures(spec, layouts, placement.units, maps),
@@ -96,6 +97,23 @@ def _is_feasible(spec: CheckedSpec) -> bool:
     except InfeasibleError:
         return False
     return True
+
+
+def _one_more_slot(
+    loads: Loads,
+    layouts: Sequence[PhaseLayout],
+    maps: Mapping[Phase, ExpertMap],
+    places: Mapping[Phase, FailureDomains],
+    coverage: Coverage,
+) -> dict[Phase, ExpertMap]:
+    """The maps with one more slot a GPU, of the phases whose slots bind."""
+    return {
+        each.phase: balance(
+            loads, each.num_physical_experts + each.ep_size, each.ep_size, domains=places[each.phase].of(coverage)
+        )
+        for each in layouts
+        if slots_bind(maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
+    }
 
 
 def _mean_of(loads: Loads) -> MeanOf:

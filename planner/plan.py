@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -44,6 +45,7 @@ class Plan:
     placement: Placement
     schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
+    one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
     places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     failures: tuple[FailureReport, ...]
@@ -98,8 +100,9 @@ class Plan:
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {
-                each.sha256: _map_json(each) | {"coverage": self._coverage_json(each)}
-                for each in self.expert_maps.values()
+                each.sha256: _map_json(each)
+                | {"coverage": self._coverage_json(each), "one_more_slot": self._one_more_json(phase)}
+                for phase, each in self.expert_maps.items()
             },
         } | self._optional()
 
@@ -123,6 +126,20 @@ class Plan:
         return {
             "rule": self.spec.coverage,
             "uncovered_experts": {kind: max(each[kind] for each in counts) for kind in kinds},
+        }
+
+    def _one_more_json(self, phase: Phase) -> dict[str, Any] | None:
+        """What one more slot a GPU would give and cost, where slots bind."""
+        more = self.one_more_slot.get(phase)
+        if more is None:
+            return None
+        layout = next(each for each in self.layouts if each.phase == phase)
+        slot_bytes = {each.phase: each.weights.slot for each in self.memory}
+        return {
+            "slots_per_gpu": layout.slots_per_gpu + 1,
+            "bytes_per_gpu": slot_bytes.get(phase),  # not known on cpu
+            "mean_max_over_mean": round(fmean(more.max_over_mean), 6),
+            "mean_bound": round(fmean(more.bound), 6),
         }
 
     def _unit_json(self, unit: Unit) -> dict[str, Any]:
@@ -240,4 +257,5 @@ def _map_json(expert_map: ExpertMap) -> dict[str, Any]:
         "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
         "max_over_mean": list(expert_map.max_over_mean),
         "bound": list(expert_map.bound),
+        "binding": list(expert_map.binding),
     }

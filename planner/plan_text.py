@@ -4,7 +4,7 @@ It shows what the plan holds and computes nothing of its own beyond means and su
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from planner.decide import DEFAULT
@@ -13,6 +13,7 @@ from planner.parallelism import PhaseLayout
 from planner.placement import Unit
 from planner.plan import Plan
 from planner.spec import Phase, PhaseSpec
+from planner.units import gb
 
 __all__ = ["plan_text"]
 
@@ -172,7 +173,16 @@ def _expert_maps(plan: Plan) -> str:
         layer = each.max_over_mean.index(worst)
         mean = f"{fmean(each.max_over_mean):.3f}"
         rows.append((phase, str(len(each.max_over_mean)), mean, f"{worst:.3f} (MoE layer {layer})", each.sha256[7:19]))
-    return _table(rows)
+    return "\n".join([_table(rows), *_one_more_slot(plan)])
+
+
+def _one_more_slot(plan: Plan) -> Iterator[str]:
+    """What it would give and cost, of phases whose slots keep the map where it is."""
+    slot_bytes = {each.phase: each.weights.slot for each in plan.memory}
+    for phase, more in plan.one_more_slot.items():
+        cost = f", for {gb(slot_bytes[phase])} a GPU" if phase in slot_bytes else ""
+        now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
+        yield f"  {phase}: slots bind at {now:.3f}; one more a GPU gives {reached:.3f} (bound {then:.3f}){cost}"
 
 
 def _traffic(plan: Plan) -> str:

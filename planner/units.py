@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-__all__ = ["QUANTITIES", "Kind", "as_we_spell", "gb", "quantity"]
+__all__ = ["QUANTITIES", "Kind", "as_we_spell", "gb", "quantity", "read_bytes"]
 
 Kind = Literal["bytes", "link", "time"]
 
@@ -60,6 +60,12 @@ def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> t
 
     pattern = rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(UNITS[kind])})$"
     return BeforeValidator(read), WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+def read_bytes(written: str) -> int | None:
+    """A size outside of a spec, in bytes; None where it is none, or 0."""
+    number = _number("bytes", written)
+    return round(number) if number else None
 
 
 def as_we_spell(kind: Kind, written: Any) -> str | None:

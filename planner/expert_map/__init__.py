@@ -14,15 +14,26 @@ map could be at most.
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import Domains, Effort, ExpertMap, Policy, Sizes, balance, is_prepared, prepare
+from planner.expert_map.balance import (
+    Domains,
+    Effort,
+    ExpertMap,
+    Policy,
+    Sizes,
+    balance,
+    is_prepared,
+    prepare,
+    slots_bind,
+)
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
 from planner.expert_map.loads import Loads, draw_loads, read_loads
-from planner.expert_map.stages import Stage, stage_moves
+from planner.expert_map.stages import LinkTotal, Stage, link_totals, stage_moves
 
 __all__ = [
     "Domains",
     "Effort",
     "ExpertMap",
+    "LinkTotal",
     "Loads",
     "Policy",
     "Sizes",
@@ -33,7 +44,9 @@ __all__ = [
     "draw_loads",
     "fewest_slots_per_gpu",
     "is_prepared",
+    "link_totals",
     "prepare",
     "read_loads",
+    "slots_bind",
     "stage_moves",
 ]

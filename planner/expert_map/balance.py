@@ -14,14 +14,12 @@ from typing import Literal
 from planner.canonical import digest_of
 from planner.expert_map.loads import Loads
 
-__all__ = ["BoundKind", "Domains", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare"]
+__all__ = ["BoundKind", "Domains", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare", "slots_bind"]
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
 BoundKind = Literal["mean", "replicas", "packing", "groups", "coverage"]  # see `bound`, `covered`
-Domains = Sequence[
-    Sequence[int]
-]  # partitions: the failure domain of each GPU, as many times as units stand differently
+Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain each stands (`domains`)
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,11 @@ def balance(
     return make_map(loads, sizes, effort, policy, previous, keep_within)
 
 
+def slots_bind(expert_map: ExpertMap) -> bool:
+    """Whether in most layers it is the slots that keep the map where it is, so that more of them would help."""
+    return sum(kind in ("replicas", "packing", "coverage") for kind in expert_map.binding) > len(expert_map.binding) / 2
+
+
 def is_prepared() -> bool:
     """Whether `prepare` was run before, here or in another process."""
     from planner.expert_map.compiled import is_compiled  # numba, as in `balance`
@@ -119,10 +122,12 @@ def is_prepared() -> bool:
     return is_compiled()
 
 
-def prepare(*, with_previous: bool = False) -> None:
+def prepare(*, with_previous: bool = False, with_domains: bool = False) -> None:
     """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
     efforts: tuple[Effort, ...] = ("fast", "refined")
     for effort in efforts:
         fresh = balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
         if with_previous:
             balance(((1, 1, 1, 1, 1, 1, 1, 5),), 10, 2, effort, previous=fresh.physical_to_logical)
+    if with_domains:
+        balance(((3, 2, 1, 1),), 8, 4, domains=((0, 0, 1, 1),))

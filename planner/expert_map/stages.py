@@ -11,10 +11,11 @@ several the one that has sent least so far in the stage, the lower number first.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.expert_map.balance import Sizes
 
-__all__ = ["Stage", "Transfer", "stage_moves"]
+__all__ = ["LinkTotal", "Stage", "Transfer", "link_totals", "stage_moves"]
 
 Row = Sequence[int]  # the expert in each slot of a layer
 
@@ -42,11 +43,42 @@ class Stage:
         return max(Counter(transfer.to_gpu for transfer in self.transfers).values())
 
 
+@dataclass(frozen=True)
+class LinkTotal:
+    """What crosses all links of a kind, NVLink inside nodes or NICs between them, and the GPU with most in one way."""
+
+    kind: Literal["nvlink", "nic"]
+    experts: int
+    busiest_gpu: int
+    direction: Literal["sends", "receives"]
+    busiest_experts: int
+
+
 def stage_moves(previous: Sequence[Row], new: Sequence[Row], sizes: Sizes) -> tuple[Stage, ...]:
     """The stages from one map to the other, without those of layers in which nothing moves."""
     layers = enumerate(zip(previous, new, strict=True))
     stages = (Stage(layer, tuple(_transfers(before, after, sizes))) for layer, (before, after) in layers)
     return tuple(stage for stage in stages if stage.transfers)
+
+
+def link_totals(stages: Sequence[Stage], sizes: Sizes) -> tuple[LinkTotal, ...]:
+    """Of all stages together, kind by kind, without kinds that nothing crosses; of equally busy GPUs the first."""
+    gpus_per_node = sizes.num_gpus // sizes.num_nodes
+    crossing: dict[Literal["nvlink", "nic"], list[Transfer]] = {"nvlink": [], "nic": []}
+    for transfer in (each for stage in stages for each in stage.transfers):
+        inside = transfer.from_gpu // gpus_per_node == transfer.to_gpu // gpus_per_node
+        crossing["nvlink" if inside else "nic"].append(transfer)
+    return tuple(_total(kind, transfers) for kind, transfers in crossing.items() if transfers)
+
+
+def _total(kind: Literal["nvlink", "nic"], transfers: Sequence[Transfer]) -> LinkTotal:
+    sent = Counter(each.from_gpu for each in transfers)
+    received = Counter(each.to_gpu for each in transfers)
+    sender = min(sent, key=lambda gpu: (-sent[gpu], gpu))
+    receiver = min(received, key=lambda gpu: (-received[gpu], gpu))
+    if sent[sender] > received[receiver]:
+        return LinkTotal(kind, len(transfers), sender, "sends", sent[sender])
+    return LinkTotal(kind, len(transfers), receiver, "receives", received[receiver])
 
 
 def _transfers(before: Row, after: Row, sizes: Sizes) -> list[Transfer]:

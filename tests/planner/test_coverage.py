@@ -56,6 +56,20 @@ def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
     assert decode["coverage"]["uncovered_experts"]["gpu"] >= 28
 
 
+def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file):
+    """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
+    plan = compile_plan(check_spec(spec_file(json.dumps(PAIR, indent=1), "pair.yaml")))
+    document = plan.as_json()
+    of_phase = {unit["phase"]: document["expert_maps"][unit["expert_map"]] for unit in document["units"]}
+    more = of_phase["decode"]["one_more_slot"]
+
+    assert of_phase["prefill"]["one_more_slot"] is None
+    assert set(of_phase["decode"]["binding"]) <= {"replicas", "packing"}
+    assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (3, pytest.approx(2.554e9, rel=0.01))
+    assert more["mean_bound"] <= more["mean_max_over_mean"] < 1.05 < 1.4 < min(of_phase["decode"]["bound"])
+    assert "decode: slots bind at 1." in plan_text(plan)
+
+
 def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
     """S720: slots, bytes and balance, on the line of the slots; and the change that is printed does."""
     with pytest.raises(InfeasibleError) as error:

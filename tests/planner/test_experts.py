@@ -15,6 +15,7 @@ KEYS = {
     "bound",
     "split",
     "moved_slots",
+    "one_more_slot",
     "seconds",
 }
 RULE = "S605 must hold token counts from 0 to 9007199254740992, [layers][experts]"
@@ -319,6 +320,108 @@ def test_options_of_moves_and_exports_are_checked(loads_file, experts):
         "--keep-within (-0.5) must be a number, at least 0; a layer is kept when it is less even by this share; "
         "nearest: 0",
     ]
+
+
+def test_what_one_more_slot_gives_where_slots_bind(loads_file, experts):
+    """One hot expert on two GPUs of two slots: a third slot on each halves it, and costs an expert of each layer."""
+    path = loads_file([[90, 2, 2]] * 2)
+    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 1, "--expert-bytes", "40MB")
+    _, document = experts(path, *words)
+    more = document["one_more_slot"]
+
+    assert set(document["binding"]) == {"replicas"}
+    assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (2, 80_000_000)
+    assert more["mean_bound"] <= more["mean_max_over_mean"] < document["bound"][0]
+
+
+def test_nothing_is_said_of_slots_that_do_not_bind(loads_file, experts):
+    """Even loads: the mean binds."""
+    _, document = experts(loads_file([[1, 1, 1, 1]]), "--gpus", 2, "--nodes", 1)
+
+    assert document["one_more_slot"] is None
+
+
+@pytest.mark.parametrize(("coverage", "racks"), [("node", ()), ("rack", ("--nodes-per-rack", 2))])
+def test_no_expert_goes_dark_with_a_domain(loads_file, experts, coverage, racks):
+    """Eight experts on four nodes of two GPUs: the slots outside of each node, or pair of nodes, hold all of them."""
+    path = loads_file([[9, 8, 7, 6, 5, 4, 3, 2]])
+    words = ("--gpus", 8, "--nodes", 4, "--slots-per-gpu", 2, "--coverage", coverage, *racks)
+    status, document = experts(path, *words)
+    (slots,) = document["physical_to_logical"]
+    per_domain = 4 if coverage == "node" else 8
+    left = [set(slots[:first] + slots[first + per_domain :]) for first in range(0, 16, per_domain)]
+
+    assert (status, document["coverage"], document["uncovered_experts"]) == (0, coverage, 0)
+    assert all(each == set(range(8)) for each in left)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--gpus", 4, "--nodes", 2, "--slots-per-gpu", 3, "--expert-bytes", "40MB"),
+            "--slots-per-gpu (3) must be at least 4 with --coverage node (replicas of 8 experts in two domains, on 4 "
+            "GPUs); 3 slots a GPU would become 4, 0.0 GB a GPU more; nearest: 4",
+        ),
+        (
+            ("--gpus", 4, "--nodes", 1),
+            "--coverage (node) must be none: all 4 GPUs stand in one node; with that node all experts go dark, "
+            "wherever replicas are; nearest: none",
+        ),
+    ],
+)
+def test_coverage_that_cannot_be_had_is_infeasible(loads_file, experts, words, message):
+    """S816, S817: exit 3, what would do and what it costs."""
+    status, document = experts(loads_file([list(range(8))]), *words, "--coverage", "node")
+
+    assert status == 3
+    assert [error["message"] for error in document["errors"]] == [message]
+
+
+def test_options_of_coverage_are_checked(loads_file, experts):
+    """S813, S814, S815: racks of unknown size, groups that stay on nodes, and a size without a unit."""
+    words = ("--gpus", 2, "--nodes", 2, "--coverage", "rack", "--policy", "hierarchical", "--groups", 2)
+    status, document = experts(loads_file([[1, 2]]), *words, "--expert-bytes", "40")
+
+    assert status == 2
+    assert [error["message"] for error in document["errors"]] == [
+        "--coverage (rack) must come with --nodes-per-rack; experts are spread over racks that are known; for example "
+        "--nodes-per-rack 4",
+        "--policy (hierarchical) must not be hierarchical with --coverage; a group that stays on one node dies with "
+        "it; nearest: auto",
+        '--expert-bytes ("40") must be a size above 0 with its unit; moves and slots are counted in bytes; for '
+        "example 44.05MB",
+    ]
+
+
+def test_moves_are_counted_in_bytes_by_link(loads_file, experts, map_file):
+    """Two GPUs on two nodes: what moves crosses NICs, and the busiest GPU sends or receives half of it at least."""
+    held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]
+    path = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held])
+    words = ("--gpus", 2, "--nodes", 2, "--previous", map_file, "--expert-bytes", "10B")
+    _, document = experts(path, *words)
+    (total,) = document["link_totals"]
+
+    assert (total["kind"], total["experts"], total["bytes"]) == (
+        "nic",
+        document["moved_slots"],
+        10 * document["moved_slots"],
+    )
+    assert total["experts"] / 2 <= total["busiest_experts"] <= total["experts"]
+    assert total["busiest_bytes"] == 10 * total["busiest_experts"]
+    assert sum(link["bytes"] for link in document["links"]) == total["bytes"]
+    assert document["keep_map"] is False
+
+
+def test_below_the_threshold_the_answer_is_to_keep_the_map(loads_file, experts, map_file, capsys):
+    """The same loads moved a little: with --keep-within nothing moves, and the text says so."""
+    path = loads_file([[8, 7, 6, 5, 4, 3, 2, 3]] * 2)
+    words = (path, "--gpus", "2", "--nodes", "1", "--previous", str(map_file), "--keep-within", "0.2")
+    _, document = experts(*words)
+    main(["experts", *words])
+
+    assert (document["keep_map"], document["moved_slots"], document["link_totals"]) == (True, 0, [])
+    assert "  moved slots     0: keep the map" in capsys.readouterr().out
 
 
 def test_export_writes_the_engines_file(loads_file, experts, tmp_path):

@@ -1,0 +1,128 @@
+"""What `tidemill experts` answers: the contract's JSON, and text for people.
+
+It computes nothing of its own beyond means and sums; `experts.py` does.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from planner.expert_map import ExpertMap, count_uncovered, link_totals, stage_moves
+from planner.experts import ExpertsAnswer, ExpertsJob
+from planner.units import gb
+
+__all__ = ["map_json", "map_text"]
+
+SPLIT = "equal"  # tokens of an expert split equally among its replicas: the rule that maps are balanced under
+
+
+def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
+    """The contract's keys, without `seconds`: the same call gives the same bytes."""
+    expert_map = answer.expert_map
+    slots = expert_map.logical_to_physical
+    return {
+        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
+        "logical_to_physical": slots,
+        "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
+        "max_over_mean": list(expert_map.max_over_mean),
+        "bound": list(expert_map.bound),
+        "binding": list(expert_map.binding),
+        "policy": expert_map.policy,
+        "policy_reason": expert_map.policy_reason,
+        "coverage": job.coverage,
+        "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
+        "one_more_slot": _one_more_json(job, answer.one_more_slot),
+        "split": SPLIT,
+        "moved_slots": expert_map.moved_slots,
+    } | _moves_json(job, expert_map)
+
+
+def _one_more_json(job: ExpertsJob, with_one_more: ExpertMap | None) -> dict[str, Any] | None:
+    if with_one_more is None:
+        return None
+    return {
+        "slots_per_gpu": job.sizes.slots_per_gpu + 1,
+        "bytes_per_gpu": _bytes(job, len(job.loads)),
+        "mean_max_over_mean": round(fmean(with_one_more.max_over_mean), 6),
+        "mean_bound": round(fmean(with_one_more.bound), 6),
+    }
+
+
+def _bytes(job: ExpertsJob, num_experts: int) -> int | None:
+    """Of so many experts of one layer; None where their size is not given."""
+    return None if job.expert_bytes is None else num_experts * job.expert_bytes
+
+
+def _moves_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
+    """The way from the previous map, where there is one: stages, and how many experts and bytes cross each link."""
+    if job.previous is None:
+        return {}
+    stages = stage_moves(job.previous, expert_map.physical_to_logical, job.sizes)
+    links = Counter((each.from_gpu, each.to_gpu) for stage in stages for each in stage.transfers)
+    return {
+        "keep_map": expert_map.moved_slots == 0,
+        "stages": [
+            {
+                "layer": stage.layer,
+                "spare_slots": stage.spare_slots,
+                "transfers": [asdict(transfer) for transfer in stage.transfers],
+            }
+            for stage in stages
+        ],
+        "links": [
+            {"from_gpu": sender, "to_gpu": to, "experts": count, "bytes": _bytes(job, count)}
+            for (sender, to), count in sorted(links.items())
+        ],
+        "link_totals": [
+            asdict(total) | {"bytes": _bytes(job, total.experts), "busiest_bytes": _bytes(job, total.busiest_experts)}
+            for total in link_totals(stages, job.sizes)
+        ],
+    }
+
+
+def map_text(job: ExpertsJob, answer: ExpertsAnswer) -> str:
+    """What the map is worth, for people; the map itself is for programs."""
+    expert_map = answer.expert_map
+    reached, bound = expert_map.max_over_mean, expert_map.bound
+    worst = max(range(len(reached)), key=reached.__getitem__)
+    bound_by = ", ".join(f"{kind} {count}" for kind, count in Counter(expert_map.binding).most_common())
+    lines = [
+        f"Expert map {expert_map.sha256}",
+        f"  layers          {len(reached)}",
+        f"  policy          {expert_map.policy} ({expert_map.policy_reason})",
+        f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
+        f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
+        f"  bound by        {bound_by} (layers)",
+        *_one_more_lines(job, answer.one_more_slot),
+        *_coverage_lines(job),
+        *_moves_lines(job, expert_map),
+    ]
+    return "\n".join(lines)
+
+
+def _one_more_lines(job: ExpertsJob, with_one_more: ExpertMap | None) -> Iterator[str]:
+    if with_one_more is not None:
+        reached, bound = fmean(with_one_more.max_over_mean), fmean(with_one_more.bound)
+        cost = "" if job.expert_bytes is None else f", for {gb(len(job.loads) * job.expert_bytes)} a GPU"
+        yield f"  one more slot   max/mean {reached:.4f} mean, bound {bound:.4f}{cost}"
+
+
+def _coverage_lines(job: ExpertsJob) -> Iterator[str]:
+    if job.coverage != "none":
+        yield f"  coverage        no expert goes dark when one {job.coverage} dies"
+        yield "                  (it pays only with a runtime that masks dead ranks)"
+
+
+def _moves_lines(job: ExpertsJob, expert_map: ExpertMap) -> Iterator[str]:
+    if job.previous is None:
+        return
+    keep = ": keep the map" if expert_map.moved_slots == 0 else ""
+    yield f"  moved slots     {expert_map.moved_slots}{keep}"
+    for total in link_totals(stage_moves(job.previous, expert_map.physical_to_logical, job.sizes), job.sizes):
+        size = "" if job.expert_bytes is None else f", {gb(total.busiest_experts * job.expert_bytes)}"
+        yield (
+            f"  by {total.kind:<12} {total.experts} experts, most at GPU {total.busiest_gpu}, which "
+            f"{total.direction} {total.busiest_experts}{size}"
+        )

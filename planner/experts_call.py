@@ -1,0 +1,157 @@
+"""A call of `tidemill experts`: its arguments, and what can be wrong with them.
+
+Each rule is asked only when the sizes that it counts with are numbers of things. Files are read by `experts.py`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import Violation
+from planner.expert_map import Domains, Effort, Policy, consecutive_domains, fewest_slots_per_gpu
+from planner.expert_map.formats import Engine
+from planner.rule import nearest
+from planner.spec import MAX_EP_SIZE, MAX_REDUNDANT, Coverage
+from planner.units import gb, read_bytes
+
+__all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """The command's arguments as given."""
+
+    loads: Path
+    gpus: int
+    nodes: int
+    slots_per_gpu: int | None = None
+    groups: int = 1
+    policy: Policy = "auto"
+    effort: Effort = "refined"
+    coverage: Coverage = "none"
+    nodes_per_rack: int | None = None
+    previous: Path | None = None
+    keep_within: float = 0.0
+    expert_bytes: str | None = None
+    export: Engine | None = None
+    first_layer: int = 0
+    output: Path | None = None
+
+    def num_slots_per_gpu(self, num_experts: int) -> int:
+        """As asked for, else just enough."""
+        return self.slots_per_gpu or -(-num_experts // self.gpus)
+
+    def domains(self) -> Domains:
+        """The failure domains that experts are spread over; none where they are not."""
+        per_node = self.gpus // self.nodes
+        per_domain = {"none": 0, "node": per_node, "rack": per_node * (self.nodes_per_rack or 1)}[self.coverage]
+        return consecutive_domains(self.gpus, per_domain) if per_domain else ()
+
+
+def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Violation]:
+    """Everything that is wrong with `call`; without `num_experts` what can be told without."""
+    counts = {name: getattr(call, name) for name in ("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack")}
+    wrong = {name for name, count in counts.items() if count is not None and count < 1}
+    for name in counts:
+        if name in wrong:
+            option = f"--{name.replace('_', '-')}"
+            yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", "nearest: 1")
+    if call.gpus > MAX_EP_SIZE:
+        wrong.add("gpus")
+        rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
+        yield Violation("--gpus", call.gpus, rule, "experts are spread over one unit", f"nearest: {MAX_EP_SIZE}")
+    if not {"gpus", "nodes"} & wrong:
+        yield from _uneven_nodes(call)
+    if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
+        yield from _too_few_slots(call, num_experts)
+        yield from _too_many_slots(call, num_experts)
+    if num_experts is not None and not {"groups", "nodes"} & wrong:
+        yield from _uneven_groups(call, num_experts)
+    yield from _wrong_options(call)
+
+
+def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
+    """What concerns neither GPUs nor slots."""
+    if call.export is not None and call.output is None:
+        rule, reason = "S809 must come with -o", "stdout is for the answer"
+        yield Violation("--export", call.export, rule, reason, "for example -o map.json")
+    if not 0 <= call.keep_within < math.inf:
+        rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
+        yield Violation("--keep-within", str(call.keep_within), rule, reason, "nearest: 0")
+    if call.coverage == "rack" and call.nodes_per_rack is None:
+        rule, reason = "S813 must come with --nodes-per-rack", "experts are spread over racks that are known"
+        yield Violation("--coverage", call.coverage, rule, reason, "for example --nodes-per-rack 4")
+    if call.coverage != "none" and call.policy == "hierarchical":
+        rule, reason = "S814 must not be hierarchical with --coverage", "a group that stays on one node dies with it"
+        yield Violation("--policy", call.policy, rule, reason, "nearest: auto")
+    if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
+        rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
+        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, "for example 44.05MB")
+    if call.first_layer < 0:
+        rule, reason = "S810 must be at least 0", "layers are numbered from 0"
+        yield Violation("--first-layer", call.first_layer, rule, reason, "nearest: 0")
+
+
+def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:
+    """Why the coverage that is asked for cannot be had, where it cannot; what it would cost where bytes are known."""
+    if call.coverage == "none":
+        return None
+    fewest = fewest_slots_per_gpu(num_experts, call.domains())
+    if fewest is None:
+        rule = f"S816 must be none: all {call.gpus} GPUs stand in one {call.coverage}"
+        reason = f"with that {call.coverage} all experts go dark, wherever replicas are"
+        return Violation("--coverage", call.coverage, rule, reason, "nearest: none")
+    slots = call.num_slots_per_gpu(num_experts)
+    if slots >= fewest:
+        return None
+    rule = (
+        f"S817 must be at least {fewest} with --coverage {call.coverage} "
+        f"(replicas of {num_experts} experts in two domains, on {call.gpus} GPUs)"
+    )
+    reason = f"{slots} slots a GPU would become {fewest}"
+    if call.expert_bytes is not None:
+        reason += f", {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} a GPU more"
+    return Violation("--slots-per-gpu", slots, rule, reason, f"nearest: {fewest}")
+
+
+def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
+    if call.gpus % call.nodes:
+        rule = f"S802 must be a multiple of --nodes ({call.nodes})"
+        fix = _nearest_multiples(call.gpus, call.nodes)
+        yield Violation("--gpus", call.gpus, rule, "all nodes hold equally many GPUs", fix)
+
+
+def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    fewest = -(-num_experts // call.gpus)
+    if call.slots_per_gpu is not None and call.slots_per_gpu < fewest:
+        rule = f"S803 must be at least {fewest} ({num_experts} experts on {call.gpus} GPUs)"
+        reason = f"{call.slots_per_gpu * call.gpus} slots cannot hold {num_experts} experts"
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, f"nearest: {fewest}")
+
+
+def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    most = (num_experts + MAX_REDUNDANT) // call.gpus
+    if call.slots_per_gpu is not None and call.slots_per_gpu > most:
+        rule = f"S812 must be at most {most} ({num_experts} + {MAX_REDUNDANT} redundant experts on {call.gpus} GPUs)"
+        reason = "no unit has more redundant experts"
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, f"nearest: {most}")
+
+
+def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    if num_experts % call.groups:
+        divisors = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
+        rule = f"S804 must divide the number of experts ({num_experts})"
+        fix = nearest(call.groups, divisors)
+        yield Violation("--groups", call.groups, rule, "all groups hold equally many experts", fix)
+    elif call.policy == "hierarchical" and call.groups % call.nodes:
+        rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
+        fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
+        fix = f"{nearest(call.groups, fitting)}, or --policy global" if fitting else "use --policy global"
+        yield Violation("--groups", call.groups, rule, "each node holds equally many whole groups", fix)
+
+
+def _nearest_multiples(value: int, unit: int) -> str:
+    """The multiples of `unit` on both sides of `value`."""
+    below = value - value % unit
+    return nearest(value, [multiple for multiple in (below, below + unit) if multiple])
