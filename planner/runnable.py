@@ -20,7 +20,7 @@ def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
     """Why the bundled runtime cannot run `spec`; empty when it can."""
     violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec)]
     for phase in spec.spec.phases:
-        violations += _not_in_this_way(spec, phase)
+        violations += _not_in_this_way(phase)
     return tuple(spec.problem(violation) for violation in violations)
 
 
@@ -48,11 +48,7 @@ def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
         yield Violation("cluster.gpu", spec.spec.cluster.gpu_name, "S704 must be cpu to run", reason, "nearest: cpu")
 
 
-def _not_in_this_way(spec: CheckedSpec, phase: Phase) -> Iterator[Violation]:
-    wanted = spec.spec.phase(phase)
+def _not_in_this_way(phase: Phase) -> Iterator[Violation]:
     if phase == "mixed":
         reason = "the bundled runtime computes prompts and tokens in units of their own so far"
         yield Violation("mixed", None, "S708 must be prefill and decode to run", reason, "write the two sections")
-    if wanted.precision == "fp8":
-        reason = "the bundled runtime has no FP8 kernels so far"
-        yield Violation(f"{phase}.precision", "fp8", "S705 must be bf16 or fp32 to run", reason, "nearest: bf16")

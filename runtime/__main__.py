@@ -60,7 +60,7 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     generate.add_argument("--prompt-ids", type=Path, required=True, help="JSON: a list of lists of token ids")
     generate.add_argument("--max-tokens", type=int, default=64)
     generate.add_argument("--ep", type=int, default=1, help="ranks to spread the experts over")
-    generate.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    generate.add_argument("--dtype", choices=["float32", "bfloat16", "fp8"], default="float32")
     generate.add_argument(
         "--expert-map", type=Path, help="JSON [moe_layers][slots] of logical experts (default: contiguous)"
     )

@@ -9,6 +9,7 @@ Source of the format: huggingface/safetensors README, "Format": u64 header size,
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,27 @@ import msgspec
 
 from runtime.errors import CheckpointError
 
-__all__ = ["TensorIndex", "check_config_digest", "index_tensors", "read_json", "resolve"]
+__all__ = ["StoredTensor", "check_config_digest", "index_tensors", "read_json", "resolve"]
 
 BUNDLED = "bundled:"
 MAX_HEADER_BYTES = 100 * 2**20  # the limit that safetensors itself sets
 
 
 @dataclass(frozen=True)
-class TensorIndex:
-    """Which file holds which tensor. `shapes` are as stored."""
+class StoredTensor:
+    """Where a tensor lies and how: `dtype` in safetensors' words, `start` and `num_bytes` in its file."""
 
-    files: dict[str, Path]
-    shapes: dict[str, tuple[int, ...]]
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
 
 
 class _TensorEntry(msgspec.Struct):
     """What a safetensors header says of one tensor; its type is the reader's to check."""
 
+    dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]  # from the end of the header
 
@@ -64,14 +69,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def index_tensors(folder: Path) -> TensorIndex:
-    """Read every safetensors header and hold it against its file's size. Raises CheckpointError."""
-    files: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in _tensor_files(folder):
-        for name, entry in _read_header(path).items():
-            files[name], shapes[name] = path, entry.shape
-    return TensorIndex(files, shapes)
+def index_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor by its name: reads each file's header and holds it against its size. Raises CheckpointError."""
+    return {name: tensor for path in _tensor_files(folder) for name, tensor in _read_header(path)}
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -80,11 +80,14 @@ def _tensor_files(folder: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index} has no weight_map")
-        return [folder / str(name) for name in sorted(set(weight_map.values()))]
+        paths = [folder / str(name) for name in sorted(set(map(str, weight_map.values())))]
+        if missing := [path.name for path in paths if not path.exists()]:
+            raise CheckpointError(f"{index} names {len(paths)} files, of which {missing[0]} is not there")
+        return paths
     return [folder / "model.safetensors"]
 
 
-def _read_header(path: Path) -> dict[str, _TensorEntry]:
+def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -96,12 +99,15 @@ def _read_header(path: Path) -> dict[str, _TensorEntry]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is no safetensors file: {error}") from None
-    expected = 8 + header_bytes + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    data = 8 + header_bytes
+    expected = data + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise CheckpointError(
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
-    return entries
+    for name, entry in entries.items():
+        start, end = entry.data_offsets
+        yield name, StoredTensor(path, entry.dtype, entry.shape, data + start, end - start)
 
 
 def _decode_header(header: bytes) -> dict[str, _TensorEntry]:

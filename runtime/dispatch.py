@@ -68,7 +68,7 @@ class RowFormat(Protocol):
         """[T, bytes], uint8."""
 
     def decode(self, bytes_RB: Tensor) -> Tensor:
-        """[R, D], of what `encode` gave."""
+        """Of rows that `encode` gave, what the experts take: [R, ...]."""
 
 
 class PlainRows:

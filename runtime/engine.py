@@ -21,6 +21,7 @@ from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
 from runtime.model.step import Chunk
 from runtime.overlap import OVERLAPS
 from runtime.parallel import Group
+from runtime.precision import wide
 
 __all__ = ["Engine"]
 
@@ -57,7 +58,7 @@ class Engine:
 
     def new_cache(self, num_tokens: int) -> LatentCache:
         """An empty KV cache with room for at least so many tokens."""
-        return LatentCache(self.config, num_tokens, self.dtype)
+        return LatentCache(self.config, num_tokens, wide(self.dtype))
 
     @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:

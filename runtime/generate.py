@@ -34,6 +34,7 @@ from runtime.processes import Child, wait_together
 __all__ = ["Job", "greedy", "run"]
 
 LOOPBACK = "127.0.0.1"
+MATRICES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # by --dtype
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Job:
     prompt_ids: Path
     max_tokens: int
     ep: int
-    dtype: torch.dtype
+    dtype: str
     expert_map: Path | None
     deterministic: bool
     overlap: str
@@ -57,7 +58,7 @@ class Job:
     def from_arguments(cls, arguments: argparse.Namespace) -> "Job":
         """From the command line, whose names these are."""
         values = {name: getattr(arguments, name) for name in cls.__dataclass_fields__}
-        return cls(**{**values, "dtype": getattr(torch, arguments.dtype)})
+        return cls(**values)
 
 
 def run(job: Job) -> None:
@@ -174,7 +175,7 @@ def _start_ranks(job: Job, scratch: str) -> list[Child]:
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
     flags = ["generate", job.checkpoint, "--prompt-ids", str(job.prompt_ids), "--max-tokens", str(job.max_tokens)]
-    flags += ["--ep", str(job.ep), "--dtype", str(job.dtype).removeprefix("torch.")]
+    flags += ["--ep", str(job.ep), "--dtype", job.dtype]
     flags += ["--scratch", scratch, "--port", str(port)]
     if job.expert_map is not None:
         flags += ["--expert-map", str(job.expert_map)]
@@ -196,7 +197,13 @@ def _run_rank(job: Job) -> None:
     group = new_group(job.rank, job.ep)
     with Progress(disable=job.rank != 0 or not sys.stderr.isatty(), transient=True) as bars:
         engine = Engine(
-            folder, _expert_map(job, config), group, job.dtype, _loading_bar(bars), job.deterministic, job.overlap
+            folder,
+            _expert_map(job, config),
+            group,
+            MATRICES[job.dtype],
+            _loading_bar(bars),
+            job.deterministic,
+            job.overlap,
         )
     group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
     share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]

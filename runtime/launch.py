@@ -118,7 +118,7 @@ class UnitLaunch(_Part, kw_only=True):
     ranks: list[RankPlace]
     expert_map: ExpertMap
     split: Literal["equal"]
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16", "fp8"]
     overlap: Literal["none", "dual_batch", "five_stage"]
     deterministic: bool
     kv_cache: KvLayout

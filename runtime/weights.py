@@ -1,82 +1,160 @@
 """Fills one rank's model from a checkpoint, reading only the tensors that this rank holds.
 
 Every parameter is named as its tensor; the stacked local experts are built from the experts that the expert map puts
-into this rank's slots, so a redundant expert is read by each of its holders. Shapes are checked before reading.
-Nothing but safetensors is read: no pickle.
+into this rank's slots, so a redundant expert is read by each of its holders. Whatever can be wrong with a checkpoint is
+found in its headers, before any value is read.
+
+    stored      kept        becomes
+    BF16, FP32  BF16, FP32  the same value, rounded
+    FP8         FP8         the same codes and scales
+    FP8         BF16, FP32  codes times scales
+    BF16, FP32  FP8         quantised here
+
+A tensor is read in parts of `PART_BYTES`, so that a loading rank's memory is that of its weights and little more:
+safetensors would map whole files, whose pages count as ours until the file is closed. No pickle.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from runtime.checkpoint import TensorIndex, index_tensors
+from runtime.checkpoint import StoredTensor, index_tensors
 from runtime.errors import CheckpointError
 from runtime.model.deepseek import DeepseekV3
+from runtime.model.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
 
 __all__ = ["load"]
 
-Destinations = dict[str, list[Tensor]]
+PART_BYTES = 32 * 2**20
+TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": E4M3}
+SCALE = "_scale_inv"
+
+Index = dict[str, StoredTensor]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor goes; `scales` if it is kept in FP8."""
+
+    values: Tensor
+    scales: Tensor | None
 
 
 @torch.no_grad()
 def load(model: DeepseekV3, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Read every tensor of this rank, and return their names. `progress(done, total)` counts tensors.
+    """Read every tensor of this rank, and return their names. `progress(done, total)` counts tensors without scales.
 
     Raises CheckpointError.
     """
     index = index_tensors(folder)
-    destinations = _destinations(model)
-    _check_shapes(destinations, index, folder)
-    by_file = defaultdict(list)
-    for name in destinations:
-        by_file[index.files[name]].append(name)
-    done = 0
-    for path, names in by_file.items():
-        for name, tensor in _read(path, names):
-            for destination in destinations[name]:
-                destination.copy_(tensor)
-            done += 1
-            progress(done, len(destinations))
-    return list(destinations)
+    places = _places(model)
+    for name in places:
+        _check(name, tuple(places[name][0].values.shape), index, folder)
+    in_order_of_files = sorted(places, key=lambda name: (index[name].path, index[name].start))
+    for done, name in enumerate(in_order_of_files, 1):
+        for first, part in _read(name, index):
+            for place in places[name]:
+                _put(part, place, first)
+        progress(done, len(places))
+    return [*places, *(name + SCALE for name in places if _is_fp8(index[name]))]
 
 
-def _destinations(model: DeepseekV3) -> Destinations:
+def _places(model: DeepseekV3) -> dict[str, list[_Place]]:
     """Where each tensor of the checkpoint goes: one place, or one for each slot that holds the expert."""
-    destinations: Destinations = defaultdict(list)
-    for name, parameter in model.named_parameters():
-        if ".mlp.experts." not in name:
-            destinations[name].append(parameter.data)
+    places: dict[str, list[_Place]] = defaultdict(list)
+
+    def add(prefix: str, tensors: dict[str, Tensor]) -> None:
+        for name, values in tensors.items():
+            if not name.endswith(SCALE):
+                places[prefix + name].append(_Place(values, tensors.get(name + SCALE)))
+
+    parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+    add("", {name: values for name, values in parameters.items() if ".mlp.experts." not in name})
     for moe_layer, experts in enumerate(model.load.local_experts.tolist()):
         layer = moe_layer + model.config.first_k_dense_replace
-        stacked = model.model.layers[layer].mlp.experts
         for slot, expert in enumerate(experts):
-            gate, up = stacked.gate_up.data[slot].chunk(2)
-            prefix = f"model.layers.{layer}.mlp.experts.{expert}"
-            destinations[f"{prefix}.gate_proj.weight"].append(gate)
-            destinations[f"{prefix}.up_proj.weight"].append(up)
-            destinations[f"{prefix}.down_proj.weight"].append(stacked.down.data[slot])
-    return destinations
+            add(f"model.layers.{layer}.mlp.experts.{expert}.", model.model.layers[layer].mlp.experts.tensors(slot))
+    return places
 
 
-def _check_shapes(destinations: Destinations, index: TensorIndex, folder: Path) -> None:
-    for name, places in destinations.items():
-        expected = tuple(places[0].shape)
-        if name not in index.shapes:
-            raise CheckpointError(f"the checkpoint {folder} has no tensor {name}, which its config.json calls for")
-        if index.shapes[name] != expected:
-            raise CheckpointError(
-                f"{folder}: {name} is stored as {list(index.shapes[name])}, its config.json says {list(expected)}"
-            )
+def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
+    if name not in index:
+        raise CheckpointError(f"the checkpoint {folder} has no tensor {name}, which its config.json calls for")
+    stored = index[name]
+    if stored.shape != shape:
+        raise CheckpointError(f"{folder}: {name} is stored as {list(stored.shape)}, its config.json says {list(shape)}")
+    _check_type(name, stored, tuple(TYPES))
+    if _is_fp8(stored):
+        _check_scales(name, index, folder)
 
 
-def _read(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+def _check_scales(name: str, index: Index, folder: Path) -> None:
+    shape, scales = index[name].shape, index.get(name + SCALE)
+    if scales is None:
+        raise CheckpointError(f"{folder}: {name} is stored in FP8 without {name}{SCALE}, which scales it")
+    expected = [num_blocks(size) for size in shape]
+    if list(scales.shape) != expected:
+        raise CheckpointError(
+            f"{folder}: {name}{SCALE} is stored as {list(scales.shape)}, but {list(shape)} in blocks of"
+            f" {BLOCK} x {BLOCK} has {expected}"
+        )
+    _check_type(name + SCALE, scales, ("F32",))
+
+
+def _check_type(name: str, stored: StoredTensor, types: tuple[str, ...]) -> None:
+    if stored.dtype not in types:
+        raise CheckpointError(
+            f"{stored.path}: {name} is stored as {stored.dtype}, this runtime reads {', '.join(types)}"
+        )
+    num_bytes = TYPES[stored.dtype].itemsize * torch.Size(stored.shape).numel()
+    if stored.num_bytes != num_bytes:
+        raise CheckpointError(
+            f"{stored.path} is damaged: {name} has {stored.num_bytes:,} bytes, its shape and type need {num_bytes:,}"
+        )
+
+
+def _is_fp8(stored: StoredTensor) -> bool:
+    return TYPES[stored.dtype] == E4M3
+
+
+def _read(name: str, index: Index) -> Iterator[tuple[int, Tensor | Quantised]]:
+    """The tensor in parts, each with the number of its first row; a part of an FP8 matrix has whole blocks."""
+    stored = index[name]
+    num_rows = stored.shape[0]
+    row_bytes = stored.num_bytes // num_rows
+    step = max(PART_BYTES // row_bytes // BLOCK, 1) * BLOCK
+    for first in range(0, num_rows, step):
+        values = _read_rows(stored, first, min(step, num_rows - first))
+        if _is_fp8(stored):
+            scales = _read_rows(index[name + SCALE], first // BLOCK, num_blocks(len(values)))
+            yield first, Quantised(values, scales)
+        else:
+            yield first, values
+
+
+def _read_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
+    rows = torch.empty(count, *stored.shape[1:], dtype=TYPES[stored.dtype])
+    buffer = rows.view(torch.uint8).numpy()
     try:
-        with safe_open(path, "pt") as file:
-            for name in names:
-                yield name, file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+        with stored.path.open("rb", buffering=0) as file:
+            file.seek(stored.start + stored.num_bytes // stored.shape[0] * first)
+            num_read = file.readinto(buffer)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {stored.path}: {error.strerror}") from None
+    if num_read != buffer.nbytes:
+        raise CheckpointError(f"{stored.path} became shorter while it was read")
+    return rows
+
+
+def _put(part: Tensor | Quantised, place: _Place, first: int) -> None:
+    if place.scales is None:
+        values = dequantise_matrix(part) if isinstance(part, Quantised) else part
+        place.values[first : first + len(values)] = values
+        return
+    quantised = part if isinstance(part, Quantised) else quantise_matrix(part)
+    place.values[first : first + len(quantised.codes)] = quantised.codes
+    place.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales

@@ -28,7 +28,13 @@ FOR_ALL: dict[str, tuple[Any, ...]] = {
     "moe_layer_freq": (1,),
     "rope_interleave": (True,),
     "tie_word_embeddings": (False,),
-    "quantization_config": (None,),
+}
+# Of a file's FP8 only. Which tensors are in FP8 is seen from themselves, so `modules_to_not_convert` is not asked.
+QUANTISATION: dict[str, tuple[Any, ...]] = {
+    "quant_method": ("fp8",),
+    "fmt": ("e4m3",),
+    "weight_block_size": ([128, 128],),
+    "activation_scheme": ("dynamic",),
 }
 FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepseek_v3": {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "norm_topk_prob": (True, False)},
@@ -94,6 +100,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     document = read_json(path)
     choices = _choices(document, path)
+    _check_quantisation(document.get("quantization_config"), path)
     groups = ("n_group", "topk_group")
     is_grouped = choices["topk_method"] != "greedy"
     theta, yarn = read_rope(document, path)
@@ -120,6 +127,17 @@ def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
         if chosen[key] not in values:
             raise _refused(path, key, chosen[key], values)
     return chosen
+
+
+def _check_quantisation(quantisation: Any, path: Path) -> None:
+    """Refuse a file that is quantised otherwise than DeepSeek's."""
+    if quantisation is None:
+        return
+    if not isinstance(quantisation, dict):
+        raise CheckpointError(f"{path}: quantization_config is {quantisation!r}, an object is needed")
+    for key, values in QUANTISATION.items():
+        if quantisation.get(key, values[0]) not in values:
+            raise _refused(path, f"quantization_config.{key}", quantisation[key], values)
 
 
 def _refused(path: Path, key: str, value: Any, values: tuple[Any, ...]) -> CheckpointError:

@@ -19,6 +19,7 @@ from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LatentCache, LayerPages
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
+from runtime.model.fp8 import E4M3, Fp8Experts, Fp8Linear, Fp8Rows
 from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
@@ -26,6 +27,7 @@ from runtime.model.rope import RotaryTable
 from runtime.model.step import Chunk, Step
 from runtime.overlap import OVERLAPS, Flow, Overlap, Pause
 from runtime.parallel import Group
+from runtime.precision import wide
 
 __all__ = ["DeepseekV3", "PhysicalToLogical"]
 
@@ -47,18 +49,20 @@ class DeepseekV3(nn.Module):
         super().__init__()
         self.config, self.batching, self.overlap = config, batching, overlap
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
-        self.dispatcher = _dispatcher(group, self.load.rows.shape[1], PlainRows(dtype))
+        self.dispatcher = _dispatcher(group, self.load.rows.shape[1], Fp8Rows() if dtype == E4M3 else PlainRows(dtype))
         self.rotary = RotaryTable(
             config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn
         )
         self.model = nn.Module()
-        self.model.embed_tokens = nn.utils.skip_init(nn.Embedding, config.vocab_size, config.hidden_size, dtype=dtype)
+        self.model.embed_tokens = nn.utils.skip_init(
+            nn.Embedding, config.vocab_size, config.hidden_size, dtype=wide(dtype)
+        )
         self.model.layers = nn.ModuleList(
             _Layer(config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
             for layer in range(config.num_hidden_layers)
         )
-        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.lm_head = linear(config.hidden_size, config.vocab_size, dtype)
+        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
+        self.lm_head = linear(config.hidden_size, config.vocab_size, wide(dtype))
 
     def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Hidden states [T, D] of the tokens of a step, chunk by chunk; T may be 0. Latents are written to `cache`."""
@@ -85,7 +89,7 @@ class DeepseekV3(nn.Module):
             if function := _row_function(module):
                 parameters = list(module.parameters())
                 shapes = (type(module), *(parameter.shape for parameter in parameters))
-                functions[shapes] = function, parameters[0].shape[-1], parameters[0].dtype
+                functions[shapes] = function, parameters[0].shape[-1], wide(parameters[0].dtype)
         return list(functions.values())
 
     def _head(self, x_TD: Tensor) -> Tensor:
@@ -104,9 +108,9 @@ class _Layer(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module, batching: Batching) -> None:
         super().__init__()
         self.batching = batching
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.self_attn = LatentAttention(config, dtype, batching)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.mlp = feed_forward
 
     def forward(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Flow[Tensor]:
@@ -126,10 +130,12 @@ class _Layer(nn.Module):
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
     """What the module does to rows, if that is what it does; its first parameter's last dimension is a row's size."""
     match module:
-        case nn.Linear() | RmsNorm() | GatedMlp() | Gate():
+        case nn.Linear() | Fp8Linear() | RmsNorm() | GatedMlp() | Gate():
             return module
         case LocalExperts():
             return partial(module.expert, 0)
+        case Fp8Experts():
+            return module.first_expert
         case LatentAttention():
             return module.without_cache
     return None

@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.model.fp8 import E4M3, Fp8Linear
+
 __all__ = ["GatedMlp", "RmsNorm", "linear"]
 
 
-def linear(in_features: int, out_features: int, dtype: torch.dtype) -> nn.Linear:
+def linear(in_features: int, out_features: int, dtype: torch.dtype) -> nn.Linear | Fp8Linear:
     """A bias-free projection whose values come from a checkpoint."""
+    if dtype == E4M3:
+        return Fp8Linear(in_features, out_features)
     return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=False, dtype=dtype)
 
 

@@ -22,6 +22,7 @@ from runtime.model.config import ModelConfig
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.rope import rotate
 from runtime.model.step import Step
+from runtime.precision import wide
 
 __all__ = ["LatentAttention", "Queries"]
 
@@ -42,11 +43,12 @@ class LatentAttention(nn.Module):
             self.q_proj = linear(config.hidden_size, heads * qk_dim, dtype)
         else:
             self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype)
-            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, dtype)
+            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, wide(dtype))
             self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype)
         self.kv_a_proj_with_mqa = linear(config.hidden_size, config.latent_dim, dtype)
-        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, dtype)
-        self.kv_b_proj = linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), dtype)
+        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, wide(dtype))
+        kv_dim = heads * (config.qk_nope_head_dim + config.v_head_dim)
+        self.kv_b_proj = linear(config.kv_lora_rank, kv_dim, wide(dtype))  # never FP8: absorbed, it is core attention
         self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 

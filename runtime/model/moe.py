@@ -21,8 +21,10 @@ from runtime.dispatch import TokenDispatcher
 from runtime.expert_load import ExpertLoad
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
+from runtime.model.fp8 import E4M3, Fp8Experts
 from runtime.model.layers import GatedMlp
 from runtime.overlap import Flow, Pause
+from runtime.precision import wide
 
 __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
@@ -105,6 +107,11 @@ class LocalExperts(nn.Module):
         gate, up = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
         return F.linear(F.silu(gate) * up, self.down[slot])
 
+    def tensors(self, slot: int) -> dict[str, Tensor]:
+        """The memory of each tensor of the expert in `slot`, by its published name."""
+        gate, up = self.gate_up.data[slot].chunk(2)
+        return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down.data[slot]}
+
 
 class MixtureOfExperts(nn.Module):
     """One MoE layer on one rank."""
@@ -122,8 +129,13 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.batching = batching
-        self.gate = Gate(config, dtype)
-        self.experts = LocalExperts(load.rows.shape[1], config, dtype, batching)
+        num_slots = load.rows.shape[1]
+        self.gate = Gate(config, wide(dtype))
+        self.experts = (
+            Fp8Experts(num_slots, config, batching)
+            if dtype == E4M3
+            else LocalExperts(num_slots, config, dtype, batching)
+        )
         self.shared_experts = GatedMlp(
             config.hidden_size, config.moe_intermediate_size * config.n_shared_experts, dtype
         )

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 
 from planner.check import check_spec
@@ -13,6 +14,7 @@ from runtime.errors import LaunchError
 from runtime.kv_transfer import check_layout
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
+from runtime.precision import DTYPES
 from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, sealed, with_leaf_changed
 
@@ -44,6 +46,21 @@ def test_the_runtime_reads_every_file(files, units):
     assert {phase: len(launch.ranks) for phase, launch in units.items()} == {"prefill": 2, "decode": 4}
     assert {launch.kv_digest for launch in (*units.values(), gateway)} == {gateway.kv_digest}
     assert {launch.ports.registry for launch in (*units.values(), gateway)} == {gateway.ports.registry}
+
+
+def test_precision_travels_from_the_spec_to_the_runtime(tmp_path):
+    """Under fp8, which the runtime can run on CPUs too, matrices are in FP8 and latent KV in BF16."""
+    spec = tmp_path / "fp8.yaml"
+    text = DEMO.read_text().replace("precision: fp32", "precision: fp8")
+    spec.write_text(text.replace("../../runtime/demo", str(HERE.parents[1] / "runtime" / "demo")))
+    plan = compile_plan(check_spec(spec))
+    (tmp_path / "unit.json").write_text(next(iter(plan.launch_files().values())))
+    launch = read_unit_launch(tmp_path / "unit.json")
+
+    assert plan.refusals == ()
+    VALIDATOR.validate(json.loads((tmp_path / "unit.json").read_text()))
+    assert (launch.precision, launch.kv_cache.dtype) == ("fp8", "bf16")
+    assert DTYPES[launch.precision] == torch.float8_e4m3fn
 
 
 def test_the_plan_fits_the_checkpoint(units):

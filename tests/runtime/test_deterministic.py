@@ -17,6 +17,7 @@ from runtime.engine import Engine
 from runtime.errors import RuntimeFailure
 from runtime.generate import greedy
 from runtime.model.batching import TILE_POSITIONS, TILE_ROWS, Alone, Together, check_machine
+from runtime.model.fp8 import Fp8Experts, Fp8Linear
 from runtime.model.layers import GatedMlp, RmsNorm
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts
@@ -24,7 +25,7 @@ from runtime.model.step import Chunk
 from runtime.parallel import SoloGroup
 from tests.runtime.random_checkpoints import V2_LITE, V3, write_checkpoint
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
 MAX_TOKENS = 24
 MAX_REQUEST_TOKENS = 64
 
@@ -125,7 +126,7 @@ def test_it_is_the_same_model(folder, dtype):
         torch.testing.assert_close(one, other, **close)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 def test_text_and_logits_do_not_depend_on_ranks_map_or_run(prompts, generate, redundant_map, tmp_path, dtype):
     """The command at EP 1, 2 and 4, each with another map and other neighbours: equal tokens, equal bits."""
     prompts = prompts[:9]
@@ -182,10 +183,12 @@ def test_a_machine_that_cannot_is_refused():
     ("kind", "method"),
     [
         (nn.Linear, "forward"),
+        (Fp8Linear, "forward"),
         (RmsNorm, "forward"),
         (GatedMlp, "forward"),
         (Gate, "forward"),
         (LocalExperts, "expert"),
+        (Fp8Experts, "expert"),
         (LatentAttention, "without_cache"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -193,6 +196,9 @@ def test_a_machine_that_cannot_is_refused():
 def test_every_kind_of_row_function_is_asked_about(engine, monkeypatch, kind, method):
     """Whichever of them notices a row's place, the machine is refused."""
     check_machine(engine.model.row_wise())
+    if not any(isinstance(module, kind) for module in engine.model.modules()):
+        assert kind in (LocalExperts if engine.dtype == torch.float8_e4m3fn else Fp8Experts, Fp8Linear)
+        return
 
     original = getattr(kind, method)
 

@@ -40,7 +40,7 @@ def call(tmp_path, capsys):
         ("[[7]]", ["--max-tokens", "0"], "at least 1"),
         ("[[7]]", ["--ep", "5"], "--ep (5) must divide the 32 slots"),
         ("[[7]]", ["--ep", "0"], "at least 1"),
-        ("[[7]]", ["--dtype", "fp8"], "invalid choice"),
+        ("[[7]]", ["--dtype", "fp4"], "invalid choice"),
         ("[[7]]", ["--logits", "no/such/folder/a.npz"], "no such folder"),
         ("[[7]]", ["--expert-map", "no/such/map.json"], "No such file"),
         ("7", [], "must hold a list of lists"),

@@ -1,0 +1,192 @@
+"""FP8 as DeepSeek computes with it: matrices and what they multiply in e4m3, with a scale for each block.
+
+    code            an e4m3 number (`torch.float8_e4m3fn`): sign, 4 exponent bits, 3 mantissa bits, largest 448
+    scale           what a code is multiplied by, FP32: max(largest magnitude of the block, 1e-4) / 448
+    weight block    128 x 128 values of a matrix; the checkpoint calls its scale `weight_scale_inv`
+    group           128 neighbouring values of one row that enters a matmul, scaled when they are computed
+
+A matmul adds the products of codes in FP32 over each block of 128 channels k, scales that sum, and adds the blocks up:
+
+    y[r, n] = sum over k of  (codes_x[r, k] . codes_w[n, k]) * scale_x[r, k] * scale_w[n // 128, k]
+
+The last block of a dimension is smaller where 128 does not divide it. A row crosses between ranks as its codes and then
+its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
+
+Which matrices are in FP8 is their owners' choice. There is no FP8 kernel here: codes are widened to FP32, whose matmul
+adds exactly these products, so that a CPU computes the same numerics, slowly.
+
+Source: DeepSeek-V3 `inference/kernel.py`, act_quant, weight_dequant and fp8_gemm; README_WEIGHTS.md, "FP8 Weight
+Documentation"; DeepSeek-V3 (arXiv 2412.19437) section 3.3.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.model.batching import Batching
+from runtime.model.config import ModelConfig
+
+__all__ = [
+    *("BLOCK", "E4M3", "Fp8Experts", "Fp8Linear", "Fp8Rows", "Quantised", "dequantise_matrix", "matmul", "num_blocks"),
+    *("pack", "quantise_matrix", "quantise_rows", "unpack"),
+]
+
+E4M3 = torch.float8_e4m3fn
+BLOCK = 128
+LARGEST = 448.0
+LEAST_MAGNITUDE = 1e-4  # a block of zeros needs a scale too
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """`codes` [R, D]; `scales` of groups [R, ceil(D / 128)], or of a matrix's blocks [ceil(R / 128), ceil(D / 128)]."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def num_blocks(size: int) -> int:
+    """Blocks in a dimension of `size`; the last may be smaller."""
+    return -(-size // BLOCK)
+
+
+def quantise_rows(x_RD: Tensor) -> Quantised:
+    """Each row's groups, by itself: a row's codes and scales do not depend on other rows."""
+    groups_RGB = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    scales_RG = _scales(groups_RGB.abs().amax(-1))
+    codes = (groups_RGB / scales_RG[..., None]).to(E4M3)
+    return Quantised(codes.flatten(1)[:, : x_RD.shape[1]].contiguous(), scales_RG)
+
+
+def quantise_matrix(w_NK: Tensor) -> Quantised:
+    """A matrix in weight blocks, as DeepSeek's checkpoints hold it."""
+    rows, columns = w_NK.shape
+    padded = F.pad(w_NK.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    scales = _scales(blocks.abs().amax((1, 3)))
+    codes = (blocks / scales[:, None, :, None]).to(E4M3).flatten(2).flatten(0, 1)
+    return Quantised(codes[:rows, :columns].contiguous(), scales)
+
+
+def dequantise_matrix(w: Quantised) -> Tensor:
+    """[N, K] in FP32: each code times its block's scale."""
+    rows, columns = w.codes.shape
+    return w.codes.float() * _by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
+
+
+def matmul(x: Quantised, codes_NK: Tensor, scales_NG: Tensor) -> Tensor:
+    """x W^T, [R, N] in FP32, block of channels by block of channels; `scales_NG` are the weight's, one row each."""
+    total_RN = x.codes.new_zeros((len(x.codes), len(codes_NK)), dtype=torch.float32)
+    blocks = zip(x.codes.float().split(BLOCK, 1), codes_NK.split(BLOCK, 1), strict=True)
+    for group, (x_RB, w_NB) in enumerate(blocks):
+        products_RN = x_RB @ w_NB.float().T
+        total_RN += products_RN.mul_(x.scales[:, group, None]).mul_(scales_NG[:, group])
+    return total_RN
+
+
+class Fp8Rows:
+    """Rows for dispatch: quantised before they travel, so that they are half as long; unpacked by the experts."""
+
+    def encode(self, x_TD: Tensor) -> Tensor:
+        """[T, D + 4 ceil(D / 128)] bytes."""
+        return pack(quantise_rows(x_TD))
+
+    def decode(self, bytes_RB: Tensor) -> Tensor:
+        """As they are: `Fp8Experts` takes packed rows."""
+        return bytes_RB
+
+
+def pack(x: Quantised) -> Tensor:
+    """Rows as they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
+    return torch.cat((x.codes.view(torch.uint8), x.scales.view(torch.uint8)), 1)
+
+
+def unpack(rows: Tensor, size: int) -> Quantised:
+    """What `pack` packed; `size` is D."""
+    scales = rows[:, size:].clone(memory_format=torch.contiguous_format)  # FP32 begins at any byte of a row
+    return Quantised(rows[:, :size].view(E4M3), scales.view(torch.float32))
+
+
+class Fp8Linear(nn.Module):
+    """A bias-free projection of rows that it quantises. Parameters are named as published."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = _codes(out_features, in_features)
+        self.weight_scale_inv = _scale_parameter(num_blocks(out_features), num_blocks(in_features))
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, in] -> [R, out], of x's type."""
+        scales = _by_row(self.weight_scale_inv, len(self.weight))
+        return matmul(quantise_rows(x_RD), self.weight, scales).to(x_RD.dtype)
+
+
+class Fp8Experts(nn.Module):
+    """The experts in this rank's slots: gate and up [slots, 2, I, D], down [slots, D, I], and their scales.
+
+    Gate and up are matrices of their own, whose blocks do not run on from one to the other.
+    """
+
+    def __init__(self, num_slots: int, config: ModelConfig, batching: Batching) -> None:
+        super().__init__()
+        self.batching, self.hidden = batching, config.hidden_size
+        hidden, intermediate = config.hidden_size, config.moe_intermediate_size
+        self.gate_up = _codes(num_slots, 2, intermediate, hidden)
+        self.gate_up_scales = _scale_parameter(num_slots, 2, num_blocks(intermediate), num_blocks(hidden))
+        self.down = _codes(num_slots, hidden, intermediate)
+        self.down_scales = _scale_parameter(num_slots, num_blocks(hidden), num_blocks(intermediate))
+
+    def forward(self, packed_R: Tensor, counts: list[int]) -> Tensor:
+        """Packed rows, slot after slot, `counts` of each -> [R, D] in BF16."""
+        nothing = torch.empty(0, self.hidden, dtype=torch.bfloat16)
+        slots = enumerate(packed_R.split(counts))
+        return torch.cat(
+            [nothing, *(self.batching.rows(partial(self.expert, slot), rows) for slot, rows in slots if len(rows))]
+        )
+
+    def expert(self, slot: int, packed_R: Tensor) -> Tensor:
+        """Packed rows -> [R, D] by the expert in local slot `slot`."""
+        x, intermediate = unpack(packed_R, self.hidden), self.gate_up.shape[2]
+        gate, up = (
+            matmul(x, codes, _by_row(scales, intermediate)).bfloat16()
+            for codes, scales in zip(self.gate_up[slot], self.gate_up_scales[slot], strict=True)
+        )
+        hidden = quantise_rows(F.silu(gate) * up)
+        return matmul(hidden, self.down[slot], _by_row(self.down_scales[slot], self.hidden)).bfloat16()
+
+    def first_expert(self, x_TD: Tensor) -> Tensor:
+        """What the expert in slot 0 makes of rows that did not travel: what `check_machine` asks about. [T, D]."""
+        return self.expert(0, pack(quantise_rows(x_TD)))
+
+    def tensors(self, slot: int) -> dict[str, Tensor]:
+        """The memory of each tensor of the expert in `slot`, by its published name."""
+        gate, up = self.gate_up.data[slot]
+        gate_scales, up_scales = self.gate_up_scales.data[slot]
+        return {
+            "gate_proj.weight": gate,
+            "gate_proj.weight_scale_inv": gate_scales,
+            "up_proj.weight": up,
+            "up_proj.weight_scale_inv": up_scales,
+            "down_proj.weight": self.down.data[slot],
+            "down_proj.weight_scale_inv": self.down_scales.data[slot],
+        }
+
+
+def _scales(magnitudes: Tensor) -> Tensor:
+    return magnitudes.clamp(min=LEAST_MAGNITUDE) / LARGEST
+
+
+def _by_row(scales: Tensor, num_rows: int) -> Tensor:
+    """A matrix's scales, [N / 128, K / 128], for each of its rows, [N, K / 128]."""
+    return scales.repeat_interleave(BLOCK, 0)[:num_rows]
+
+
+def _codes(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=E4M3), requires_grad=False)
+
+
+def _scale_parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
