@@ -18,7 +18,7 @@ __all__ = ["BoundKind", "Domains", "Effort", "ExpertMap", "Policy", "Sizes", "ba
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
-BoundKind = Literal["mean", "replicas", "packing", "groups", "coverage"]  # see `bound`, `covered`
+BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`, `covered`
 Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain each stands (`domains`)
 
 
@@ -112,7 +112,10 @@ def balance(
 
 def slots_bind(expert_map: ExpertMap) -> bool:
     """Whether in most layers it is the slots that keep the map where it is, so that more of them would help."""
-    return sum(kind in ("replicas", "packing", "coverage") for kind in expert_map.binding) > len(expert_map.binding) / 2
+    return (
+        sum(kind in ("replicas", "packing", "pairs", "coverage") for kind in expert_map.binding)
+        > len(expert_map.binding) / 2
+    )
 
 
 def is_prepared() -> bool:

@@ -1,9 +1,10 @@
 """What no expert map can beat: a proven lower bound on max over mean, from loads and sizes alone.
 
-It tells bad luck from a bad map: where the bound is reached, only more slots help. Four kinds, the highest counts:
+It tells bad luck from a bad map: where the bound is reached, only more slots help. Five kinds, the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
     replicas    it carries at least the largest replica, which is smallest as `replicate` hands out the slots
     packing     the GPU of a heavy replica has S - 1 more slots, and other experts in them
+    pairs       there are more heavy replicas than GPUs, so that two share one
     groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
 
 How little those others can carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
@@ -16,10 +17,17 @@ different experts can with K more replicas than their base between them; so ever
 slots are needed at least. A T for which that is more than there are cannot be reached. Bisection finds the highest such
 T; its lower end is what is returned.
 
+Two replicas of more than (T - D) / 2 each do not share a GPU either, where D is for S - 2 slots what C is for S - 1,
+with the slots left over from the sum above. An expert whose replicas are as heavy as that with as few as there can be
+gets more, light ones, only for slots left over; they are spent where they do away with most heavy replicas each, the
+last of them in part. When more heavy replicas are left than there are GPUs, T cannot be reached. Two such bounds are
+looked for, one after the other: `packing` without the heavy pairs, and `pairs`, which counts where it is higher.
+
 C gives one replica after the other to the S - 1 lightest experts, to where it helps most: load / (k (k + 1)). Only
 these matter: with equally many replicas more than its base no other expert gets lighter. One with two base replicas or
 more, of more than T / 2 each, carries with d more at least T / (2 + d), and one of load up to T / 2 no more than
-(T / 2) / (1 + d). Where the S - 1 lightest are not all that light the bound is not used. It counts only maps that hold
+(T / 2) / (1 + d). Where the S - 1 lightest are not all that light the bound is not used, and D is 0 where they are not
+up to (T - C) / 2, for the same reason. It counts only maps that hold
 no expert twice on a GPU, as ours.
 """
 
@@ -34,7 +42,7 @@ from planner.expert_map.weigh import Floats
 
 __all__ = ["bind"]
 
-KINDS: tuple[BoundKind, ...] = ("mean", "replicas", "packing", "groups")
+KINDS: tuple[BoundKind, ...] = ("mean", "replicas", "packing", "pairs", "groups")
 BISECTIONS = 20
 NEGLIGIBLE = 1e-4  # a bound by so little more is not looked for
 ROUNDING = 1e-9  # every quotient errs by less, and always to the side that keeps the bound proven
@@ -55,8 +63,8 @@ def bind(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> tuple[Floats,
 
 @compiled
 def _bounds(loads_LE: Floats, num_gpus: int, slots_per_gpu: int) -> Floats:
-    """Lower bounds on the load of the fullest GPU, by kind: mean, replicas, packing; `[3, L]`."""
-    bounds = np.zeros((3, loads_LE.shape[0]))
+    """Lower bounds on the load of the fullest GPU, by kind: mean, replicas, packing, pairs; `[4, L]`."""
+    bounds = np.zeros((4, loads_LE.shape[0]))
     for layer in range(loads_LE.shape[0]):
         loads = loads_LE[layer][rising(loads_LE[layer])]
         counts = replicate(loads, num_gpus * slots_per_gpu, num_gpus, 0.0)
@@ -65,28 +73,30 @@ def _bounds(loads_LE: Floats, num_gpus: int, slots_per_gpu: int) -> Floats:
             largest = max(largest, loads[expert] / counts[expert] * (1 - ROUNDING))
         bounds[0, layer] = loads.sum() / num_gpus * (1 - ROUNDING)
         bounds[1, layer] = largest
-        bounds[2, layer] = _bound_by_packing(loads, num_gpus, slots_per_gpu, largest)
+        bounds[2, layer] = _out_of_reach(loads, num_gpus, slots_per_gpu, max(bounds[0, layer], largest), False)
+        bounds[3, layer] = _out_of_reach(loads, num_gpus, slots_per_gpu, bounds[2, layer], True)
     return bounds
 
 
 @compiled
-def _bound_by_packing(loads: Floats, num_gpus: int, slots_per_gpu: int, largest: float) -> float:
-    """The highest load found that no map can keep to; `loads` rising."""
-    low = max(largest, loads.sum() / num_gpus * (1 - ROUNDING))
-    if slots_per_gpu == 1 or not _is_out_of_reach(loads, num_gpus, slots_per_gpu, low * (1 + NEGLIGIBLE)):
-        return float(low)
+def _out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, low: float, with_pairs: bool) -> float:
+    """The highest load found that no map can keep to, at least `low`, which none is below; `loads` rising."""
+    if slots_per_gpu == 1 or not _is_out_of_reach(loads, num_gpus, slots_per_gpu, low * (1 + NEGLIGIBLE), with_pairs):
+        return low
     high = low + loads[:slots_per_gpu].sum()
+    if with_pairs:
+        high = low + loads[-1]
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if _is_out_of_reach(loads, num_gpus, slots_per_gpu, middle):
+        if _is_out_of_reach(loads, num_gpus, slots_per_gpu, middle, with_pairs):
             low = middle
         else:
             high = middle
-    return float(low)
+    return low
 
 
 @compiled
-def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: float) -> bool:
+def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: float, with_pairs: bool) -> bool:
     """Whether it is proven that in any map some GPU carries more than `fullest`."""
     num_slots = num_gpus * slots_per_gpu
     left_over = num_slots - _fewest_slots(loads, fullest)
@@ -96,14 +106,39 @@ def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: 
     if companions[-1] > fullest / 2:
         return False
     others = _least_load(companions, left_over)
-    return others >= fullest or _fewest_slots(loads, fullest - others) > num_slots
+    if others >= fullest:
+        return True
+    largest = fullest - others
+    left_over = num_slots - _fewest_slots(loads, largest)
+    if left_over < 0 or not with_pairs:
+        return left_over < 0
+    others = _least_load(companions[:-1], left_over) if companions[-1] <= largest / 2 else 0.0
+    return _fewest_heavy(loads, largest, (fullest - others) / 2 * (1 + ROUNDING), left_over) > num_gpus
+
+
+@compiled
+def _fewest_heavy(loads: Floats, largest: float, heavy: float, left_over: int) -> int:
+    """Replicas of more than `heavy`, none of more than `largest`, with so many slots more than that needs at least."""
+    num_heavy, costs, spared = 0, np.zeros(loads.size), np.zeros(loads.size)
+    for expert in range(loads.size):
+        count = max(int(np.ceil(loads[expert] / largest * (1 - ROUNDING))), 1)
+        if loads[expert] > heavy * count:
+            num_heavy += count
+            spared[expert] = count
+            costs[expert] = max(np.ceil(loads[expert] / heavy * (1 - ROUNDING)) - count, 1.0)
+    most_spared = 0.0
+    for expert in rising(-spared / np.maximum(costs, 1.0)):
+        spent = min(costs[expert], float(left_over))
+        left_over -= int(spent)
+        most_spared += spared[expert] * spent / max(costs[expert], 1.0)
+    return num_heavy - int(np.floor(most_spared + ROUNDING))
 
 
 @compiled
 def _least_load(loads: Floats, left_over: int) -> float:
     """C: what one replica of each carries together when so many more replicas are given to them."""
     counts = np.ones(loads.size)
-    for _ in range(left_over):
+    for _ in range(left_over if loads.size else 0):
         helped, most = 0, -1.0
         for expert in range(loads.size):
             helps = loads[expert] / (counts[expert] * (counts[expert] + 1))

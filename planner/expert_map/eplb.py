@@ -1,37 +1,81 @@
-"""What DeepSeek's EPLB reaches for the same loads: the level that our maps are never to be worse than.
+"""What DeepSeek's EPLB makes of the same loads: where our search starts, and what no map of ours is to be worse than.
 
-Only what its fullest GPU carries, without its map. It packs longest first, to the lightest GPU that has room, without a
-look at what a GPU holds already; so replicas of one expert may meet on a GPU.
+It packs longest first, to the lightest GPU that has room, without a look at what a GPU holds already; so replicas of
+one expert may meet on a GPU. Like the published code it decides in float32: where two loads are as good as equal,
+another rounding would make another map.
 
 Source: github.com/deepseek-ai/EPLB; `tests/planner/expert_map/eplb_reference.py` is the whole of it, slow and plain.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.expert_map.balance import Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.order import rising
-from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["eplb_fullest", "eplb_fullest_of_layers"]
+__all__ = ["eplb_counts", "eplb_fullest_of_layers", "eplb_slots"]
 
 
 @compiled
-def eplb_fullest(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -> float:
-    """What the fullest GPU carries when EPLB packs these counts."""
-    weights = loads / counts
-    carried = np.zeros(num_gpus)
-    filled = np.zeros(num_gpus, np.int64)
-    for expert in rising(-weights):
+def eplb_counts(loads: Floats, num_slots: int) -> Ints:
+    """Replicas of each expert, `[E]`: one more to the largest load / replicas, always."""
+    counts = np.ones(loads.size, np.int64)
+    priorities = loads.astype(np.float32)
+    for _ in range(num_slots - loads.size):
+        first = np.argmax(priorities)
+        counts[first] += 1
+        priorities[first] = np.float32(loads[first]) / np.float32(counts[first])
+    return counts
+
+
+@compiled
+def eplb_slots(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -> tuple[Ints, float]:
+    """EPLB's packing of these replicas, `[G, S]`, and what its fullest GPU carries."""
+    weights = np.zeros(loads.size, np.float32)
+    for expert in range(loads.size):
+        weights[expert] = np.float32(loads[expert]) / np.float32(counts[expert])
+    slots = np.zeros((num_gpus, slots_per_gpu), np.int64)
+    carried, filled = np.zeros(num_gpus, np.float32), np.zeros(num_gpus, np.int64)
+    heap, size = np.arange(num_gpus), num_gpus  # of the GPUs with room: no parent carries more than its children
+    for expert in rising(-weights.astype(np.float64)):
         for _ in range(counts[expert]):
-            lightest = -1
-            for gpu in range(num_gpus):
-                if filled[gpu] < slots_per_gpu and (lightest < 0 or carried[gpu] < carried[lightest]):
-                    lightest = gpu
-            carried[lightest] += weights[expert]
-            filled[lightest] += 1
-    return float(carried.max())
+            gpu = heap[0]
+            slots[gpu, filled[gpu]] = expert
+            filled[gpu] += 1
+            carried[gpu] += weights[expert]
+            if filled[gpu] == slots_per_gpu:
+                size -= 1
+                heap[0] = heap[size]
+            _sink(heap, size, carried)
+    fullest = 0.0
+    for gpu in range(num_gpus):
+        total = 0.0
+        for expert in slots[gpu]:
+            total += loads[expert] / counts[expert]
+        fullest = max(fullest, total)
+    return slots, fullest
+
+
+@compiled
+def _sink(heap: Ints, size: int, carried: NDArray[np.float32]) -> None:
+    """Put the first of the heap, and of equals the one with the lower number, where it belongs."""
+    gpu, place = heap[0], 0
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and _is_before(heap[child + 1], heap[child], carried):
+            child += 1
+        if not _is_before(heap[child], gpu, carried):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = gpu
+
+
+@compiled
+def _is_before(gpu: int, other: int, carried: NDArray[np.float32]) -> bool:
+    return bool(carried[gpu] < carried[other] or (carried[gpu] == carried[other] and gpu < other))
 
 
 def eplb_fullest_of_layers(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:
@@ -50,27 +94,12 @@ def _eplb_fullest_of_layers(
     fullest_L = np.zeros(loads_LE.shape[0])
     for index in range(loads_LE.shape[0]):
         loads_GE = loads_LE[index].copy().reshape(num_groups, experts_per_group)
-        nodes = _eplb_nodes(loads_GE.sum(axis=1), num_nodes, groups_per_node)
+        nodes, _ = eplb_slots(loads_GE.sum(axis=1), np.ones(num_groups, np.int64), num_nodes, groups_per_node)
         for node in range(num_nodes):
             loads = np.zeros(groups_per_node * experts_per_group)
             for rank in range(groups_per_node):
                 loads[rank * experts_per_group : (rank + 1) * experts_per_group] = loads_GE[nodes[node, rank]]
-            counts = replicate(loads, gpus_per_node * slots_per_gpu, gpus_per_node, 0.0)
-            fullest_L[index] = max(fullest_L[index], eplb_fullest(loads, counts, gpus_per_node, slots_per_gpu))
+            counts = eplb_counts(loads, gpus_per_node * slots_per_gpu)
+            _, fullest = eplb_slots(loads, counts, gpus_per_node, slots_per_gpu)
+            fullest_L[index] = max(fullest_L[index], fullest)
     return fullest_L
-
-
-@compiled
-def _eplb_nodes(loads: Floats, num_nodes: int, groups_per_node: int) -> Ints:
-    """The groups on each node, `[M, P]`: heaviest first, to the lightest node that has room."""
-    nodes = np.zeros((num_nodes, groups_per_node), np.int64)
-    carried, filled = np.zeros(num_nodes), np.zeros(num_nodes, np.int64)
-    for group in rising(-loads):
-        lightest = -1
-        for node in range(num_nodes):
-            if filled[node] < groups_per_node and (lightest < 0 or carried[node] < carried[lightest]):
-                lightest = node
-        nodes[lightest, filled[lightest]] = group
-        carried[lightest] += loads[group]
-        filled[lightest] += 1
-    return nodes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.expert_map.compiled import compiled
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["Layer", "clear", "copy", "fullest", "hand_over", "new_layer", "rehome", "swap", "take"]
+__all__ = ["Layer", "clear", "copy", "fullest", "hand_over", "new_layer", "rehome", "reload", "swap", "take"]
 
 
 class Layer(NamedTuple):
@@ -49,6 +49,14 @@ def new_layer(loads: Floats, num_gpus: int, slots_per_gpu: int) -> Layer:
 
 
 @compiled
+def reload(layer: Layer, loads: Floats) -> None:
+    """Hold nothing, of experts with these loads."""
+    clear(layer)
+    for expert in range(loads.size):
+        layer.loads[expert] = loads[expert]
+
+
+@compiled
 def take(layer: Layer, slots: Ints) -> None:
     """Hold what `slots` [G, S] hold, which is each expert at least once and none twice on a GPU."""
     clear(layer)
@@ -68,29 +76,30 @@ def take(layer: Layer, slots: Ints) -> None:
 
 @compiled
 def clear(layer: Layer) -> None:
-    """Hold nothing."""
-    for expert in range(layer.loads.size):
-        layer.counts[expert] = 0
-        for gpu in range(layer.carried.size):
-            layer.held[expert, gpu] = False
+    """Hold nothing; only what `slots` say is held needs to be forgotten."""
     for gpu in range(layer.carried.size):
         layer.carried[gpu] = 0.0
+        for expert in layer.slots[gpu]:
+            layer.held[expert, gpu] = False
+    for expert in range(layer.loads.size):
+        layer.counts[expert] = 0
 
 
 @compiled
 def copy(target: Layer, source: Layer) -> None:
     """Make `target`, of the same sizes and loads, hold what `source` holds."""
-    num_gpus, slots_per_gpu = target.slots.shape
+    clear(target)
     for expert in range(target.loads.size):
         target.counts[expert] = source.counts[expert]
         target.weights[expert] = source.weights[expert]
-        for gpu in range(num_gpus):
-            target.held[expert, gpu] = source.held[expert, gpu]
-            target.homes[expert, gpu] = source.homes[expert, gpu]
-    for gpu in range(num_gpus):
+        for replica in range(source.counts[expert]):
+            target.homes[expert, replica] = source.homes[expert, replica]
+    for gpu in range(target.carried.size):
         target.carried[gpu] = source.carried[gpu]
-        for slot in range(slots_per_gpu):
-            target.slots[gpu, slot] = source.slots[gpu, slot]
+        for slot in range(target.slots.shape[1]):
+            expert = source.slots[gpu, slot]
+            target.slots[gpu, slot] = expert
+            target.held[expert, gpu] = True
 
 
 @compiled

@@ -1,5 +1,5 @@
-"""Numbers in order, by insertion: for some hundred of them as quick as any way, and compiled in no time, as numpy's
-sorts inside compiled code are not.
+"""Numbers in order, by merging: quick for some hundred of them, and compiled in no time, as numpy's sorts inside
+compiled code are not.
 """
 
 import numpy as np
@@ -13,11 +13,19 @@ __all__ = ["rising"]
 @compiled
 def rising(numbers: Floats) -> Ints:
     """Their indices from the smallest to the largest; of equal ones the first first."""
-    order = np.zeros(numbers.size, np.int64)
-    for index in range(numbers.size):
-        place = index
-        while place > 0 and numbers[order[place - 1]] > numbers[index]:
-            order[place] = order[place - 1]
-            place -= 1
-        order[place] = index
+    size, width = numbers.size, 1
+    order, merged = np.arange(size), np.zeros(size, np.int64)
+    while width < size:
+        for start in range(0, size, 2 * width):
+            middle, end = min(start + width, size), min(start + 2 * width, size)
+            left, right = start, middle
+            for place in range(start, end):
+                if left < middle and (right == end or not numbers[order[right]] < numbers[order[left]]):
+                    merged[place] = order[left]
+                    left += 1
+                else:
+                    merged[place] = order[right]
+                    right += 1
+        order, merged = merged, order
+        width *= 2
     return order

@@ -12,9 +12,9 @@ import numpy as np
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, clear, rehome
 from planner.expert_map.order import rising
-from planner.expert_map.weigh import Ints
+from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["pack"]
+__all__ = ["pack", "part_repeats"]
 
 
 @compiled
@@ -77,3 +77,41 @@ def _make_room(layer: Layer, filled: Ints, expert: int) -> int:
     layer.carried[open_gpu] += layer.weights[passed_on]
     layer.slots[best_gpu, best_slot] = expert
     return best_gpu
+
+
+@compiled
+def part_repeats(slots: Ints, loads: Floats, counts: Ints) -> bool:
+    """Swap a second replica on a GPU for the most similar one of a GPU that lacks the expert; whether none is left."""
+    for gpu in range(slots.shape[0]):
+        for slot in range(1, slots.shape[1]):
+            if _holds(slots, gpu, slot, slots[gpu, slot]) and not _swap_away(slots, loads / counts, gpu, slot):
+                return False
+    return True
+
+
+@compiled
+def _swap_away(slots: Ints, weights: Floats, gpu: int, slot: int) -> bool:
+    num_gpus, slots_per_gpu = slots.shape
+    repeated = slots[gpu, slot]
+    best_gpu, best_slot, least = -1, -1, np.inf
+    for other_gpu in range(num_gpus):
+        if _holds(slots, other_gpu, slots_per_gpu, repeated):
+            continue
+        for other_slot in range(slots_per_gpu):
+            expert = slots[other_gpu, other_slot]
+            change = abs(weights[expert] - weights[repeated])
+            if change < least and not _holds(slots, gpu, slots_per_gpu, expert):
+                best_gpu, best_slot, least = other_gpu, other_slot, change
+    if best_gpu < 0:
+        return False
+    slots[gpu, slot], slots[best_gpu, best_slot] = slots[best_gpu, best_slot], repeated
+    return True
+
+
+@compiled
+def _holds(slots: Ints, gpu: int, end: int, expert: int) -> bool:
+    """Whether one of the GPU's slots before `end` holds the expert."""
+    found = False
+    for slot in range(end):
+        found |= slots[gpu, slot] == expert
+    return found

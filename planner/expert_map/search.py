@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from planner.expert_map.balance import Effort
 from planner.expert_map.compiled import compiled
 from planner.expert_map.descend import descend, even_out
-from planner.expert_map.eplb import eplb_fullest
-from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap, take
-from planner.expert_map.pack import pack
+from planner.expert_map.eplb import eplb_counts, eplb_slots
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, reload, swap, take
+from planner.expert_map.pack import pack, part_repeats
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats, Ints
 
@@ -22,11 +22,12 @@ __all__ = ["SEED", "kick", "solve"]
 
 SHIFTS = np.array([0.0, -0.5, -0.25, 0.25])  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
 ROUNDS = 6
-KICK_CHANGES = 6  # tried 1 to 20 at EP72: fewer do not leave the valley, more begin anew
+KICK_CHANGES = 6
 MAX_TRIES = 50
 KICKS_AT_EP72 = 64
 EP72_PAIRS = 72 * 288
 MOST_KICKS = 400
+KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
 RESCUES = 200  # kicks at most while a map is worse than EPLB's
 BETTER_THAN_EPLB = 1e-3
 ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
@@ -36,7 +37,8 @@ SEED = 88172645463325252  # of xorshift64, G. Marsaglia 2003
 def solve(loads_LE: Floats, num_gpus: int, slots_per_gpu: int, enough_L: Floats, effort: Effort) -> Ints:
     """Slots `[L, G, S]`: a layer is done when its fullest GPU carries `enough_L` and no more than EPLB's."""
     num_pairs = num_gpus * num_gpus * slots_per_gpu  # of a GPU and a slot: what one step looks at grows with them
-    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** 2), MOST_KICKS)
+    most_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MOST_KICKS
+    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** 2), most_kicks)
     if effort == "fast":
         return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, 1, 0, BETTER_THAN_EPLB)
     return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, len(SHIFTS) if num_kicks else 1, num_kicks, 0.0)
@@ -58,26 +60,46 @@ def _solve(
     """
     num_layers = loads_LE.shape[0]
     slots_LGS = np.zeros((num_layers, num_gpus, slots_per_gpu), np.int64)
+    best = new_layer(loads_LE[0], num_gpus, slots_per_gpu)
+    trial = new_layer(loads_LE[0], num_gpus, slots_per_gpu)
     done_L = np.zeros(num_layers)
     kicks_left, num_open = num_kicks * num_layers, 0
     for index in range(num_layers):
-        best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
-        counts = replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, 0.0)
-        no_worse = eplb_fullest(best.loads, counts, num_gpus, slots_per_gpu) * (1 + ROUNDING)
+        reload(best, loads_LE[index])
+        reload(trial, loads_LE[index])
+        no_worse = _take_eplbs(best) * (1 + ROUNDING)
         done_L[index] = min(enough_L[index], no_worse)
         if better > 0:
             done_L[index] = max(done_L[index], no_worse * (1 - better))
-        _start(best, counts, done_L[index])
-        kicks_left -= _search(best, done_L[index], no_worse, num_starts, num_kicks // 2)
+        even_out(best, ROUNDS)
+        descend(best, done_L[index])
+        kicks_left -= _search(best, trial, done_L[index], no_worse, num_starts, num_kicks // 2)
         num_open += best.carried.max() > done_L[index]
         _keep(best, slots_LGS, index)
     for index in range(num_layers if kicks_left > num_open else 0):
-        best = new_layer(loads_LE[index], num_gpus, slots_per_gpu)
+        reload(best, loads_LE[index])
+        reload(trial, loads_LE[index])
         take(best, slots_LGS[index])
         if best.carried.max() > done_L[index]:
-            _kick_on(best, done_L[index], 0.0, kicks_left // num_open, SEED + 1)
+            _kick_on(best, trial, done_L[index], 0.0, kicks_left // num_open, SEED + 1)
             _keep(best, slots_LGS, index)
     return slots_LGS
+
+
+@compiled
+def _take_eplbs(layer: Layer) -> float:
+    """Hold what EPLB's map holds, its repeats parted; what EPLB's fullest GPU carries.
+
+    Where repeats cannot be parted by swaps, or there are more replicas of an expert than GPUs, a packing of our own.
+    """
+    num_gpus, slots_per_gpu = layer.slots.shape
+    counts = eplb_counts(layer.loads, num_gpus * slots_per_gpu)
+    slots, carried = eplb_slots(layer.loads, counts, num_gpus, slots_per_gpu)
+    if counts.max() <= num_gpus and part_repeats(slots, layer.loads, counts):
+        take(layer, slots)
+    else:
+        pack(layer, replicate(layer.loads, num_gpus * slots_per_gpu, num_gpus, 0.0))
+    return carried
 
 
 @compiled
@@ -88,30 +110,22 @@ def _keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
 
 
 @compiled
-def _search(best: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> int:
+def _search(best: Layer, trial: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> int:
     """Leave the best map found in `best`, which holds the first; the number of kicks."""
     num_gpus, slots_per_gpu = best.slots.shape
-    trial = new_layer(best.loads, num_gpus, slots_per_gpu)
     for shift in SHIFTS[1:num_starts]:
         if best.carried.max() > enough:
-            _start(trial, replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, shift), enough)
-            if trial.carried.max() < best.carried.max():
+            pack(trial, replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, shift))
+            even_out(trial, ROUNDS)
+            if descend(trial, enough) < best.carried.max():
                 copy(best, trial)
-    return _kick_on(best, enough, no_worse, num_kicks, SEED)
+    return _kick_on(best, trial, enough, no_worse, num_kicks, SEED)
 
 
 @compiled
-def _start(layer: Layer, counts: Ints, enough: float) -> None:
-    pack(layer, counts)
-    even_out(layer, ROUNDS)
-    descend(layer, enough)
-
-
-@compiled
-def _kick_on(best: Layer, enough: float, no_worse: float, num_kicks: int, seed: int) -> int:
+def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kicks: int, seed: int) -> int:
     """Kick and descend `num_kicks` times, and some times more while the map carries more than `no_worse`; how often."""
     state = np.array([seed], np.uint64)
-    trial = new_layer(best.loads, best.slots.shape[0], best.slots.shape[1])
     copy(trial, best)
     for turn in range(num_kicks + RESCUES):
         reached = best.carried.max()

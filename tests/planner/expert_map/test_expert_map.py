@@ -12,6 +12,8 @@ from planner.expert_map.layer import new_layer
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import scale
+from tests.benchmarks.drifting_loads import max_over_mean
+from tests.planner.expert_map.eplb_reference import rebalance_experts
 
 
 @st.composite
@@ -94,6 +96,17 @@ def test_packing_makes_room_rather_than_holding_an_expert_twice():
     pack(layer, np.array([1, 1, 2]))
 
     assert sorted(sorted(gpu) for gpu in layer.slots.tolist()) == [[0, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("effort", ["fast", "refined"])
+@pytest.mark.parametrize(("num_slots", "num_gpus"), [(288, 32), (288, 72), (288, 144), (320, 320)])
+def test_no_layer_is_worse_than_eplbs(effort, num_slots, num_gpus):
+    """Whatever the effort, for a pool of every published size."""
+    loads = np.array(draw_loads(1.01, 7, num_layers=12, num_experts=256))
+    reference = max_over_mean(loads, rebalance_experts(loads, num_slots, 1, 1, num_gpus), num_gpus)
+    ours = balance(loads.tolist(), num_slots, num_gpus, effort)
+
+    assert (max_over_mean(loads, np.array(ours.physical_to_logical), num_gpus) <= reference + 1e-6).all()
 
 
 def test_decode_of_the_published_system_is_as_balanced_as_published():
