@@ -15,8 +15,11 @@ from pathlib import Path
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
 from runtime.launch import RankPlace, UnitLaunch, read_gateway_launch, read_unit_launch
 from runtime.processes import PEER_LOST, ChildDied, die_with_parent
+from runtime.trace import recording
 
 __all__ = ["main"]
+
+TRACE_FOLDER = "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,6 +74,9 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
         "--overlap", choices=["none", "dual_batch", "five_stage"], default="none", help="of two halves of a batch"
     )
     generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
+    generate.add_argument(
+        "--trace", type=Path, help="write what each rank did when, for ui.perfetto.dev, to this .json"
+    )
     generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     generate.add_argument("--port", type=int, help=argparse.SUPPRESS)
     generate.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
@@ -103,7 +109,9 @@ def _rank(arguments: argparse.Namespace) -> None:
 
     launch = read_unit_launch(arguments.launch)
     addresses = Addresses(arguments.address, arguments.leader, _gateway_host(arguments, launch))
-    run_rank(launch, _place(launch, arguments), addresses)
+    place, folder = _place(launch, arguments), os.environ.get(TRACE_FOLDER)
+    with recording(None if folder is None else Path(folder) / f"{launch.unit}-{place.rank}.json", place.rank):
+        run_rank(launch, place, addresses)
 
 
 def _gateway(arguments: argparse.Namespace) -> None:

@@ -66,8 +66,7 @@ class Engine:
 
         The tokens' latents are in `cache` afterwards.
         """
-        ends = torch.tensor([len(chunk.token_ids) for chunk in (*prefilling, *decoding)], dtype=torch.long).cumsum(0)
-        return self.model.logits(self.model(prefilling, decoding, cache)[ends - 1])
+        return self.model.next_logits(prefilling, decoding, cache)
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:

@@ -30,6 +30,8 @@ from runtime.model.deepseek import PhysicalToLogical
 from runtime.model.step import Chunk
 from runtime.parallel import Group, MeetingPoint, new_group
 from runtime.processes import Child, wait_together
+from runtime.trace import join as join_traces
+from runtime.trace import recording
 
 __all__ = ["Job", "greedy", "run"]
 
@@ -50,6 +52,7 @@ class Job:
     deterministic: bool
     overlap: str
     logits: Path | None
+    trace: Path | None
     rank: int | None
     port: int | None
     scratch: Path | None
@@ -73,6 +76,8 @@ def run(job: Job) -> None:
         else:
             wait_together(_start_ranks(job, scratch))
         outputs = _join(job, Path(scratch))
+        if job.trace is not None:
+            join_traces([_trace_part(Path(scratch), rank) for rank in range(job.ep)], job.trace)
     json.dump({"outputs": outputs}, sys.stdout)
     print()
 
@@ -126,8 +131,9 @@ def _check(job: Job) -> None:
     config = read_model_config(resolve(job.checkpoint))
     if job.max_tokens < 1 or job.ep < 1:
         raise UsageError("--max-tokens and --ep must be at least 1")
-    if job.logits is not None and not job.logits.parent.is_dir():
-        raise UsageError(f"--logits {job.logits}: there is no such folder to write it to")
+    for flag, path in (("--logits", job.logits), ("--trace", job.trace)):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no such folder to write it to")
     prompts = _read_prompts(job.prompt_ids)
     for number, prompt in enumerate(prompts):
         if not prompt or not all(type(token) is int and 0 <= token < config.vocab_size for token in prompt):
@@ -184,6 +190,8 @@ def _start_ranks(job: Job, scratch: str) -> list[Child]:
     flags += ["--overlap", job.overlap]
     if job.logits is not None:
         flags += ["--logits", str(job.logits)]
+    if job.trace is not None:
+        flags += ["--trace", str(job.trace)]
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // job.ep))}
     return [Child(f"rank {rank}", [*flags, "--rank", str(rank)], threads) for rank in range(job.ep)]
 
@@ -207,7 +215,8 @@ def _run_rank(job: Job) -> None:
         )
     group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
     share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]
-    outputs = greedy(engine, group, share, job.max_tokens, _stop_ids(folder))
+    with recording(None if job.trace is None else _trace_part(job.scratch, job.rank), job.rank):
+        outputs = greedy(engine, group, share, job.max_tokens, _stop_ids(folder))
     (job.scratch / f"{job.rank}.json").write_text(json.dumps(outputs))
     if job.logits is not None:
         logits = [engine.prompt_logits(share[turn : turn + 1]) for turn in _turns(group, len(share))]
@@ -225,6 +234,10 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
         with job.logits.open("wb") as file:  # under the name as given: numpy would add an ending to it
             np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
     return [shares[n % job.ep][n // job.ep] for n in range(total)]
+
+
+def _trace_part(scratch: Path, rank: int) -> Path:
+    return scratch / f"{rank}.trace.json"
 
 
 def _stop_ids(folder: Path) -> set[int]:

@@ -29,6 +29,8 @@ from enum import Enum, auto
 from itertools import islice, zip_longest
 from typing import TypeVar
 
+from runtime.trace import turn_of
+
 __all__ = ["OVERLAPS", "Flow", "Overlap", "Pause"]
 
 T = TypeVar("T")
@@ -77,7 +79,11 @@ class Overlap:
         def whole() -> Flow[None]:
             results[number] = yield from flow
 
-        return (pause for pause in whole() if pause in self.pauses)
+        turn_of(number)
+        for pause in whole():
+            if pause in self.pauses:
+                yield pause
+                turn_of(number)
 
 
 OVERLAPS = {

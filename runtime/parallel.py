@@ -25,6 +25,7 @@ from torch import Tensor
 
 from runtime.errors import PeerLost
 from runtime.sockets import listen
+from runtime.trace import link
 
 __all__ = ["GlooGroup", "Group", "MeetingPoint", "SoloGroup", "new_group"]
 
@@ -126,7 +127,7 @@ class GlooGroup:
 
     def begin(self, exchange: Callable[[], T]) -> "Future[T]":
         """On the exchange thread."""
-        return self._exchanges.submit(exchange)
+        return self._exchanges.submit(link(exchange))
 
 
 def _store(meeting: MeetingPoint, size: int) -> dist.Store:

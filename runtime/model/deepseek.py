@@ -28,6 +28,7 @@ from runtime.model.step import Chunk, Step
 from runtime.overlap import OVERLAPS, Flow, Overlap, Pause
 from runtime.parallel import Group
 from runtime.precision import wide
+from runtime.trace import span
 
 __all__ = ["DeepseekV3", "PhysicalToLogical"]
 
@@ -58,7 +59,7 @@ class DeepseekV3(nn.Module):
             nn.Embedding, config.vocab_size, config.hidden_size, dtype=wide(dtype)
         )
         self.model.layers = nn.ModuleList(
-            _Layer(config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
+            _Layer(layer, config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
             for layer in range(config.num_hidden_layers)
         )
         self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
@@ -66,12 +67,26 @@ class DeepseekV3(nn.Module):
 
     def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Hidden states [T, D] of the tokens of a step, chunk by chunk; T may be 0. Latents are written to `cache`."""
+        steps = self._micro_batches(prefilling, decoding)
+        return torch.cat(self.overlap.run([self._hidden_states(step, cache) for step in steps]))
+
+    def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
+        """The same, and from the last token of each chunk its logits: [chunks, vocab]."""
+        steps = self._micro_batches(prefilling, decoding)
+        return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in steps]))
+
+    def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[Step]:
         chunks = [*prefilling, *decoding]
         parts = self.overlap.split([len(chunk.token_ids) for chunk in chunks])
-        steps = [Step(prefilling[part], chunks[max(part.start, len(prefilling)) : part.stop]) for part in parts]
-        return torch.cat(self.overlap.run([self._flow(step, cache) for step in steps]))
+        return [Step(prefilling[part], chunks[max(part.start, len(prefilling)) : part.stop]) for part in parts]
 
-    def _flow(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
+    def _next_logits(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
+        """A flow too: the head of one micro-batch hides the last exchange of the other."""
+        x_TD = yield from self._hidden_states(step, cache)
+        with span("head"):
+            return self.logits(x_TD[step.ends_C - 1])
+
+    def _hidden_states(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
         cos, sin = self.rotary.at(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)
         for layer, pages in zip(self.model.layers, cache.layers, strict=True):
@@ -105,26 +120,32 @@ class DeepseekV3(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module, batching: Batching) -> None:
+    def __init__(
+        self, index: int, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module, batching: Batching
+    ) -> None:
         super().__init__()
-        self.batching = batching
+        self.index, self.batching = index, batching
+        self.span = partial(span, layer=index)
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.self_attn = LatentAttention(config, dtype, batching)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.mlp = feed_forward
 
     def forward(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Flow[Tensor]:
-        normed_TD = self.batching.rows(self.input_layernorm, x_TD)
-        queries = self.self_attn.begin(normed_TD, cos, sin, step, pages)
+        with self.span("attention 1"):
+            normed_TD = self.batching.rows(self.input_layernorm, x_TD)
+            queries = self.self_attn.begin(normed_TD, cos, sin, step, pages)
         yield Pause.HALF_ATTENDED
-        attended_TD = self.self_attn.finish(queries, step, pages)
+        with self.span("attention 2"):
+            attended_TD = self.self_attn.finish(queries, step, pages)
         return (yield from self._feed_forward(x_TD + attended_TD))
 
     def _feed_forward(self, x_TD: Tensor) -> Flow[Tensor]:
         normed_TD = self.batching.rows(self.post_attention_layernorm, x_TD)
         if isinstance(self.mlp, MixtureOfExperts):
             return x_TD + (yield from self.mlp(normed_TD))
-        return x_TD + self.batching.rows(self.mlp, normed_TD)
+        with self.span("mlp"):
+            return x_TD + self.batching.rows(self.mlp, normed_TD)
 
 
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:

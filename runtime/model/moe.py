@@ -25,6 +25,7 @@ from runtime.model.fp8 import E4M3, Fp8Experts
 from runtime.model.layers import GatedMlp
 from runtime.overlap import Flow, Pause
 from runtime.precision import wide
+from runtime.trace import span
 
 __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
@@ -146,23 +147,32 @@ class MixtureOfExperts(nn.Module):
             load,
             rank,
         )
+        self.span = partial(span, layer=moe_layer + config.first_k_dense_replace)
 
     def forward(self, x_TD: Tensor) -> Flow[Tensor]:
         """[T, D] -> [T, D]; a collective of the unit, so T may be 0."""
-        experts_TK, weights_TK = self.batching.rows(self.gate, x_TD)
-        slots_TK = self.replicas.choose(experts_TK, self.rank)
+        with self.span("gate"):
+            experts_TK, weights_TK = self.batching.rows(self.gate, x_TD)
+            slots_TK = self.replicas.choose(experts_TK, self.rank)
         yield Pause.GATED
-        dispatching = self.dispatcher.dispatch(x_TD, slots_TK)
-        shared_TD = self.batching.rows(self.shared_experts, x_TD)
+        with self.span("dispatch issue"):
+            dispatching = self.dispatcher.dispatch(x_TD, slots_TK)
+        with self.span("shared expert"):
+            shared_TD = self.batching.rows(self.shared_experts, x_TD)
         yield Pause.DISPATCHING
-        dispatched = dispatching.wait()
+        with self.span("dispatch wait"):
+            dispatched = dispatching.wait()
+        with self.span("experts"):
+            rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
         self.load.add(self.moe_layer, dispatched.counts)
-        rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
-        combining = self.dispatcher.combine(rows_RD, dispatched)
+        with self.span("combine issue"):
+            combining = self.dispatcher.combine(rows_RD, dispatched)
         yield Pause.COMBINING
-        routed_TKD = combining.wait().unflatten(0, experts_TK.shape)
+        with self.span("combine wait"):
+            routed_TKD = combining.wait().unflatten(0, experts_TK.shape)
         yield Pause.COMBINED
-        return self.batching.rows(_weighted_sum, routed_TKD, weights_TK) + shared_TD
+        with self.span("sum"):
+            return self.batching.rows(_weighted_sum, routed_TKD, weights_TK) + shared_TD
 
 
 def _weighted_sum(routed_TKD: Tensor, weights_TK: Tensor) -> Tensor:

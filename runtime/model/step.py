@@ -45,6 +45,7 @@ class Step:
         self.token_ids_T = _integers(token for chunk in chunks for token in chunk.token_ids)
         self.positions_T = _integers(position for chunk in chunks for position in range(chunk.start, chunk.end))
         self.places_T = _integers(place for chunk in chunks for place in places(chunk.table, chunk.start, chunk.end))
+        self.ends_C = _integers(len(chunk.token_ids) for chunk in chunks).cumsum(0)
         self.lengths = [len(chunk.token_ids) for chunk in prefilling]
         self.sizes = sum(self.lengths), len(decoding)  # tokens of prompts, tokens of decoding requests
         self.contexts = [_integers(places(chunk.table, 0, chunk.end)) for chunk in prefilling]  # what a chunk sees

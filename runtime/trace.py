@@ -1,0 +1,121 @@
+"""What a rank did when: spans around the real calls, as a file for chrome://tracing or ui.perfetto.dev.
+
+    span     one call: its name, layer and micro-batch (0 or 1), when it began and how long it took
+    track    compute, where spans follow each other; link, where an exchange lasts from its first byte to its last
+
+Communication is exposed while compute is in a span called "... wait", and hidden while it is in any other and the link
+is in use. Nothing is recorded, at the price of one comparison a span, unless `recording` is on; a process is one rank,
+so what it records is the process's, and calls need not hand it around.
+
+Events are written as they end, in the format's array form, whose last bracket may be missing: a rank is killed, not
+stopped. The clock is the machine's (CLOCK_MONOTONIC), so the files of ranks on one machine can be joined.
+
+Source: "Trace Event Format" (Google, 2016), complete events and metadata events.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from runtime.errors import UsageError
+
+__all__ = ["join", "link", "recording", "span", "turn_of"]
+
+T = TypeVar("T")
+
+COMPUTE, LINK = 0, 1
+MAX_EVENTS = 1_000_000  # about 150 MB; what happens later is not in the file
+
+
+class _Recorder:
+    """Writes one rank's events. `where` is what a span is about besides its own arguments."""
+
+    def __init__(self, file: TextIO, rank: int) -> None:
+        self._file, self._rank = file, rank
+        self._lock = threading.Lock()
+        self._num_events = 0
+        self.micro_batch = 0
+        self.open_span: tuple[str, dict[str, Any]] = ("", {})
+        file.write("[\n")
+        self._write("process_name", "M", args={"name": f"rank {rank}"})
+        for track, name in ((COMPUTE, "compute"), (LINK, "link")):
+            self._write("thread_name", "M", tid=track, args={"name": name})
+
+    @contextmanager
+    def span(self, name: str, track: int, where: dict[str, Any]) -> Iterator[None]:
+        began_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            took_ns = time.monotonic_ns() - began_ns
+            self._write(name, "X", tid=track, ts=began_ns / 1000, dur=took_ns / 1000, args=where)
+
+    def _write(self, name: str, kind: str, **fields: Any) -> None:
+        with self._lock:
+            if self._num_events < MAX_EVENTS:
+                self._file.write(json.dumps({"name": name, "ph": kind, "pid": self._rank, **fields}) + ",\n")
+            self._num_events += 1
+
+
+_recorder: _Recorder | None = None
+
+
+@contextmanager
+def recording(path: Path | None, rank: int) -> Iterator[None]:
+    """Record this process's spans to `path`; None: nothing. Raises UsageError where it cannot be written."""
+    global _recorder
+    if path is None:
+        yield
+        return
+    with _opened(path) as file:
+        _recorder = _Recorder(file, rank)
+        try:
+            yield
+        finally:
+            _recorder = None
+            file.write(json.dumps({"name": "end", "ph": "M", "pid": rank, "args": {}}) + "\n]\n")
+
+
+def span(name: str, **where: Any) -> AbstractContextManager[None]:
+    """Around a call of the compute track."""
+    if _recorder is None:
+        return nullcontext()
+    where["micro_batch"] = _recorder.micro_batch
+    _recorder.open_span = name, where
+    return _recorder.span(name, COMPUTE, where)
+
+
+def link(exchange: Callable[[], T]) -> Callable[[], T]:
+    """`exchange`, recorded on the link's track under the name of the span that begins it, whichever thread does it."""
+    if _recorder is None:
+        return exchange
+    recorder, (name, where) = _recorder, _recorder.open_span
+
+    def recorded() -> T:
+        with recorder.span(name.removesuffix(" issue"), LINK, where):
+            return exchange()
+
+    return recorded
+
+
+def turn_of(micro_batch: int) -> None:
+    """What is computed from now on is this micro-batch's."""
+    if _recorder is not None:
+        _recorder.micro_batch = micro_batch
+
+
+def join(parts: list[Path], whole: Path) -> None:
+    """The files of several ranks as one."""
+    events = [event for part in parts for event in json.loads(part.read_text())]
+    whole.write_text(json.dumps(events))
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", buffering=1)  # by lines
+    except OSError as error:
+        raise UsageError(f"cannot write the trace {path}: {error.strerror}") from None

@@ -1,0 +1,94 @@
+"""The ranks of the slow link test: `slow_link_ranks.py SIZE PORT CHECKPOINT FOLDER`.
+
+The link between the ranks takes LINK_S to move a batch's rows; each half of attention, the experts and the head take
+STAGE_S longer than they do; half a batch takes half of it. All of it is slept, so that the proportions hold on a busy
+machine; rows, exchanges, threads and trace are the real ones.
+
+Writes `FOLDER/PHASE-OVERLAP-RANK.json`, a trace of STEPS steps each, and `FOLDER/RANK.json`, when the link was busy:
+[from, to] in the trace's microseconds.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from runtime.engine import Engine
+from runtime.model.step import Chunk
+from runtime.overlap import OVERLAPS
+from runtime.parallel import GlooGroup, MeetingPoint
+from runtime.trace import recording
+from tests.runtime.overlap_ranks import contiguous_map
+from tests.runtime.rank_processes import fork_ranks
+
+ADDRESS = "127.0.0.1"
+OVERLAP = {"prefill": "dual_batch", "decode": "five_stage"}
+STAGE_S, LINK_S = 0.020, 0.012
+STEPS = 5
+REQUESTS, TOKENS = 8, 8
+
+
+class SlowGroup(GlooGroup):
+    """A group whose link is slow; on the exchange thread, as all that it does."""
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+        self.num_micro_batches = 1
+        self.busy_us = []
+
+    def all_to_all(self, rows, send, receive):
+        """Sizes, which are integers, cost nothing."""
+        if rows.dtype != torch.int64:
+            began_ns = time.monotonic_ns()
+            time.sleep(LINK_S / self.num_micro_batches)
+            self.busy_us.append((began_ns / 1000, time.monotonic_ns() / 1000))
+        return super().all_to_all(rows, send, receive)
+
+
+def main(rank, size, port, checkpoint, folder):
+    group = SlowGroup(rank, size)
+    engine = Engine(checkpoint, contiguous_map(checkpoint), group, torch.float32)
+    slow_down(engine.model, group)
+    group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
+    prompts = [[7 * number + place for place in range(TOKENS)] for number in range(REQUESTS)]
+    for phase, step in (("prefill", lambda: engine.prefill(prompts)), ("decode", decode_step(engine))):
+        for overlap in ("none", OVERLAP[phase]):
+            engine.model.overlap = OVERLAPS[overlap]
+            group.num_micro_batches = engine.model.overlap.num_micro_batches
+            with recording(folder / f"{phase}-{overlap}-{rank}.json", rank):
+                for _ in range(STEPS):
+                    step()
+    (folder / f"{rank}.json").write_text(json.dumps(group.busy_us))
+    group.any(False)  # nobody leaves while a peer still exchanges
+
+
+def slow_down(model, group):
+    """Attention's two halves, the experts, and the head."""
+
+    def slow(function):
+        def slowed(*arguments):
+            time.sleep(STAGE_S / group.num_micro_batches)
+            return function(*arguments)
+
+        return slowed
+
+    model.lm_head.forward = slow(model.lm_head.forward)
+    for layer in model.model.layers:
+        layer.self_attn.begin, layer.self_attn.finish = slow(layer.self_attn.begin), slow(layer.self_attn.finish)
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts.forward = slow(layer.mlp.experts.forward)
+
+
+def decode_step(engine):
+    """One token for each request, always the same."""
+    cache = engine.new_cache(REQUESTS * 64)
+    chunks = [Chunk([5 * number], TOKENS, []) for number in range(REQUESTS)]
+    for chunk in chunks:
+        cache.allocate(chunk.table, chunk.end)
+    return lambda: engine.step([], chunks, cache)
+
+
+if __name__ == "__main__":
+    fork_ranks(main, *map(int, sys.argv[1:3]), *map(Path, sys.argv[3:5]))

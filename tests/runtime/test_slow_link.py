@@ -1,0 +1,124 @@
+"""On a link slowed on purpose, communication hides behind the other micro-batch's compute: the trace shows it."""
+
+import json
+import statistics
+from collections import defaultdict
+from itertools import product
+
+import pytest
+
+from tests.runtime.random_checkpoints import V3, write_checkpoint
+from tests.runtime.rank_processes import run_ranks
+from tests.runtime.slow_link_ranks import OVERLAP, STEPS
+
+SIZE = 2
+CONFIG = V3 | {"num_hidden_layers": 4}
+COMPUTE = {"attention 1", "attention 2", "gate", "shared expert", "experts", "sum", "head"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, free_port):
+    """What real ranks wrote that computed the same steps with and without overlap."""
+    folder = tmp_path_factory.mktemp("slow-link")
+    checkpoint = write_checkpoint(folder / "checkpoint", CONFIG)
+    run_ranks("slow_link_ranks.py", SIZE, free_port(), checkpoint, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def traces(folder):
+    """(phase, overlap, rank) -> spans of the compute track."""
+    return {
+        (phase, overlap, rank): [
+            event
+            for event in json.loads((folder / f"{phase}-{overlap}-{rank}.json").read_text())
+            if event["ph"] == "X" and event["tid"] == 0
+        ]
+        for phase, overlapped in OVERLAP.items()
+        for overlap in ("none", overlapped)
+        for rank in range(SIZE)
+    }
+
+
+@pytest.fixture(scope="module")
+def busy(folder):
+    """For each rank, the times at which its link was busy."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
+
+
+def steps(spans):
+    """The layers' spans of each step: the first micro-batch begins anew."""
+    found = []
+    for span in sorted(spans, key=lambda span: span["ts"]):
+        if span["name"] == "attention 1" and span["args"] == {"layer": 0, "micro_batch": 0}:
+            found.append([])
+        found[-1].append(span)
+    assert len(found) == STEPS
+    return found
+
+
+def moe_layers():
+    return range(CONFIG["first_k_dense_replace"], CONFIG["num_hidden_layers"])
+
+
+def has_other_compute_in_flight(step, layer, micro_batch, exchange):
+    """The other micro-batch computes after this one's exchange is issued and before it is waited for."""
+    own = {span["name"]: span for span in step if span["args"] == {"layer": layer, "micro_batch": micro_batch}}
+    issued = own[f"{exchange} issue"]["ts"] + own[f"{exchange} issue"]["dur"]
+    waited = own[f"{exchange} wait"]["ts"]
+    return any(
+        issued <= span["ts"] and span["ts"] + span["dur"] <= waited
+        for span in step
+        if span["name"] in COMPUTE and span["args"]["micro_batch"] != micro_batch
+    )
+
+
+def exposed_us(spans, busy):
+    """Layer -> time in wait while the link is busy, of the typical step. Waiting for a late peer is not counted."""
+    by_layer = defaultdict(list)
+    for step in steps(spans):
+        for layer in moe_layers():
+            waits = [span for span in step if span["args"].get("layer") == layer and span["name"].endswith(" wait")]
+            by_layer[layer].append(sum(overlapping_us(wait, busy) for wait in waits))
+    return {layer: statistics.median(exposed) for layer, exposed in by_layer.items()}
+
+
+def overlapping_us(span, intervals):
+    start, end = span["ts"], span["ts"] + span["dur"]
+    return sum(max(0, min(end, until) - max(start, since)) for since, until in intervals)
+
+
+def hides_every_exchange(spans):
+    """The very last of a step aside: nothing is left to compute behind it."""
+    micro_batches = {span["args"]["micro_batch"] for span in spans}
+    last = (moe_layers()[-1], max(micro_batches), "combine")
+    exchanges = set(product(moe_layers(), micro_batches, ("dispatch", "combine"))) - {last}
+    return all(has_other_compute_in_flight(step, *exchange) for step in steps(spans) for exchange in exchanges)
+
+
+def halves(exposed, plain):
+    return all(exposed[layer] <= plain[layer] / 2 for layer in moe_layers())
+
+
+@pytest.mark.parametrize("phase", OVERLAP)
+def test_the_other_computes_between_issue_and_wait(traces, phase):
+    """Issue A, compute B, wait A: in each MoE layer of each step, around dispatch and combine of either micro-batch."""
+    for rank in range(SIZE):
+        assert hides_every_exchange(traces[phase, OVERLAP[phase], rank])
+
+
+@pytest.mark.parametrize("phase", OVERLAP)
+def test_at_most_half_stays_exposed(traces, busy, phase):
+    """In every MoE layer, no more than half of the waiting for the link is left of what is without overlap."""
+    for rank in range(SIZE):
+        plain = exposed_us(traces[phase, "none", rank], busy[rank])
+        assert halves(exposed_us(traces[phase, OVERLAP[phase], rank], busy[rank]), plain)
+
+
+@pytest.mark.parametrize("phase", OVERLAP)
+def test_without_overlap_both_fail(traces, busy, phase):
+    """What the two tests above look for is not there when nobody takes turns."""
+    for rank in range(SIZE):
+        plain = traces[phase, "none", rank]
+        assert not hides_every_exchange(plain)
+        assert not halves(exposed_us(plain, busy[rank]), exposed_us(plain, busy[rank]))
