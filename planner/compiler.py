@@ -49,7 +49,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
     }
     require_covered(spec, maps)
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
-    documents = launch_documents(spec, placement.units, maps)
+    documents = launch_documents(spec, placement.units, maps, memory)
     return Plan(
         spec=spec.spec,
         gpu=spec.gpu,

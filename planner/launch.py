@@ -16,6 +16,7 @@ from planner import names
 from planner.canonical import digest_of
 from planner.check import CheckedSpec
 from planner.expert_map import ExpertMap
+from planner.memory import MemoryPlan
 from planner.names import Ports
 from planner.parallelism import KV_BYTES, kv_dtype
 from planner.placement import Unit
@@ -25,20 +26,25 @@ __all__ = ["launch_documents"]
 
 LAUNCH_VERSION = 1
 KV_WIRE_VERSION = 1
+KV_PAGE_TOKENS = 64  # the runtime keeps KV in pages of this size
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "gateway", "ports")  # where things are, not what the ranks compute
 
 LaunchDocument = dict[str, Any]
 
 
 def launch_documents(
-    spec: CheckedSpec, units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
+    spec: CheckedSpec, units: Sequence[Unit], maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
 ) -> dict[str, LaunchDocument]:
-    """File name -> document, units in order, then the gateway."""
-    documents = {names.launch_file(unit.name): _unit_document(spec, unit, maps[unit.phase]) for unit in units}
-    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec)}
+    """File name -> document, units in order, then the gateway. `memory` is empty where nobody knows its size."""
+    kv_tokens = {phase: _kv_tokens(spec.spec.phase(phase), phase, memory) for phase in spec.spec.phases}
+    documents = {
+        names.launch_file(unit.name): _unit_document(spec, unit, maps[unit.phase], kv_tokens[unit.phase])
+        for unit in units
+    }
+    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, kv_tokens[spec.spec.phases[-1]])}
 
 
-def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap) -> LaunchDocument:
+def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap, kv_tokens: int) -> LaunchDocument:
     phase = spec.spec.phase(unit.phase)
     document: LaunchDocument = {
         "version": LAUNCH_VERSION,
@@ -53,7 +59,7 @@ def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap) -> Laun
         "deterministic": spec.spec.deterministic,
         **_shared_for_kv(spec),
         "kv_digest": digest_of(_shared_for_kv(spec)),
-        "limits": _limits(phase, phase),
+        "limits": _limits(phase, phase, kv_tokens),
         "gateway": {"service": names.registry_name(spec.spec.name)},
         "ports": {
             "rendezvous": Ports.RENDEZVOUS,
@@ -66,7 +72,8 @@ def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap) -> Laun
     return _sealed(document | {"unit_digest": digest_of(joined)})
 
 
-def _gateway_document(spec: CheckedSpec) -> LaunchDocument:
+def _gateway_document(spec: CheckedSpec, kv_tokens: int) -> LaunchDocument:
+    first, last = (spec.spec.phase(spec.spec.phases[end]) for end in (0, -1))
     return _sealed(
         {
             "version": LAUNCH_VERSION,
@@ -74,7 +81,7 @@ def _gateway_document(spec: CheckedSpec) -> LaunchDocument:
             "kv_digest": digest_of(_shared_for_kv(spec)),
             "model": _served_model(spec),
             "checkpoint": _checkpoint(spec),
-            "limits": _limits(*(spec.spec.phase(spec.spec.phases[end]) for end in (0, -1))),
+            "limits": _limits(first, last, kv_tokens),
             "ports": {"http": spec.spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
         }
     )
@@ -112,13 +119,21 @@ def _expert_map(expert_map: ExpertMap) -> LaunchDocument:
     }
 
 
-def _limits(prefill: PhaseSpec, decode: PhaseSpec) -> LaunchDocument:
+def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocument:
     """Batches are made in prefill, requests stay in decode; both take requests of one size: a rule."""
     return {
         "max_requests": decode.max_requests,
         "max_request_tokens": decode.max_request_tokens,
         "max_batch_tokens": prefill.max_batch_tokens,
+        "kv_tokens": kv_tokens,
     }
+
+
+def _kv_tokens(spec: PhaseSpec, phase: Phase, memory: Sequence[MemoryPlan]) -> int:
+    """Of one rank: what memory holds, or `max_requests` of full length in pages; at most what the spec allows."""
+    pages = -(-spec.max_request_tokens // KV_PAGE_TOKENS)
+    most = next((plan.kv_tokens for plan in memory if plan.phase == phase), spec.max_requests * pages * KV_PAGE_TOKENS)
+    return most if spec.max_kv_tokens is None else min(most, spec.max_kv_tokens)
 
 
 def _sealed(document: LaunchDocument) -> LaunchDocument:

@@ -113,7 +113,7 @@ def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
     request = plan.max_request_tokens * plan.kv_bytes_per_token
     parts = (
         (plan.weight_bytes, "ep_size"),
-        (plan.activations + plan.buffers, largest_step_field(plan.phase, spec)),
+        (plan.activations + plan.buffers, largest_step_field(plan.phase)),
         (request, "max_request_tokens"),
     )
     _, field = max(parts)

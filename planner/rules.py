@@ -220,6 +220,15 @@ def requests_fit_the_model(max_request_tokens: int, model: Model) -> Broken | No
     )
 
 
+@_reads("{phase}.max_kv_tokens", "{phase}.max_request_tokens")
+def kv_holds_a_request(max_kv_tokens: int | None, max_request_tokens: int) -> Broken | None:
+    """Else a request could wait for ever."""
+    if max_kv_tokens is None or max_kv_tokens >= max_request_tokens:
+        return None
+    rule = f"S517 must be at least max_request_tokens ({max_request_tokens})"
+    return Broken(rule, "a request needs all its KV at a time", f"nearest: {max_request_tokens}")
+
+
 # Prefill and decode together
 
 

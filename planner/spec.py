@@ -222,8 +222,16 @@ class PhaseSpec(Section):
         default=4096,
         ge=1,
         le=10_000_000,
-        description="Prompt tokens that one rank computes in one step, where a longer prompt goes alone.",
+        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps.",
         examples=[4096],
+    )
+    max_kv_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        le=2**40,
+        description="Tokens of KV that one rank keeps at most (without it: as many as memory holds, or on `cpu` as"
+        " max_requests of full length need).",
+        examples=[16_384],
     )
 
 

@@ -79,7 +79,7 @@ def expected_traffic(
     for layout in layouts:
         shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size)
         section = spec.spec.phase(layout.phase)
-        tokens = int(getattr(section, largest_step_field(layout.phase, section)))
+        tokens = int(getattr(section, largest_step_field(layout.phase)))
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:

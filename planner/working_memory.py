@@ -39,39 +39,35 @@ RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of a va
 LOGIT_BYTES = 4
 
 
-def largest_step_field(phase: Phase, spec: PhaseSpec) -> str:
-    """The limit that says how many tokens one rank computes in one step, at most.
-
-    In prefill a prompt longer than a batch goes alone; a mixed unit computes long prompts in chunks.
-    """
-    if phase != "prefill":
-        return "max_requests" if phase == "decode" else "max_batch_tokens"
-    return max("max_batch_tokens", "max_request_tokens", key=lambda field: int(getattr(spec, field)))
+def largest_step_field(phase: Phase) -> str:
+    """The limit that says how many tokens one rank computes in one step, at most: longer prompts go in chunks."""
+    return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     """Of the largest step of one rank."""
-    tokens: int = getattr(spec, largest_step_field(layout.phase, spec))
+    tokens: int = getattr(spec, largest_step_field(layout.phase))
     tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
     result = RESULT_BYTES[layout.precision]
     stream = 2 * tokens * model.hidden_size * result  # the residual, and what a layer reads of it
     logits = min(tokens, spec.max_requests) * model.vocab_size * LOGIT_BYTES
-    attention = tokens * _attention_values(model, layout.phase) * result
+    attention = _attention_values(model, layout.phase, tokens, spec.max_request_tokens) * result
     dense = _ffn_bytes(tokens, model.hidden_size, model.dense_intermediate_size, layout.precision)
     pairs = _received_pairs(model, layout, spec, tokens)
     experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
     return stream + logits + max(attention, dense, experts)
 
 
-def _attention_values(model: Model, phase: Phase) -> int:
-    """Of one token of one layer: queries, keys, values and what comes out of them."""
+def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
+    """Of one layer: the tokens' queries and what comes out of them; keys and values of one request's whole context."""
     attention = model.attention
     if not isinstance(attention, LatentAttention):
-        return 2 * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+        context = max_request_tokens * attention.num_kv_heads
+        return 2 * (tokens * attention.num_heads + context) * attention.head_dim
     query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if phase == "decode":  # absorbed: queries go into the latent space, and results come out of it
-        return attention.num_heads * (query + 2 * attention.kv_lora_rank + attention.v_head_dim)
-    return attention.num_heads * (2 * query + 2 * attention.v_head_dim)  # every head's own keys and values
+        return tokens * attention.num_heads * (query + 2 * attention.kv_lora_rank + attention.v_head_dim)
+    return (tokens + max_request_tokens) * attention.num_heads * (query + attention.v_head_dim)
 
 
 def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:

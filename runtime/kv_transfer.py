@@ -1,6 +1,6 @@
 """Latent KV from a prefill rank to a decode rank, over TCP.
 
-One frame a request: a Handover message, then the latents as raw bytes, `[num_layers, num_tokens, latent_dim]`. The
+One frame a request: a Handover message, then the latents as raw bytes, `[num_layers, prompt tokens, latent_dim]`. The
 receiver checks digest, shape, type and size before it takes them, and answers Accepted or Refused. A connection is
 kept for the next request to the same rank. No pickle; nothing is sent that the receiver did not expect.
 
@@ -87,16 +87,17 @@ class KvReceiver:
 def why_refused(handover: Handover, payload_bytes: int, launch: UnitLaunch, token_shape: tuple[int, int]) -> str | None:
     """Why this handover cannot be taken, or None."""
     num_layers, latent_dim = token_shape
-    if handover.num_tokens < 1:
-        return f"its prompt has {handover.num_tokens} tokens"
-    expected_shape = [num_layers, handover.num_tokens, latent_dim]
+    num_tokens = len(handover.prompt_ids)
+    if num_tokens < 1:
+        return "its prompt has 0 tokens"
+    expected_shape = [num_layers, num_tokens, latent_dim]
     if handover.kv_digest != launch.kv_digest:
         return f"its KV is of {handover.kv_digest}, this unit's of {launch.kv_digest}"
     if handover.dtype != launch.kv_cache.dtype or handover.shape != expected_shape:
         return f"its KV is {handover.dtype} {handover.shape}, not {launch.kv_cache.dtype} {expected_shape}"
-    if payload_bytes != handover.num_tokens * launch.kv_cache.bytes_per_token:
-        return f"its KV has {payload_bytes:,} bytes for {handover.num_tokens:,} tokens"
-    if handover.num_tokens + handover.sampling.max_tokens > launch.limits.max_request_tokens:
+    if payload_bytes != num_tokens * launch.kv_cache.bytes_per_token:
+        return f"its KV has {payload_bytes:,} bytes for {num_tokens:,} tokens"
+    if num_tokens + handover.sampling.max_tokens > launch.limits.max_request_tokens:
         return f"it could grow over {launch.limits.max_request_tokens:,} tokens"
     return None
 

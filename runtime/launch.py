@@ -51,11 +51,12 @@ class Checkpoint(_Part):
 
 
 class Limits(_Part):
-    """What one rank takes at a time."""
+    """What one rank takes at a time; `kv_tokens` of all its requests together, at least one of full length."""
 
     max_requests: AtLeastOne
     max_request_tokens: AtLeastOne
     max_batch_tokens: AtLeastOne
+    kv_tokens: AtLeastOne
 
 
 class RankPlace(_Part):
@@ -157,6 +158,7 @@ def read_unit_launch(path: Path) -> UnitLaunch:
     _check_digest(path, "kv_digest", launch.kv_digest, {key: document[key] for key in KV_DIGEST_KEYS})
     _check_digest(path, "expert_map.sha256", launch.expert_map.sha256, launch.expert_map.physical_to_logical)
     _check_ranks(path, launch)
+    _check_limits(path, launch.limits)
     _check_expert_map(path, launch)
     return launch
 
@@ -211,6 +213,14 @@ def _check_ranks(path: Path, launch: UnitLaunch) -> None:
         raise LaunchError(f"the launch file {path} does not number its ranks 0 to {len(launch.ranks) - 1} in order")
     if len({(place.node, place.local_rank) for place in launch.ranks}) != len(launch.ranks):
         raise LaunchError(f"the launch file {path} gives one place to two ranks")
+
+
+def _check_limits(path: Path, limits: Limits) -> None:
+    if limits.kv_tokens < limits.max_request_tokens:
+        raise LaunchError(
+            f"the launch file {path} has room for {limits.kv_tokens} tokens of KV,"
+            f" a request may have {limits.max_request_tokens}"
+        )
 
 
 def _check_expert_map(path: Path, launch: UnitLaunch) -> None:

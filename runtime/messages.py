@@ -114,11 +114,11 @@ class Rejected(_Message):
 
 
 class Handover(_Message):
-    """A request moves to decode. The payload is `[num_layers, num_tokens, latent_dim]` in `dtype`, C order."""
+    """A request moves to decode. The payload is `[num_layers, prompt tokens, latent_dim]` in `dtype`, C order."""
 
     request_id: str
     kv_digest: str
-    num_tokens: int
+    prompt_ids: list[int]
     shape: list[int]
     dtype: Literal["fp32", "bf16"]
     first_token_id: int

@@ -7,10 +7,11 @@ Every metric carries model_name, unit and rank. What a user waits for is the gat
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
+from runtime.scheduler import Scheduler
 
 __all__ = ["RankMetrics"]
 
@@ -45,9 +46,36 @@ class RankMetrics:
         """One prefill step was taken."""
         self._prompt_tokens.inc(num_tokens)
 
+    def watch_requests(self, scheduler: Scheduler) -> None:
+        """Show the rank's requests and its KV cache from now on."""
+        self.registry.register(_SchedulerCounters(scheduler, self._labels))
+
     def watch(self, model: DeepseekV3) -> None:
         """Show the model's own counters from now on."""
         self.registry.register(_ModelCounters(model, self._labels))
+
+
+class _SchedulerCounters:
+    """Reads queues and pages at the moment of a scrape."""
+
+    def __init__(self, scheduler: Scheduler, labels: tuple[str, ...]) -> None:
+        self._scheduler = scheduler
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the metrics server."""
+        scheduler, cache = self._scheduler, self._scheduler.cache
+        for name, meaning, value in (
+            ("rank_requests_running", "Requests in the KV cache.", len(scheduler.running)),
+            ("rank_requests_waiting", "Requests outside the KV cache.", len(scheduler.waiting)),
+            ("kv_cache_usage_perc", "Pages in use, of 1.", 1 - cache.num_free_pages / cache.num_pages),
+        ):
+            gauge = GaugeMetricFamily(f"tidemill_{name}", meaning, labels=LABELS)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        preempted = CounterMetricFamily("tidemill_num_preemptions", "Times a request left the cache.", labels=LABELS)
+        preempted.add_metric(self._labels, scheduler.num_preemptions)
+        yield preempted
 
 
 class _ModelCounters:

@@ -25,6 +25,7 @@ from runtime.messages import Hello
 from runtime.metrics_server import serve_metrics
 from runtime.network import Inbox, Network
 from runtime.parallel import Group, MeetingPoint, new_group
+from runtime.phase import Phase
 from runtime.precision import DTYPES
 from runtime.prefill import PrefillPhase
 from runtime.rank_metrics import RankMetrics
@@ -32,6 +33,7 @@ from runtime.sockets import check_address, listen
 
 __all__ = ["Addresses", "run_rank"]
 
+PHASES: dict[str, type[Phase]] = {"prefill": PrefillPhase, "decode": DecodePhase}
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
 RESOLVE_TIMEOUT_S = 120.0
 RESOLVE_RETRY_S = 0.5
@@ -60,7 +62,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         network.open_link()
         engine, group = _bring_up(launch, place, addresses, folder, network)
         metrics.watch(engine.model)
-        phase = _phase(engine, launch, network, metrics)
+        phase = PHASES[launch.phase](engine, launch, network, metrics)
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
         group.any(True)  # nobody is ready before everybody is
@@ -69,7 +71,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         step_for_ever(phase, group, inbox)
 
 
-def step_for_ever(phase: PrefillPhase | DecodePhase, group: Group, inbox: Inbox) -> None:
+def step_for_ever(phase: Phase, group: Group, inbox: Inbox) -> None:
     """The lockstep loop. Raises PeerLost when the unit breaks."""
     while True:
         while not inbox.empty():
@@ -128,23 +130,17 @@ def _resolve(host: str) -> str:
         time.sleep(RESOLVE_RETRY_S)
 
 
-def _phase(engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> PrefillPhase | DecodePhase:
-    if launch.phase == "prefill":
-        return PrefillPhase(engine, launch, network, metrics)
-    return DecodePhase(engine, launch, network)
-
-
 def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
 
 
-def _take(phase: PrefillPhase | DecodePhase, message: object) -> None:
+def _take(phase: Phase, message: object) -> None:
     """A message, or what ended the network thread."""
     if isinstance(message, BaseException):
         raise message
     phase.take(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: PrefillPhase | DecodePhase) -> None:
+def _wait_for_work(inbox: Inbox, phase: Phase) -> None:
     with suppress(queue.Empty):
         _take(phase, inbox.get(timeout=IDLE_WAIT_S))

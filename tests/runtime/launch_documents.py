@@ -30,7 +30,7 @@ UNIT = {
     "kv_cache": {"wire_version": 1, "dtype": "fp32", "bytes_per_token": 96},
     "model": {"name": "org/small"},
     "checkpoint": {"uri": "bundled:demo", "digest": ZERO},
-    "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32},
+    "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32, "kv_tokens": 128},
     "gateway": {"service": "demo-gateway"},
     "ports": {"rendezvous": 29500, "kv": 29600, "registry": 29700, "metrics": 29800},
 }

@@ -27,8 +27,9 @@ class SameLogits:
 def answers(config, *arrivals, steps=3):
     """Request id -> the tokens that decode said."""
     said = []
-    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_request_tokens=16))
-    phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append))
+    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256))
+    metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda _: None)
+    phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append), metrics)
     for arrival in arrivals:
         phase.take(arrival)
     for _ in range(steps):
@@ -44,7 +45,7 @@ def answers(config, *arrivals, steps=3):
 def arrival(config, request_id, **sampling):
     latents = torch.zeros(config.num_hidden_layers, 2, config.latent_dim)
     wishes = {"max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop_ids": []} | sampling
-    handover = Handover(request_id, "", 2, list(latents.shape), "fp32", 0, Sampling(**wishes))
+    handover = Handover(request_id, "", [5, 6], list(latents.shape), "fp32", 0, Sampling(**wishes))
     return Arrival(handover, latents)
 
 

@@ -44,7 +44,7 @@ def make_handover(launch, num_tokens, /, **changes):
     values = {
         "request_id": f"request-{next(numbers)}",
         "kv_digest": launch.kv_digest,
-        "num_tokens": num_tokens,
+        "prompt_ids": list(range(num_tokens)),
         "shape": [TOKEN_SHAPE[0], num_tokens, TOKEN_SHAPE[1]],
         "dtype": launch.kv_cache.dtype,
         "first_token_id": 4,
@@ -156,7 +156,7 @@ def test_every_byte_is_counted(launches, dtype):
 
     async def use(pair):
         for handover in handovers:
-            await pair.sender.send(HOST, pair.port, handover, make_latents(handover.num_tokens, dtype))
+            await pair.sender.send(HOST, pair.port, handover, make_latents(len(handover.prompt_ids), dtype))
 
     metrics = with_pair(launches[dtype], use).metrics
 
@@ -204,11 +204,10 @@ REFUSALS = {
     "another digest": ({"kv_digest": "sha256:other"}, "its KV is of sha256:other, this unit's of sha256:"),
     "another type": ({"dtype": "bf16"}, "its KV is bf16 [3, 4, 8], not fp32 [3, 4, 8]"),
     "another depth": ({"shape": [2, 4, 8]}, "its KV is fp32 [2, 4, 8], not fp32 [3, 4, 8]"),
-    "another length": ({"num_tokens": 5}, "its KV is fp32 [3, 4, 8], not fp32 [3, 5, 8]"),
+    "another length": ({"prompt_ids": [1] * 5}, "its KV is fp32 [3, 4, 8], not fp32 [3, 5, 8]"),
     "a flat shape": ({"shape": [96]}, "its KV is fp32 [96]"),
-    "another size": ({"num_tokens": 5, "shape": [3, 5, 8]}, "its KV has 384 bytes for 5 tokens"),
-    "no tokens": ({"num_tokens": 0, "shape": [3, 0, 8]}, "its prompt has 0 tokens"),
-    "fewer than no tokens": ({"num_tokens": -4, "shape": [3, -4, 8]}, "its prompt has -4 tokens"),
+    "another size": ({"prompt_ids": [1] * 5, "shape": [3, 5, 8]}, "its KV has 384 bytes for 5 tokens"),
+    "no tokens": ({"prompt_ids": [], "shape": [3, 0, 8]}, "its prompt has 0 tokens"),
     "too long an answer": (
         {"sampling": Sampling(max_tokens=17, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])},
         "it could grow over 20 tokens",

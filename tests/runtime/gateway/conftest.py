@@ -155,7 +155,12 @@ def start_gateway(checkpoint, tmp_path_factory):
             "kv_digest": KV_DIGEST,
             "model": {"name": "org/tiny"},
             "checkpoint": {"uri": str(checkpoint), "digest": f"sha256:{config_digest}"},
-            "limits": {"max_requests": 8, "max_request_tokens": MAX_REQUEST_TOKENS, "max_batch_tokens": 256},
+            "limits": {
+                "max_requests": 8,
+                "max_request_tokens": MAX_REQUEST_TOKENS,
+                "max_batch_tokens": 256,
+                "kv_tokens": 4096,
+            },
             "ports": ports,
         }
         launch_file = folder / "gateway.launch.json"

@@ -1,0 +1,61 @@
+"""What the phases of a unit have in common: a step is schedule, run, postprocess.
+
+`prefill.py`, `decode.py` and `mixed.py` say how requests come, and what follows a token.
+ask: `has_work`. act: `step`, which may work on nothing, because another rank of the unit has something to do.
+"""
+
+from torch import Tensor
+
+from runtime.engine import Engine
+from runtime.launch import UnitLaunch
+from runtime.messages import Token
+from runtime.model.step import Chunk
+from runtime.network import Network
+from runtime.rank_metrics import RankMetrics
+from runtime.request import Request
+from runtime.sampling import finish_reason, sample
+from runtime.scheduler import Scheduler
+
+__all__ = ["Phase"]
+
+
+class Phase:
+    """One rank's requests."""
+
+    def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
+        self._engine, self._launch, self._network, self._metrics = engine, launch, network, metrics
+        self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
+        metrics.watch_requests(self._scheduler)
+
+    def take(self, message: object) -> None:
+        """A request comes, or is no longer wanted."""
+        raise NotImplementedError
+
+    def has_work(self) -> bool:
+        """A request runs or waits."""
+        return self._scheduler.has_work()
+
+    def step(self) -> None:
+        """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
+        batch = self._scheduler.schedule()
+        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache)
+        self._metrics.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
+        chunks = (*batch.prefilling, *batch.decoding)
+        for request, chunk, logits_V in zip(batch.requests, chunks, logits, strict=True):
+            self._postprocess(request, chunk, logits_V)
+
+    def follow(self, request: Request) -> None:
+        """After a token that is not the request's last: the next step goes on."""
+
+    def _postprocess(self, request: Request, chunk: Chunk, logits_V: Tensor) -> None:
+        request.num_cached = chunk.end
+        if request.is_prefilling:
+            return
+        token_id = sample(logits_V, request.sampling, chunk.end - 1, request.generated)
+        request.generated.append(token_id)
+        reason = finish_reason(token_id, len(request.generated), request.sampling)
+        self._network.say(Token(request.id, token_id, reason))
+        if reason is None:
+            self.follow(request)
+        else:
+            self._scheduler.end(request)
