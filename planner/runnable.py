@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from planner.check import CheckedSpec
 from planner.errors import Problem, Violation
-from planner.spec import Phase
 
 __all__ = ["runtime_refusals"]
 
@@ -19,8 +18,6 @@ RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
 def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
     """Why the bundled runtime cannot run `spec`; empty when it can."""
     violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec)]
-    for phase in spec.spec.phases:
-        violations += _not_in_this_way(phase)
     return tuple(spec.problem(violation) for violation in violations)
 
 
@@ -46,9 +43,3 @@ def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
     if spec.gpu.device != "cpu":
         reason = "the bundled runtime computes on CPUs so far"
         yield Violation("cluster.gpu", spec.spec.cluster.gpu_name, "S704 must be cpu to run", reason, "nearest: cpu")
-
-
-def _not_in_this_way(phase: Phase) -> Iterator[Violation]:
-    if phase == "mixed":
-        reason = "the bundled runtime computes prompts and tokens in units of their own so far"
-        yield Violation("mixed", None, "S708 must be prefill and decode to run", reason, "write the two sections")

@@ -115,7 +115,7 @@ class UnitLaunch(_Part, kw_only=True):
     unit_digest: str
     kv_digest: str
     unit: str
-    phase: Literal["prefill", "decode"]
+    phase: Literal["prefill", "decode", "mixed"]
     ranks: list[RankPlace]
     expert_map: ExpertMap
     split: Literal["equal"]

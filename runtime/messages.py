@@ -1,7 +1,7 @@
 """What gateway, prefill ranks and decode ranks say to each other. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
-    gateway -> rank       Prefill starts a request at a prefill rank; Abort ends one anywhere; Rejected ends the rank
+    gateway -> rank       Prefill starts a request (at a prefill or mixed rank); Abort ends one; Rejected ends the rank
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
 
 A request: gateway --Prefill--> prefill rank --Token (the first)--> gateway
@@ -56,10 +56,10 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.
 
 
 class Hello(_Message):
-    """A rank presents itself. `kv_host` is None for a prefill rank, which takes no KV."""
+    """A rank presents itself. `kv_host` is None where no KV comes in: it does at decode ranks."""
 
     unit: str
-    phase: Literal["prefill", "decode"]
+    phase: Literal["prefill", "decode", "mixed"]
     rank: int
     num_ranks: int
     node: str
@@ -92,13 +92,16 @@ class Failed(_Message):
 
 
 class Prefill(_Message):
-    """Compute this prompt, draw the first token, hand the rest over to the decode rank at `kv_host:kv_port`."""
+    """Compute this prompt and draw the first token; hand the rest over to the decode rank at `kv_host:kv_port`.
+
+    Both are None at a mixed rank, which goes on itself.
+    """
 
     request_id: str
     prompt_ids: list[int]
     sampling: Sampling
-    kv_host: str
-    kv_port: int
+    kv_host: str | None = None
+    kv_port: int | None = None
 
 
 class Abort(_Message):

@@ -16,6 +16,8 @@ class PrefillPhase(Phase):
         """A request comes, or is no longer wanted."""
         match message:
             case Prefill(request_id, prompt_ids, sampling, kv_host, kv_port):
+                assert kv_host is not None
+                assert kv_port is not None
                 self._scheduler.add(Request(request_id, prompt_ids, sampling, kv_address=(kv_host, kv_port)))
             case Abort(request_id):
                 self._scheduler.abort(request_id)

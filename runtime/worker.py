@@ -23,6 +23,7 @@ from runtime.kv_transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
 from runtime.messages import Hello
 from runtime.metrics_server import serve_metrics
+from runtime.mixed import MixedPhase
 from runtime.network import Inbox, Network
 from runtime.parallel import Group, MeetingPoint, new_group
 from runtime.phase import Phase
@@ -33,7 +34,7 @@ from runtime.sockets import check_address, listen
 
 __all__ = ["Addresses", "run_rank"]
 
-PHASES: dict[str, type[Phase]] = {"prefill": PrefillPhase, "decode": DecodePhase}
+PHASES: dict[str, type[Phase]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
 RESOLVE_TIMEOUT_S = 120.0
 RESOLVE_RETRY_S = 0.5

@@ -1,4 +1,4 @@
-"""Which prefill rank and which decode rank take a request: the ones with the fewest requests, in turn among equals.
+"""Which ranks take a request, for its prompt and for its tokens: those with the fewest requests, in turn among equals.
 
 Why in turn: ranks that are equally loaded would otherwise be chosen by name, and under light load the last ones never.
 It counts requests, not their tokens or KV.
@@ -7,7 +7,7 @@ It counts requests, not their tokens or KV.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Pair", "RankLoad", "choose_pair", "least_loaded"]
+__all__ = ["Chosen", "RankLoad", "choose_ranks", "least_loaded"]
 
 
 @dataclass(frozen=True, order=True)
@@ -18,20 +18,28 @@ class RankLoad:
     rank: int
     num_requests: int
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Who it is."""
+        return self.unit, self.rank
+
 
 @dataclass(frozen=True)
-class Pair:
-    """Where one request runs."""
+class Chosen:
+    """Where one request's first token comes from, and where the rest."""
 
-    prefill: RankLoad
-    decode: RankLoad
+    first: RankLoad
+    rest: RankLoad
 
 
-def choose_pair(prefill: Sequence[RankLoad], decode: Sequence[RankLoad], turn: int) -> Pair | None:
-    """A rank of each phase, `turn` being how many were chosen before; None when a phase has no rank."""
-    if not prefill or not decode:
+def choose_ranks(first: Sequence[RankLoad], rest: Sequence[RankLoad], turn: int) -> Chosen | None:
+    """One of each, `turn` being how often this was asked before; None when there is none.
+
+    Mixed ranks come as both, and one of them is chosen as both.
+    """
+    if not first or not rest:
         return None
-    return Pair(least_loaded(prefill, turn), least_loaded(decode, turn))
+    return Chosen(least_loaded(first, turn), least_loaded(rest, turn))
 
 
 def least_loaded(ranks: Sequence[RankLoad], turn: int) -> RankLoad:

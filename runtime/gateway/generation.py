@@ -1,6 +1,6 @@
 """Prompts on their way: sent to a prefill rank, continued by a decode rank, read here as pieces of text.
 
-    Flight        one prompt between its two ranks; puts the tokens in order
+    Flight        one prompt between its two ranks, which are one in a mixed unit; puts the tokens in order
     Generation    all prompts of one HTTP call; turns tokens into pieces
 
 Why tokens need ordering: the first comes on the prefill rank's connection and the others on the decode rank's, and two
@@ -74,9 +74,9 @@ class Generation:
             flight.end()
 
     def _start(self, index: int, request: GenerationRequest, registry: Registry, metrics: GatewayMetrics) -> "Flight":
-        pair = registry.choose_pair()
+        pair = registry.choose_ranks()
         if pair is None:
-            raise unavailable("no prefill unit and decode unit are ready together")
+            raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
         clock = RequestClock(metrics, len(request.prompt_ids))
         flight = Flight(*pair, clock, lambda message: self._arrivals.put_nowait((index, message)))
         flight.start(request)
@@ -118,9 +118,7 @@ class Flight:
         """Send the prompt off."""
         self._prefill.listen(self.request_id, self._receive)
         self._decode.listen(self.request_id, self._receive)
-        kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port
-        assert kv_host is not None  # the registry admits no other decode rank
-        assert kv_port is not None
+        kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port  # None where it is a mixed rank
         self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
 
     def end(self) -> None:
@@ -135,7 +133,7 @@ class Flight:
             rank.forget(self.request_id)
             self.end()
             self._deliver(message)
-        elif rank is self._decode and self._num_delivered == 0:
+        elif rank is not self._prefill and self._num_delivered == 0:
             self._early.append(message)
         else:
             for token in (message, *self._early):
@@ -145,7 +143,7 @@ class Flight:
     def _pass_on(self, token: Token) -> None:
         self._num_delivered += 1
         self._clock.token()
-        if self._num_delivered > 1:
+        if self._num_delivered > 1 and self._prefill is not self._decode:
             self._prefill.forget(self.request_id)  # a decode token: the handover is through
         if token.finish_reason is not None:
             self._clock.end(answered=True)

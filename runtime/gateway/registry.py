@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Literal
 
 from runtime.errors import WireError
-from runtime.gateway.balance import RankLoad, choose_pair
+from runtime.gateway.balance import RankLoad, choose_ranks
 from runtime.gateway.rank import Rank
 from runtime.messages import FromRank, Hello, Rejected
 from runtime.sockets import notice_a_vanished_peer
@@ -35,7 +35,7 @@ class Unit:
     """The ranks of one unit that have presented themselves, in order."""
 
     name: str
-    phase: Literal["prefill", "decode"]
+    phase: Literal["prefill", "decode", "mixed"]
     num_ranks: int
     ranks: tuple[Rank, ...]
 
@@ -79,19 +79,21 @@ class Registry:
             Unit(name, ranks[0].hello.phase, ranks[0].hello.num_ranks, tuple(ranks)) for name, ranks in members.items()
         ]
 
-    def choose_pair(self) -> tuple[Rank, Rank] | None:
-        """The prefill and the decode rank for the next request; None while no unit of a phase is ready."""
+    def choose_ranks(self) -> tuple[Rank, Rank] | None:
+        """Who computes the next request's prompt and who its tokens: one and the same in a mixed unit.
+
+        None while no unit of a phase is ready.
+        """
         units = [unit for unit in self.units() if unit.is_ready]
-        pair = choose_pair(_loads(units, "prefill"), _loads(units, "decode"), next(self._turns))
-        if pair is None:
-            return None
-        return self._ranks[pair.prefill.unit, pair.prefill.rank], self._ranks[pair.decode.unit, pair.decode.rank]
+        prefill, decode, mixed = (_loads(units, phase) for phase in ("prefill", "decode", "mixed"))
+        chosen = choose_ranks(prefill or mixed, decode or mixed, next(self._turns))
+        return chosen and (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
 
     def report(self) -> dict[str, Any]:
         """The body of /readyz. `pid`: whoever started a gateway here can tell that it is this one who answers."""
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
-        is_ready = ready_phases == {"prefill", "decode"}
+        is_ready = ready_phases in ({"prefill", "decode"}, {"mixed"})
         return {"ready": is_ready, "pid": os.getpid(), "units": [_report_unit(unit) for unit in units]}
 
     def give_up(self, reason: str) -> None:

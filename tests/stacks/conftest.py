@@ -30,7 +30,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tidemill]:
 
 @pytest.fixture
 def write_spec(tmp_path: Path):
-    """A copy of the demo's spec with its paths made absolute and some fields changed."""
+    """A copy of the demo's spec with its paths made absolute and some fields changed; None leaves a section out."""
 
     def write(**changes: object) -> Path:
         spec = yaml.safe_load(DEMO_SPEC.read_text())
@@ -39,6 +39,7 @@ def write_spec(tmp_path: Path):
         for path, value in changes.items():
             section, _, field = path.partition("__")
             spec[section] = value if not field else {**spec[section], field: value}
+        spec = {section: value for section, value in spec.items() if value is not None}
         (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
         return tmp_path / "spec.yaml"
 

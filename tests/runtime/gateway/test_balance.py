@@ -1,9 +1,9 @@
-"""The choice of a pair: the fewest requests, in turn among equals, the same whatever order the ranks are listed in."""
+"""The choice of ranks: the fewest requests, in turn among equals, the same whatever order the ranks are listed in."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.gateway.balance import Pair, RankLoad, choose_pair, least_loaded
+from runtime.gateway.balance import Chosen, RankLoad, choose_ranks, least_loaded
 
 loads = st.lists(
     st.builds(RankLoad, st.sampled_from(["unit-0", "unit-1"]), st.integers(0, 3), st.integers(0, 3)),
@@ -17,15 +17,23 @@ def test_each_phase_gives_its_least_loaded_rank():
     prefill = [RankLoad("p", 0, 2), RankLoad("p", 1, 1)]
     decode = [RankLoad("d", 0, 0), RankLoad("d", 1, 5)]
 
-    assert choose_pair(prefill, decode, turn=7) == Pair(RankLoad("p", 1, 1), RankLoad("d", 0, 0))
+    assert choose_ranks(prefill, decode, turn=7) == Chosen(RankLoad("p", 1, 1), RankLoad("d", 0, 0))
 
 
-def test_without_both_phases_there_is_no_pair():
+def test_without_both_phases_nobody_is_chosen():
     """One phase alone cannot answer."""
     rank = RankLoad("u", 0, 0)
 
-    assert choose_pair([], [rank], turn=0) is None
-    assert choose_pair([rank], [], turn=0) is None
+    assert choose_ranks([], [rank], turn=0) is None
+    assert choose_ranks([rank], [], turn=0) is None
+
+
+@given(loads, st.integers(0, 100))
+def test_a_mixed_rank_is_chosen_for_both(ranks, turn):
+    """Where the same ranks can do both, one does."""
+    chosen = choose_ranks(ranks, ranks, turn)
+
+    assert chosen.first == chosen.rest == least_loaded(ranks, turn)
 
 
 @given(loads, st.integers(0, 100))

@@ -6,6 +6,7 @@ import pytest
 
 from runtime.messages import State, Token
 from runtime.wire import encode_frame
+from tests.runtime.gateway.conftest import FakePair
 
 
 def test_a_unit_is_ready_when_all_its_ranks_are(gateway, join, until):
@@ -133,3 +134,19 @@ def test_a_silent_connection_is_closed_at_the_deadline(gateway):
         assert silent.recv(1) == b""
 
     assert "no Hello within 5 s" in gateway.log()
+
+
+def test_a_mixed_rank_gets_a_request_as_a_whole(gateway, join, client, until):
+    """One rank says all tokens, the first and the others, and is sent nowhere with its KV."""
+    rank = join(phase="mixed")
+    rank.say(State("ready"))
+    until(lambda: gateway.ready_report()["ready"], "a mixed unit is enough")
+    unit = FakePair(rank, rank)
+    unit.reply = [70, 71, 72]
+    answer = client.completions.create(model="org/tiny", prompt=[5, 6], max_tokens=3, temperature=0)
+
+    assert answer.usage.completion_tokens == 3
+    assert answer.choices[0].finish_reason == "length"
+    prompt = rank.hear()
+    assert (prompt.prompt_ids[-2:], prompt.kv_host, prompt.kv_port) == ([5, 6], None, None)
+    assert rank.heard.empty()
