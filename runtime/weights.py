@@ -29,7 +29,7 @@ from runtime.model.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blo
 
 __all__ = ["load"]
 
-PART_BYTES = 32 * 2**20
+PART_BYTES = 8 * 2**20
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": E4M3}
 SCALE = "_scale_inv"
 

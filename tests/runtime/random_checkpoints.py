@@ -5,6 +5,8 @@ import json
 import torch
 from safetensors.torch import save_file
 
+from runtime.model.fp8 import quantise_matrix
+
 SHAPE = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -60,13 +62,19 @@ V2_LITE = V2 | {
     "routed_scaling_factor": 1.0,
     "q_lora_rank": None,
 }
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
 def write_checkpoint(folder, config, seed=0, num_shards=1):
-    """`config.json` and safetensors, in one file or in shards with an index; every value drawn by `seed`."""
+    """`config.json` and safetensors, in one file or in shards with an index; every value drawn by `seed`.
+
+    A config with `quantization_config` has its projections in FP8, each with its scales.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = draw(config, seed)
+    if "quantization_config" in config:
+        tensors = in_fp8(tensors)
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return folder
@@ -76,6 +84,18 @@ def write_checkpoint(folder, config, seed=0, num_shards=1):
     weight_map = {tensor: names[number % num_shards] for number, tensor in enumerate(tensors)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
+
+
+def in_fp8(tensors):
+    """As DeepSeek publishes them: projections in e4m3, the rest as it was."""
+    found = {}
+    for name, values in tensors.items():
+        if "_proj" not in name:
+            found[name] = values
+            continue
+        quantised = quantise_matrix(values)
+        found |= {name: quantised.codes, f"{name}_scale_inv": quantised.scales}
+    return found
 
 
 def draw(config, seed):
