@@ -1,0 +1,98 @@
+"""What FP8 does to the demo model: which matrices are in it, how far logits move, how often the best token changes.
+
+Two texts: held-out documentation, where many tokens are nearly as likely as the best one, and FP32's own greedy text,
+where it is surer. BF16 without FP8 is measured beside it, because BF16 is what FP8 is computed among.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from runtime.engine import Engine
+from runtime.generate import greedy
+from runtime.model.fp8 import E4M3
+from runtime.parallel import SoloGroup
+
+PIECES, PIECE_TOKENS = 8, 256
+NUM_PROMPTS, MAX_TOKENS = 24, 32
+DECIDED = 0.5  # where FP32's two best logits are further apart than this, it has decided
+WIDE = ("_layernorm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight", "gate.weight", "kv_b_proj.weight")
+
+
+def engine(folder, config, dtype):
+    return Engine(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, SoloGroup(), dtype)
+
+
+@pytest.fixture(scope="module")
+def engines(demo, demo_config):
+    """By type of their matrices."""
+    return {dtype: engine(demo, demo_config, dtype) for dtype in (torch.float32, torch.bfloat16, E4M3)}
+
+
+@pytest.fixture(scope="module")
+def held_out(demo):
+    """Pieces of the text that travels with the model."""
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")
+    ids = Tokenizer.from_file(str(demo / "tokenizer.json")).encode(text).ids
+    return [ids[start : start + PIECE_TOKENS] for start in range(0, PIECES * PIECE_TOKENS, PIECE_TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def measured(engines, held_out, prompts):
+    """Text -> type -> logits of all positions."""
+    own = greedy(engines[torch.float32], SoloGroup(), prompts[:NUM_PROMPTS], MAX_TOKENS, {1})
+    whole = [prompt + output for prompt, output in zip(prompts, own, strict=False)]
+    first = [len(prompt) - 1 for prompt in prompts[:NUM_PROMPTS]]
+
+    def logits(engine):
+        of_own = [logits[start:-1] for logits, start in zip(engine.prompt_logits(whole), first, strict=True)]
+        return {"held-out": torch.cat(engine.prompt_logits(held_out)), "greedy": torch.cat(of_own)}
+
+    by_type = {dtype: logits(engine) for dtype, engine in engines.items()}
+    return {text: {dtype: found[text] for dtype, found in by_type.items()} for text in ("held-out", "greedy")}
+
+
+def test_exactly_the_published_matrices_are_in_fp8(engines):
+    """Projections and experts, but not kv_b_proj; all that DeepSeek leaves in BF16 is in BF16, scales are FP32."""
+    for name, parameter in engines[E4M3].model.named_parameters():
+        if "scale" in name or name.endswith("e_score_correction_bias"):
+            assert parameter.dtype == torch.float32
+        elif name.endswith(WIDE):
+            assert parameter.dtype == torch.bfloat16
+        else:
+            assert parameter.dtype == E4M3
+    assert engines[E4M3].prefill([[5, 6]])[1][0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("text", ["held-out", "greedy"])
+def test_the_best_token_stays_where_it_is_decided(measured, text):
+    """FP8's best token is FP32's in 99 % of the positions that FP32 has decided, and nine in ten of all."""
+    expected = measured[text][torch.float32]
+    best = expected.topk(2).values
+    is_decided = best[:, 0] - best[:, 1] > DECIDED
+    for dtype in (torch.bfloat16, E4M3):
+        found = measured[text][dtype]
+        agrees = found.argmax(-1) == expected.argmax(-1)
+        error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+        print(
+            f"{text}, {str(dtype).removeprefix('torch.')} against FP32: error of logits {error.mean():.2%} (mean),"
+            f" {error.max():.2%} (worst position); same best token {agrees.float().mean():.2%} of {len(agrees)},"
+            f" {agrees[is_decided].float().mean():.2%} of the {is_decided.float().mean():.0%} decided"
+        )
+
+    assert agrees[is_decided].float().mean() >= 0.99
+    assert agrees.float().mean() >= 0.9
+    assert error.mean() < 0.06
+
+
+def test_the_text_is_predicted_as_well(measured, held_out):
+    """The held-out text's next token costs within 1 % of the bits that it costs in FP32."""
+    targets = torch.tensor([token for piece in held_out for token in piece[1:]])
+    nats = {
+        dtype: F.cross_entropy(logits.unflatten(0, (PIECES, PIECE_TOKENS))[:, :-1].flatten(0, 1), targets).item()
+        for dtype, logits in measured["held-out"].items()
+    }
+    print(", ".join(f"{str(dtype).removeprefix('torch.')} {loss:.4f} nats a token" for dtype, loss in nats.items()))
+
+    assert nats[E4M3] == pytest.approx(nats[torch.float32], rel=0.01)
