@@ -21,7 +21,7 @@ from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.expert_map import Effort, ExpertMap, Policy, is_prepared, prepare
+from planner.expert_map import Effort, ExpertMap, Policy, Split, is_prepared, prepare
 from planner.expert_map.formats import Engine, export_map
 from planner.experts import check_call, make_map, with_one_more_slot
 from planner.experts_answer import map_json, map_text
@@ -105,6 +105,9 @@ def _add_experts(commands: Any) -> None:
     experts.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
     experts.add_argument(
         "--coverage", choices=get_args(Coverage), default="none", help="what no expert goes dark with; default: none"
+    )
+    experts.add_argument(
+        "--split", choices=get_args(Split), default="equal", help="which replica tokens go to; default: equal"
     )
     experts.add_argument("--nodes-per-rack", type=int, metavar="N", help="for --coverage rack")
     experts.add_argument(
@@ -199,6 +202,7 @@ def _experts(arguments: argparse.Namespace) -> None:
             effort=arguments.effort,
             coverage=arguments.coverage,
             nodes_per_rack=arguments.nodes_per_rack,
+            split=arguments.split,
             previous=arguments.previous,
             expert_bytes=arguments.expert_bytes,
             keep_within=arguments.keep_within,
@@ -209,7 +213,7 @@ def _experts(arguments: argparse.Namespace) -> None:
     )
     prepare_search()
     prepare(
-        with_previous=job.previous is not None, with_domains=bool(job.domains)
+        with_previous=job.previous is not None, with_domains=bool(job.domains), split=job.split
     )  # loading what is compiled is not computing
     began = time.perf_counter()
     expert_map = make_map(job)

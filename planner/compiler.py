@@ -43,7 +43,12 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
     schedule = plan_schedule(spec.spec, placement.units)
     maps = {
         each.phase: balance(
-            loads, each.num_physical_experts, each.ep_size, domains=places[each.phase].of(spec.spec.coverage)
+            loads,
+            each.num_physical_experts,
+            each.ep_size,
+            num_nodes=each.nodes_per_unit,
+            domains=places[each.phase].of(spec.spec.coverage),
+            split=spec.spec.split,
         )
         for each in layouts
     }

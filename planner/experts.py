@@ -11,7 +11,7 @@ no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of th
 from dataclasses import dataclass, replace
 
 from planner.errors import CallError, InfeasibleError, Violation
-from planner.expert_map import Domains, Effort, ExpertMap, Loads, Policy, Sizes, balance, read_loads, slots_bind
+from planner.expert_map import Domains, Effort, ExpertMap, Loads, Policy, Sizes, Split, balance, read_loads, slots_bind
 from planner.expert_map.formats import Map, read_map
 from planner.experts_call import ExpertsCall, uncoverable, wrong_arguments
 from planner.spec import MAX_REDUNDANT, Coverage
@@ -33,6 +33,7 @@ class ExpertsJob:
     effort: Effort
     coverage: Coverage
     domains: Domains
+    split: Split
     previous: Map | None
     keep_within: float
     expert_bytes: int | None  # of one layer
@@ -73,6 +74,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         effort=call.effort,
         coverage=call.coverage,
         domains=call.domains(),
+        split=call.split,
         previous=previous,
         keep_within=call.keep_within,
         expert_bytes=read_bytes(call.expert_bytes) if call.expert_bytes else None,
@@ -92,6 +94,7 @@ def make_map(job: ExpertsJob) -> ExpertMap:
         previous=job.previous,
         keep_within=job.keep_within,
         domains=job.domains,
+        split=job.split,
     )
 
 

@@ -15,8 +15,6 @@ from planner.units import gb
 
 __all__ = ["map_json", "map_text"]
 
-SPLIT = "equal"  # tokens of an expert split equally among its replicas: the rule that maps are balanced under
-
 
 def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
     """The contract's keys, without `seconds`: the same call gives the same bytes."""
@@ -34,7 +32,7 @@ def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
         "coverage": job.coverage,
         "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
         "one_more_slot": _one_more_json(job, answer.one_more_slot),
-        "split": SPLIT,
+        "split": expert_map.split,
         "moved_slots": expert_map.moved_slots,
     } | _moves_json(job, expert_map)
 

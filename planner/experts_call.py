@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import Violation
-from planner.expert_map import Domains, Effort, Policy, consecutive_domains, fewest_slots_per_gpu
+from planner.expert_map import Domains, Effort, Policy, Split, consecutive_domains, fewest_slots_per_gpu
 from planner.expert_map.formats import Engine
 from planner.rule import nearest
 from planner.spec import MAX_EP_SIZE, MAX_REDUNDANT, Coverage
@@ -31,6 +31,7 @@ class ExpertsCall:
     effort: Effort = "refined"
     coverage: Coverage = "none"
     nodes_per_rack: int | None = None
+    split: Split = "equal"
     previous: Path | None = None
     keep_within: float = 0.0
     expert_bytes: str | None = None

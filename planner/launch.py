@@ -53,7 +53,7 @@ def _unit_document(spec: CheckedSpec, unit: Unit, expert_map: ExpertMap, kv_toke
         "phase": unit.phase,
         "ranks": [asdict(rank) for rank in unit.ranks],
         "expert_map": _expert_map(expert_map),
-        "split": "equal",
+        "split": spec.spec.split,
         "precision": phase.precision,
         "overlap": phase.overlap,
         "deterministic": spec.spec.deterministic,

@@ -258,4 +258,5 @@ def _map_json(expert_map: ExpertMap) -> dict[str, Any]:
         "max_over_mean": list(expert_map.max_over_mean),
         "bound": list(expert_map.bound),
         "binding": list(expert_map.binding),
+        "split": expert_map.split,
     }

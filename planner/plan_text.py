@@ -173,7 +173,8 @@ def _expert_maps(plan: Plan) -> str:
         layer = each.max_over_mean.index(worst)
         mean = f"{fmean(each.max_over_mean):.3f}"
         rows.append((phase, str(len(each.max_over_mean)), mean, f"{worst:.3f} (MoE layer {layer})", each.sha256[7:19]))
-    return "\n".join([_table(rows), *_one_more_slot(plan)])
+    near = ["  Tokens go to a replica on their own GPU or node first (split: local_first)."]
+    return "\n".join([_table(rows), *(near if plan.spec.split == "local_first" else []), *_one_more_slot(plan)])
 
 
 def _one_more_slot(plan: Plan) -> Iterator[str]:

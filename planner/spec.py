@@ -322,6 +322,11 @@ class Spec(Section):
         "one dies, for runtimes that mask dead ranks.",
         examples=["node"],
     )
+    split: Literal["equal", "local_first"] = Field(
+        default="equal",
+        description="Which replica of an expert a token goes to, where local_first prefers its own GPU, then its node.",
+        examples=["local_first"],
+    )
     deterministic: bool = Field(
         default=False,
         description="Greedy tokens depend on their request alone, not on neighbours or a restart, at a cost in speed.",

@@ -11,7 +11,8 @@ dispatch, and 14,336 B in BF16 to combine.
 
 A token's experts are taken as drawn independently; gates that pick among few groups of experts reach fewer domains, so
 that normal dispatch is an upper bound there. Mixed units dispatch prompts the normal way, which is most of their
-tokens. It estimates bytes, not time: seconds are bytes over bandwidth, to compare links with, no more.
+tokens. Replicas are taken to be chosen equally; with `split: local_first` less leaves a node. It estimates bytes, not
+time: seconds are bytes over bandwidth, to compare links with, no more.
 
 Source: github.com/deepseek-ai/DeepEP README; open-infra-index, day 6 (FP8 dispatch, BF16 combine).
 """

@@ -73,6 +73,10 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     generate.add_argument(
         "--overlap", choices=["none", "dual_batch", "five_stage"], default="none", help="of two halves of a batch"
     )
+    generate.add_argument(
+        "--split", choices=["equal", "local_first"], default="equal", help="which replica of an expert a token goes to"
+    )
+    generate.add_argument("--nodes", type=int, default=1, help="that the ranks are taken to be on, for local_first")
     generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
     generate.add_argument(
         "--trace", type=Path, help="write what each rank did when, for ui.perfetto.dev, to this .json"

@@ -38,13 +38,14 @@ class Engine:
         progress: Callable[[int, int], None] = lambda done, total: None,
         deterministic: bool = False,
         overlap: str = "none",
+        nodes: Sequence[str] | None = None,
     ) -> None:
         """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
         self.config = read_model_config(folder)
         self.dtype = dtype
         _check_expert_map(expert_map, self.config)
         self.model = DeepseekV3(
-            self.config, expert_map, group, dtype, Alone() if deterministic else Together(), OVERLAPS[overlap]
+            self.config, expert_map, group, dtype, Alone() if deterministic else Together(), OVERLAPS[overlap], nodes
         )
         self.tensor_names = weights.load(self.model, folder, progress)
         if deterministic:

@@ -51,6 +51,8 @@ class Job:
     expert_map: Path | None
     deterministic: bool
     overlap: str
+    split: str
+    nodes: int
     logits: Path | None
     trace: Path | None
     rank: int | None
@@ -134,6 +136,8 @@ def _check(job: Job) -> None:
     for flag, path in (("--logits", job.logits), ("--trace", job.trace)):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no such folder to write it to")
+    if job.nodes < 1 or job.ep % job.nodes:
+        raise UsageError(f"--nodes ({job.nodes}) must divide --ep ({job.ep})")
     prompts = _read_prompts(job.prompt_ids)
     for number, prompt in enumerate(prompts):
         if not prompt or not all(type(token) is int and 0 <= token < config.vocab_size for token in prompt):
@@ -187,7 +191,7 @@ def _start_ranks(job: Job, scratch: str) -> list[Child]:
         flags += ["--expert-map", str(job.expert_map)]
     if job.deterministic:
         flags += ["--deterministic"]
-    flags += ["--overlap", job.overlap]
+    flags += ["--overlap", job.overlap, "--split", job.split, "--nodes", str(job.nodes)]
     if job.logits is not None:
         flags += ["--logits", str(job.logits)]
     if job.trace is not None:
@@ -212,6 +216,7 @@ def _run_rank(job: Job) -> None:
             _loading_bar(bars),
             job.deterministic,
             job.overlap,
+            [str(rank * job.nodes // job.ep) for rank in range(job.ep)] if job.split == "local_first" else None,
         )
     group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
     share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]

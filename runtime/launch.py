@@ -118,7 +118,7 @@ class UnitLaunch(_Part, kw_only=True):
     phase: Literal["prefill", "decode", "mixed"]
     ranks: list[RankPlace]
     expert_map: ExpertMap
-    split: Literal["equal"]
+    split: Literal["equal", "local_first"]
     precision: Literal["fp32", "bf16", "fp8"]
     overlap: Literal["none", "dual_batch", "five_stage"]
     deterministic: bool
@@ -128,6 +128,11 @@ class UnitLaunch(_Part, kw_only=True):
     limits: Limits
     gateway: GatewayRef
     ports: UnitPorts
+
+    @property
+    def nodes_to_stay_on(self) -> list[str] | None:
+        """The node of each rank, where tokens prefer replicas near them; None where they do not."""
+        return [place.node for place in self.ranks] if self.split == "local_first" else None
 
     def ranks_of(self, node: str) -> list[RankPlace]:
         """The ranks that run on `node`, in order."""

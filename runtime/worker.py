@@ -110,6 +110,7 @@ def _bring_up(
         DTYPES[launch.precision],
         deterministic=launch.deterministic,
         overlap=launch.overlap,
+        nodes=launch.nodes_to_stay_on,
     )
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")

@@ -14,11 +14,23 @@ from typing import Literal
 from planner.canonical import digest_of
 from planner.expert_map.loads import Loads
 
-__all__ = ["BoundKind", "Domains", "Effort", "ExpertMap", "Policy", "Sizes", "balance", "prepare", "slots_bind"]
+__all__ = [
+    "BoundKind",
+    "Domains",
+    "Effort",
+    "ExpertMap",
+    "Policy",
+    "Sizes",
+    "Split",
+    "balance",
+    "prepare",
+    "slots_bind",
+]
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
 BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`, `covered`
+Split = Literal["equal", "local_first"]  # which of an expert's replicas a token goes to (`local_first`)
 Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain each stands (`domains`)
 
 
@@ -47,7 +59,7 @@ class ExpertMap:
     """Which logical expert each slot of a unit holds, and how even that makes the GPUs.
 
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
-    `max_over_mean` is `[num_moe_layers]`, expected when tokens split equally among an expert's replicas; no map for
+    `max_over_mean` is `[num_moe_layers]`, expected when tokens choose among replicas by the rule `split`; no map for
     these loads, sizes and policy is below `bound`, and `binding` says what keeps it there. `policy` is what was asked
     for or what `auto` chose, and `policy_reason` why. `is_covered`: every expert has replicas in two of the failure
     domains that were given; False also where none were.
@@ -61,6 +73,7 @@ class ExpertMap:
     policy: Policy
     policy_reason: str
     is_covered: bool = False
+    split: Split = "equal"
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
 
     @property
@@ -90,6 +103,7 @@ def balance(
     previous: Sequence[Sequence[int]] | None = None,
     keep_within: float = 0.0,
     domains: Domains = (),
+    split: Split = "equal",
 ) -> ExpertMap:
     """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
@@ -102,12 +116,32 @@ def balance(
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes, and moving stops at the balance of a fresh covered map.
     """
     from planner.expert_map.coverage import make_covered_map
+    from planner.expert_map.local_first import keep_good, settle
     from planner.expert_map.policy import make_map
 
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups)
     if domains:
-        return make_covered_map(loads, sizes, domains, previous, keep_within)
-    return make_map(loads, sizes, effort, policy, previous, keep_within)
+        expert_map = make_covered_map(loads, sizes, domains, previous, keep_within)
+    else:
+        expert_map = make_map(loads, sizes, effort, policy, previous, keep_within)
+    if split == "equal":
+        return expert_map
+    within_nodes = bool(domains) or expert_map.policy == "hierarchical"
+    settled = settle(expert_map, loads, sizes, within_nodes=within_nodes)
+    if previous is None:
+        return settled
+    fresh = balance(
+        loads,
+        num_slots,
+        num_gpus,
+        effort,
+        num_nodes=num_nodes,
+        num_groups=num_groups,
+        policy=policy,
+        domains=domains,
+        split=split,
+    )
+    return keep_good(settled, fresh, loads, sizes, previous, keep_within, domains)
 
 
 def slots_bind(expert_map: ExpertMap) -> bool:
@@ -125,12 +159,14 @@ def is_prepared() -> bool:
     return is_compiled()
 
 
-def prepare(*, with_previous: bool = False, with_domains: bool = False) -> None:
+def prepare(*, with_previous: bool = False, with_domains: bool = False, split: Split = "equal") -> None:
     """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
     efforts: tuple[Effort, ...] = ("fast", "refined")
     for effort in efforts:
         fresh = balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
         if with_previous:
             balance(((1, 1, 1, 1, 1, 1, 1, 5),), 10, 2, effort, previous=fresh.physical_to_logical)
+    if split != "equal":
+        balance(((3, 2, 1, 1),), 6, 2, num_nodes=2, split=split)
     if with_domains:
         balance(((3, 2, 1, 1),), 8, 4, domains=((0, 0, 1, 1),))

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.bound import bind
-from planner.expert_map.covered import bound_of_two, solve_covered
+from planner.expert_map.covered import bound_of_replicas, solve_covered
 from planner.expert_map.moves import count_moves
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.renew import align, part_repeats
@@ -55,7 +55,7 @@ def _bind(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]
     """The bound of any map, or that of two replicas for each expert where that is higher."""
     bound_L, binding = bind(loads_LE, sizes, within_nodes=False)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
-    of_two_L = np.divide(bound_of_two(loads_LE, sizes), mean_L, out=np.zeros_like(mean_L), where=mean_L > 0)
+    of_two_L = np.divide(bound_of_replicas(loads_LE, sizes, 2), mean_L, out=np.zeros_like(mean_L), where=mean_L > 0)
     kinds = tuple("coverage" if higher else kind for kind, higher in zip(binding, of_two_L > bound_L, strict=True))
     return np.maximum(bound_L, of_two_L), kinds
 

@@ -26,7 +26,7 @@ from planner.expert_map.pack import pack
 from planner.expert_map.search import KICK_CHANGES, SEED, kick
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["bound_of_two", "solve_covered"]
+__all__ = ["bound_of_replicas", "solve_covered"]
 
 NONE = -1
 NUM_KICKS = 40  # tried 24 to 400 at EP144 with 576 slots, alpha 1.01: mean max over mean 1.011 to 1.004
@@ -47,25 +47,25 @@ def solve_covered(
     return _solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, domains_PG, enough_L, start, num_kicks)
 
 
-def bound_of_two(loads_LE: Floats, sizes: Sizes) -> Floats:
-    """What the fullest GPU carries at least when every expert has two replicas at least: its largest one, `[L]`."""
-    return _largest_replicas(loads_LE, sizes.num_slots, sizes.num_gpus) * (1 - ROUNDING)
+def bound_of_replicas(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
+    """What the fullest GPU carries at least when every expert has `least` replicas or more: the largest one, `[L]`."""
+    return _largest_replicas(loads_LE, sizes.num_slots, sizes.num_gpus, least) * (1 - ROUNDING)
 
 
 @compiled
-def _largest_replicas(loads_LE: Floats, num_slots: int, num_gpus: int) -> Floats:
+def _largest_replicas(loads_LE: Floats, num_slots: int, num_gpus: int, least: int) -> Floats:
     largest_L = np.zeros(loads_LE.shape[0])
     for index in range(loads_LE.shape[0]):
-        largest_L[index] = (loads_LE[index] / _two_or_more(loads_LE[index], num_slots, num_gpus)).max()
+        largest_L[index] = (loads_LE[index] / _replicate(loads_LE[index], num_slots, num_gpus, least)).max()
     return largest_L
 
 
 @compiled
-def _two_or_more(loads: Floats, num_slots: int, num_gpus: int) -> Ints:
-    """As `replicate`, from two replicas on: no other way makes the largest smaller."""
-    counts = np.full(loads.size, 2)
-    priorities = loads / 2
-    for _ in range(num_slots - 2 * loads.size):
+def _replicate(loads: Floats, num_slots: int, num_gpus: int, least: int) -> Ints:
+    """As `replicate`, from `least` replicas each on: no other way makes the largest smaller."""
+    counts = np.full(loads.size, least)
+    priorities = loads / least
+    for _ in range(num_slots - least * loads.size):
         first = np.argmax(priorities)
         counts[first] += 1
         priorities[first] = loads[first] / counts[first] if counts[first] < num_gpus else -1.0
@@ -89,7 +89,7 @@ def _solve(
         if start_LGS.shape[0] > 0:
             take(layer, start_LGS[index])
         else:
-            pack(layer, _two_or_more(layer.loads, num_gpus * slots_per_gpu, num_gpus))
+            pack(layer, _replicate(layer.loads, num_gpus * slots_per_gpu, num_gpus, 2))
         covered_L[index] = _cover(layer, domains)
         if not covered_L[index]:
             _deal(layer, domains)

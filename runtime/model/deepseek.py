@@ -46,9 +46,11 @@ class DeepseekV3(nn.Module):
         dtype: torch.dtype,
         batching: Batching,
         overlap: Overlap = OVERLAPS["none"],
+        nodes: Sequence[str] | None = None,
     ) -> None:
+        """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`)."""
         super().__init__()
-        self.config, self.batching, self.overlap = config, batching, overlap
+        self.config, self.batching, self.overlap, self.nodes = config, batching, overlap, nodes
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
         self.dispatcher = _dispatcher(group, self.load.rows.shape[1], Fp8Rows() if dtype == E4M3 else PlainRows(dtype))
         self.rotary = RotaryTable(
@@ -115,7 +117,7 @@ class DeepseekV3(nn.Module):
         moe_layer = layer - config.first_k_dense_replace
         if moe_layer < 0:
             return GatedMlp(config.hidden_size, config.intermediate_size, dtype)
-        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts)
+        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts, rank, self.nodes)
         return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, rank, self.batching)
 
 

@@ -2,7 +2,8 @@
 
     logical expert    what the gate chooses among, 0..E-1
     physical slot     where a copy of an expert's weights lies; redundant experts have several
-    replica table     logical expert -> its slots; the split rule says which of them a token uses
+    replica table     logical expert -> its slots; the split rule says which of them a token uses: `equal`, all in turn,
+                      or `local_first`, those on its own rank if there are any, else those on its node, else all
 
 Worked example: 32 logical experts + 4 redundant = 36 slots; EP4 holds 9 slots a rank. Expert 7 lies in slots 3 and 20,
 on ranks 0 and 2; under the split "equal" its tokens alternate between the two.
@@ -11,6 +12,7 @@ Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, cla
 (arXiv 2405.04434) section 2.2.2, device-limited routing.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -68,12 +70,21 @@ class Gate(nn.Module):
 
 
 class ReplicaTable:
-    """Which slots hold each logical expert of one layer, and the split rule "equal" over them."""
+    """Which slots of one layer the tokens of a rank may use for each logical expert, and in what turn."""
 
-    def __init__(self, physical_to_logical: list[int], num_logical_experts: int) -> None:
+    def __init__(
+        self,
+        physical_to_logical: list[int],
+        num_logical_experts: int,
+        rank: int = 0,
+        nodes: Sequence[str] | None = None,
+    ) -> None:
+        """`nodes`: of each rank of the unit, for the split `local_first`; None for `equal`."""
         slots: list[list[int]] = [[] for _ in range(num_logical_experts)]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
+        if nodes is not None:
+            slots = [_nearest(replicas, rank, nodes, len(physical_to_logical) // len(nodes)) for replicas in slots]
         most = max(map(len, slots))
         self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots])
         self._slots_ER = torch.tensor([replicas + replicas[:1] * (most - len(replicas)) for replicas in slots])
@@ -84,6 +95,13 @@ class ReplicaTable:
         turns_T1 = torch.arange(len(experts_TK))[:, None] + self._tokens_seen + rank
         self._tokens_seen += len(experts_TK)
         return self._slots_ER[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
+
+
+def _nearest(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
+    """Those on the rank if there are any, else those on its node, else all."""
+    own = [slot for slot in replicas if slot // slots_per_rank == rank]
+    near = [slot for slot in replicas if nodes[slot // slots_per_rank] == nodes[rank]]
+    return own or near or replicas
 
 
 class LocalExperts(nn.Module):

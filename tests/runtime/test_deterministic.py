@@ -144,6 +144,17 @@ def test_text_and_logits_do_not_depend_on_ranks_map_or_run(prompts, generate, re
         assert np.array_equal(one[str(number)], four[str(len(prompts) - 1 - number)])
 
 
+@pytest.mark.parametrize("split", ["equal", "local_first"])
+def test_text_does_not_depend_on_the_split(prompts, generate, redundant_map, split):
+    """Whichever replicas tokens choose, on two nodes of two ranks: the text of one rank without replicas."""
+    flags = ("--deterministic", "--max-tokens", MAX_TOKENS)
+    expected = generate(prompts[:6], *flags)
+
+    assert (
+        generate(prompts[:6], *flags, "--ep", 4, "--split", split, "--nodes", 2, expert_map=redundant_map) == expected
+    )
+
+
 def test_a_request_ends_alike_whoever_leaves_before_it(engine):
     """Greedy texts of requests that decode together equal each alone, while neighbours finish one after another."""
     prompts = [[5] * length for length in (1, 17, 30)]

@@ -1,0 +1,206 @@
+"""Maps for tokens that stay near: the split rule `local_first`, and what GPUs carry under it.
+
+A token's replica is one on its own GPU if there is one, else one on its own node, else any; of several of those, each
+equally often. Tokens come from all GPUs alike. Of an expert with load w, R replicas and k of them on a node of p of the
+G GPUs, a replica on that node carries
+
+    w / G x (p / k + p x nodes without a replica / R)
+
+which is w / R wherever nodes with a replica have equally many, and more on nodes with fewer than others. A GPU that
+holds the expert keeps its own tokens and takes fewer of its neighbours', so that own GPU first changes no sum.
+
+The map is one for equal shares, in which the fullest GPU is then relieved by swaps while any helps.
+
+Of the bounds for equal shares two hold here: the mean, and the largest replica, which carries at least w / R.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
+from planner.expert_map.compiled import compiled
+from planner.expert_map.covered import bound_of_replicas
+from planner.expert_map.domains import count_uncovered
+from planner.expert_map.layer import Layer, fullest, new_layer, swap, take
+from planner.expert_map.moves import count_moves
+from planner.expert_map.renew import align
+from planner.expert_map.weigh import Floats, Ints, scale
+
+__all__ = ["carried_local_first", "keep_good", "settle"]
+
+NONE = -1
+PRINTED = 1e-6  # max over mean is rounded to it
+
+
+def settle(
+    expert_map: ExpertMap,
+    loads: Sequence[Sequence[float]] | Floats,
+    sizes: Sizes,
+    *,
+    within_nodes: bool,
+) -> ExpertMap:
+    """`expert_map` made even under the rule. `within_nodes`: experts stay on the nodes that they are on."""
+    loads_LE = scale(loads)
+    shape = (len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu)
+    slots_LGS = np.array(expert_map.physical_to_logical, dtype=np.int64).reshape(shape)
+    if sizes.slots_per_gpu < loads_LE.shape[1]:  # else every GPU holds every expert
+        slots_LGS = _settle(loads_LE, slots_LGS, sizes.num_gpus // sizes.num_nodes, within_nodes)
+    bound_L, binding = _bind(expert_map, loads_LE, sizes)
+    return replace(
+        expert_map,
+        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(shape[0], -1).tolist())),
+        max_over_mean=tuple(_max_over_mean(loads_LE, slots_LGS, sizes).round(6).tolist()),
+        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
+        binding=binding,
+        split="local_first",
+    )
+
+
+def keep_good(
+    settled: ExpertMap,
+    fresh: ExpertMap,
+    loads: Sequence[Sequence[float]] | Floats,
+    sizes: Sizes,
+    previous: Sequence[Sequence[int]],
+    keep_within: float,
+    domains: Domains,
+) -> ExpertMap:
+    """`settled` with the layers of the `previous` map that are as even as those of a fresh one, or nearly.
+
+    `settled` came from the previous map with few changes.
+    """
+    loads_LE = scale(loads)
+    shape = (len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu)
+    slots_LGS, previous_LGS = (
+        np.array(each, dtype=np.int64).reshape(shape) for each in (settled.physical_to_logical, previous)
+    )
+    ratio_L = _max_over_mean(loads_LE, previous_LGS, sizes)
+    enough_L = np.array(fresh.max_over_mean) * (1 + keep_within) + PRINTED
+    is_covered_L = np.array([not domains or count_uncovered([row], domains) == 0 for row in previous])
+    kept_L = (ratio_L <= enough_L) & is_covered_L
+    slots_LGS = align(np.where(kept_L[:, None, None], previous_LGS, slots_LGS), previous_LGS)
+    return replace(
+        settled,
+        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(shape[0], -1).tolist())),
+        max_over_mean=tuple(_max_over_mean(loads_LE, slots_LGS, sizes).round(6).tolist()),
+        moved_slots=count_moves(slots_LGS, previous_LGS, loads_LE.shape[1]),
+    )
+
+
+def carried_local_first(loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
+    """What each GPU carries, `[G]`."""
+    num_gpus, gpus_per_node = len(slots_GS), len(slots_GS) // num_nodes
+    near_EM = np.zeros((len(loads_E), num_nodes))
+    for gpu, experts in enumerate(slots_GS):
+        np.add.at(near_EM[:, gpu // gpus_per_node], experts, 1)
+    without_E = (near_EM == 0).sum(axis=1)
+    share_EM = gpus_per_node / num_gpus * (1 / np.maximum(near_EM, 1) + (without_E / near_EM.sum(axis=1))[:, None])
+    nodes_G = np.arange(num_gpus) // gpus_per_node
+    carried: Floats = (loads_E[slots_GS] * share_EM[slots_GS, nodes_G[:, None]]).sum(axis=1)
+    return carried
+
+
+def _max_over_mean(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
+    fullest_L = np.array(
+        [carried_local_first(*each, sizes.num_nodes).max() for each in zip(loads_LE, slots_LGS, strict=True)]
+    )
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    ratios_L: Floats = np.divide(fullest_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
+    return ratios_L
+
+
+def _bind(expert_map: ExpertMap, loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]]:
+    """The bounds that hold under this rule: those of groups and coverage as they are, else of replicas."""
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    replicas_L = np.divide(bound_of_replicas(loads_LE, sizes), mean_L, out=np.zeros_like(mean_L), where=mean_L > 0)
+    bound_L = np.ones(len(loads_LE))
+    kinds: list[BoundKind] = []
+    for layer, (bound, kind) in enumerate(zip(expert_map.bound, expert_map.binding, strict=True)):
+        if kind in ("groups", "coverage"):
+            bound_L[layer] = bound
+            kinds.append(kind)
+        else:
+            bound_L[layer] = max(1.0, replicas_L[layer])
+            kinds.append("replicas" if replicas_L[layer] > 1 else "mean")
+    return bound_L, tuple(kinds)
+
+
+@compiled
+def _settle(loads_LE: Floats, slots_LGS: Ints, gpus_per_node: int, within_nodes: bool) -> Ints:
+    settled_LGS = slots_LGS.copy()
+    for index in range(loads_LE.shape[0]):
+        layer = new_layer(loads_LE[index], slots_LGS.shape[1], slots_LGS.shape[2])
+        take(layer, slots_LGS[index])
+        for gpu in range(layer.carried.size):  # not equal shares, as `take` has it
+            layer.carried[gpu] = 0.0
+        for expert in range(layer.loads.size):
+            _carry(layer, gpus_per_node, expert, 1.0)
+        while _relieve(layer, gpus_per_node, within_nodes):
+            pass
+        for gpu in range(layer.carried.size):
+            for slot in range(layer.slots.shape[1]):
+                settled_LGS[index, gpu, slot] = layer.slots[gpu, slot]
+    return settled_LGS
+
+
+@compiled
+def _carry(layer: Layer, gpus_per_node: int, expert: int, sign: float) -> float:
+    """Add the expert's tokens to its GPUs, or with `sign` -1 take them off; what the fullest of these then carries."""
+    loads, counts, _, _, _, homes, carried = layer
+    num_nodes, num_with, most = carried.size // gpus_per_node, 0, 0.0
+    replicas = counts[expert]
+    for node in range(num_nodes):
+        for home in homes[expert, :replicas]:
+            if home // gpus_per_node == node:
+                num_with += 1
+                break
+    for home in homes[expert, :replicas]:
+        near = 0
+        for other in homes[expert, :replicas]:
+            near += other // gpus_per_node == home // gpus_per_node
+        share = (1 / near + (num_nodes - num_with) / replicas) / num_nodes
+        carried[home] += sign * np.floor(loads[expert] * share)
+        most = max(most, carried[home])
+    return float(most)
+
+
+@compiled
+def _try(layer: Layer, gpus_per_node: int, hot: int, slot: int, gpu: int, other_slot: int) -> float:
+    """Swap the two slots; what the fullest GPU then carries of those that hold one of the two experts."""
+    leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
+    _carry(layer, gpus_per_node, leaving, -1.0)
+    _carry(layer, gpus_per_node, coming, -1.0)
+    here, there = layer.carried[hot], layer.carried[gpu]
+    swap(layer, hot, slot, gpu, other_slot)
+    layer.carried[hot], layer.carried[gpu] = here, there  # `swap` counts equal shares
+    _carry(layer, gpus_per_node, leaving, 1.0)
+    fullest_of_coming = _carry(layer, gpus_per_node, coming, 1.0)
+    most = fullest_of_coming
+    for home in layer.homes[leaving, : layer.counts[leaving]]:
+        most = max(most, layer.carried[home])
+    return float(most)
+
+
+@compiled
+def _relieve(layer: Layer, gpus_per_node: int, within_nodes: bool) -> bool:
+    """Make the swap with the fullest GPU that leaves least on the GPUs that it touches; whether there was one."""
+    hot = fullest(layer)
+    best_gpu, best_slot, best_other, least = NONE, NONE, NONE, layer.carried[hot]
+    for gpu in range(layer.carried.size):
+        if layer.carried[gpu] >= layer.carried[hot] or (within_nodes and gpu // gpus_per_node != hot // gpus_per_node):
+            continue
+        for slot in range(layer.slots.shape[1]):
+            for other_slot in range(layer.slots.shape[1]):
+                leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
+                if layer.held[leaving, gpu] or layer.held[coming, hot]:
+                    continue
+                fuller = _try(layer, gpus_per_node, hot, slot, gpu, other_slot)
+                _try(layer, gpus_per_node, hot, slot, gpu, other_slot)  # and back
+                if fuller < least:
+                    best_gpu, best_slot, best_other, least = gpu, slot, other_slot, fuller
+    if best_gpu == NONE:
+        return False
+    _try(layer, gpus_per_node, hot, best_slot, best_gpu, best_other)
+    return True
