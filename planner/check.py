@@ -10,7 +10,6 @@ It does not plan: whether the cluster is large enough is not asked here.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,8 @@ from pydantic import ValidationError
 from planner.catalog import GPUS, MODELS, Gpu, Model
 from planner.errors import Problem, SpecError, Violation
 from planner.expert_map import Loads, read_loads
-from planner.fields import check_fields, did_you_mean
+from planner.fields import check_fields
+from planner.fix import Change, applied, did_you_mean
 from planner.model_config import ModelConfig, read_model_config
 from planner.rules import broken_rules
 from planner.source import Document, read_document
@@ -59,7 +59,9 @@ def check_document(document: Document) -> CheckedSpec:
     """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
     fields = check_fields(document.data)
     named = _Named(Path(document.file).parent, fields.values, document.data)
-    rules = broken_rules(fields.values | named.resolved | _given_keys(document) | _units(fields.values))
+    rules = broken_rules(
+        fields.values | named.resolved | _given_keys(document, fields.misspelt) | _units(fields.values)
+    )
     violations = [*fields.violations, *named.violations, *rules]
     if violations:
         raise SpecError([document.problem(violation) for violation in violations])
@@ -74,16 +76,9 @@ def check_document(document: Document) -> CheckedSpec:
     )
 
 
-def with_values(spec: CheckedSpec, values: Mapping[str, Any]) -> CheckedSpec:
+def with_values(spec: CheckedSpec, values: Change) -> CheckedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
-    data = deepcopy(spec.document.data)
-    for path, value in values.items():
-        *parents, key = path.split(".")
-        section = data
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[key] = value
-    return check_document(replace(spec.document, data=data))
+    return check_document(replace(spec.document, data=applied(spec.document.data, values)))
 
 
 class _Named:
@@ -152,12 +147,12 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
     )
 
 
-def _given_keys(document: Document) -> dict[str, Any]:
-    """Which keys are written, for the rules that some exclude others."""
+def _given_keys(document: Document, misspelt: frozenset[str]) -> dict[str, Any]:
+    """Which keys are written, be it misspelt, for the rules that some exclude others."""
     sections = {name: section for name, section in document.data.items() if isinstance(section, dict)}
     given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
     written = frozenset(name for name, section in document.data.items() if section is not None)
-    return {"spec.sections": written, "expert_load.given": frozenset()} | given
+    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from planner.fix import HERE, Fix, close_to, nearest, removal
 from planner.rule import Broken, Rule, declare_in
 from planner.spec import PHASES
+from planner.windows import DAY_MINUTES
 
 __all__ = ["RULES"]
 
 DNS_1123_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-TAINT = re.compile(r"[A-Za-z0-9./_-]+(=[A-Za-z0-9._-]*)?:(NoSchedule|NoExecute|PreferNoSchedule)")
+EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule")
+TAINT = re.compile(rf"[A-Za-z0-9./_-]+(=[A-Za-z0-9._-]*)?:({'|'.join(EFFECTS)})")
 
 Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
 
@@ -28,38 +31,38 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
     if coverage != "rack" or named:
         return None
     rule = "S516 must come with the racks of all nodes"
-    fix = "write cluster.rack_size, or rack for each node"
+    fix = Fix("write rack for each node, or coverage: node", ({HERE: "node"},))
+    if isinstance(nodes, int):
+        fix = Fix("for example cluster.rack_size: 4", ({"cluster.rack_size": 4},))
     return Broken(rule, "experts are spread over racks that are known", fix)
 
 
 @_reads("cluster.nodes")
-def node_names_are_kubernetes_names(nodes: Nodes) -> Broken | None:
+def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
     """Pods are pinned to nodes by name."""
     for index, node in _listed(nodes):
         name = node["name"]
         if not DNS_1123_SUBDOMAIN.fullmatch(name):
             rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
-            fix = "write it as kubectl get nodes prints it"
-            return Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
-    return None
+            fix = nearest(_node_name(name, index))
+            yield Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
 
 
 @_reads("cluster.nodes")
-def nodes_are_listed_once(nodes: Nodes) -> Broken | None:
+def nodes_are_listed_once(nodes: Nodes) -> Iterator[Broken]:
     """A node given twice would be planned twice."""
     first: dict[str, int] = {}
     for index, node in _listed(nodes):
         name = node["name"]
         if name in first:
             rule = f"S408 must be listed once, it is cluster.nodes.{first[name]} too"
-            reason = "its GPUs would be given to two units"
-            return Broken(rule, reason, "remove one of the two", f"cluster.nodes.{index}.name", name)
-        first[name] = index
-    return None
+            fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
+            yield Broken(rule, "its GPUs would be given to two units", fix, f"cluster.nodes.{index}.name", name)
+        first.setdefault(name, index)
 
 
 @_reads("cluster.nodes")
-def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Broken | None:
+def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
     """The effect decides whether a node can be used."""
     for index, node in _listed(nodes):
         for number, taint in enumerate(node.get("taints", [])):
@@ -67,8 +70,7 @@ def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Broken | None:
                 rule = "S409 must be KEY=VALUE:EFFECT or KEY:EFFECT"
                 reason = "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the node can be used"
                 place = f"cluster.nodes.{index}.taints.{number}"
-                return Broken(rule, reason, "for example team=research:NoSchedule", place, taint)
-    return None
+                yield Broken(rule, reason, nearest(_taint(taint)), place, taint)
 
 
 @_reads("cluster.rack_size", "cluster.nodes")
@@ -93,7 +95,21 @@ def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | Non
     if size is None or isinstance(nodes, int):
         return None
     reason = f"listed nodes each say their {key}"
-    return Broken("S410 must not stand beside a list of nodes", reason, f"remove it, and write {key} for each node")
+    fix = removal(words=f"remove it, and write {key} for each node")
+    return Broken("S410 must not stand beside a list of nodes", reason, fix)
+
+
+def _node_name(name: str, index: int) -> str:
+    """`name` in the letters that Kubernetes takes."""
+    parts = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in name.lower().split("."))
+    return ".".join(part for part in parts if part) or f"node-{index}"
+
+
+def _taint(written: str) -> str:
+    """`written` with an effect that it may have had, or without what no key has."""
+    key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
+    meant = close_to(effect, EFFECTS) or EFFECTS[0]
+    return f"{re.sub(r'[^A-Za-z0-9./_=-]', '-', key) or 'key'}:{meant}"
 
 
 def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -104,33 +120,34 @@ def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @_reads("schedule.windows")
-def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Broken | None:
+def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
     """Each lasts until the next one's."""
     first: dict[str, int] = {}
     for index, window in enumerate(windows):
         at = window["at"]
         if at in first:
             rule = f"S511 must differ from schedule.windows.{first[at]}.at"
-            return Broken(rule, "only one of them can be on", "choose another time", f"schedule.windows.{index}.at", at)
-        first[at] = index
-    return None
+            fix = nearest(_free_minute(at, {window["at"] for window in windows}))
+            yield Broken(rule, "only one of them can be on", fix, f"schedule.windows.{index}.at", at)
+        first.setdefault(at, index)
 
 
 @_reads("schedule.windows", "spec.sections")
-def windows_count_the_phases_that_there_are(windows: list[dict[str, Any]], sections: frozenset[str]) -> Broken | None:
+def windows_count_the_phases_that_there_are(
+    windows: list[dict[str, Any]], sections: frozenset[str]
+) -> Iterator[Broken]:
     """All of them, and no other."""
     wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
     for index, window in enumerate(windows):
         given = [key for key, number in window.items() if key != "at" and number is not None]
         if sorted(given) != sorted(wanted):
             rule = f"S512 must say {' and '.join(wanted)}, it says {' and '.join(given) or 'nothing'}"
-            reason = "each window counts the units of each phase"
-            return Broken(rule, reason, f"write {' and '.join(wanted)}", f"schedule.windows.{index}", None)
-    return None
+            place = f"schedule.windows.{index}"
+            yield Broken(rule, "each window counts the units of each phase", _counted(place, given, wanted), place)
 
 
 @_reads("schedule.windows")
-def phases_are_on_together(windows: list[dict[str, Any]]) -> Broken | None:
+def phases_are_on_together(windows: list[dict[str, Any]]) -> Iterator[Broken]:
     """Prompts without tokens, or tokens without prompts, serve nobody."""
     for index, window in enumerate(windows):
         off = [key for key in ("prefill_units", "decode_units") if window.get(key) == 0]
@@ -138,16 +155,18 @@ def phases_are_on_together(windows: list[dict[str, Any]]) -> Broken | None:
         if off and on:
             rule = f"S513 must be at least 1 where {on[0]} is {window[on[0]]}"
             reason = "a request passes through both phases"
-            return Broken(rule, reason, "nearest: 1", f"schedule.windows.{index}.{off[0]}", 0)
-    return None
+            yield Broken(rule, reason, nearest(1), f"schedule.windows.{index}.{off[0]}", 0)
 
 
 @_reads("schedule.windows")
 def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
     """A deployment that is always off needs no plan."""
-    if any(number for window in windows for key, number in window.items() if key != "at"):
+    counts = [key for key in windows[0] if key != "at"]
+    if not counts or any(number for window in windows for key, number in window.items() if key != "at"):
         return None
-    return Broken("S514 must have units in some window", "nothing is ever on", "write how many are on when", "schedule")
+    words = " and ".join(f"{key}: 1" for key in counts)
+    fix = Fix(f"for example {words} in the first", ({f"schedule.windows.0.{key}": 1 for key in counts},))
+    return Broken("S514 must have units in some window", "nothing is ever on", fix, "schedule")
 
 
 @_reads("{phase}.units", "{phase}.given", "spec.sections")
@@ -155,4 +174,20 @@ def units_are_counted_once(_: int, given: frozenset[str], sections: frozenset[st
     """Two numbers could differ."""
     if "units" not in given or "schedule" not in sections:
         return None
-    return Broken("S515 must not stand beside a schedule", "its windows say how many units there are", "remove it")
+    return Broken("S515 must not stand beside a schedule", "its windows say how many units there are", removal())
+
+
+def _counted(place: str, given: list[str], wanted: list[str]) -> Fix:
+    """What to write beside what is given, and what to remove of it."""
+    missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
+    words = [f"write {' and '.join(f'{key}: 1' for key in missing)}"] if missing else []
+    words += [f"remove {' and '.join(unwanted)}"] if unwanted else []
+    change = {f"{place}.{key}": 1 for key in missing} | {f"{place}.{key}": None for key in unwanted}
+    return Fix(", and ".join(words), (change,))
+
+
+def _free_minute(at: str, taken: set[str]) -> str:
+    """The first minute after `at` at which no window starts."""
+    hour, minute = map(int, at.split(":"))
+    later = ((60 * hour + minute + step) % DAY_MINUTES for step in range(1, DAY_MINUTES))
+    return next(time for time in (f"{each // 60:02}:{each % 60:02}" for each in later) if time not in taken)

@@ -21,6 +21,7 @@ from planner.expert_map import (
     count_uncovered,
     fewest_slots_per_gpu,
 )
+from planner.fix import nearest
 from planner.inventory import nodes_of
 from planner.parallelism import PhaseLayout
 from planner.placement import Unit
@@ -102,7 +103,7 @@ def require_covered(spec: CheckedSpec, maps: Mapping[Phase, ExpertMap]) -> None:
     if spec.spec.coverage != "none" and open_phases:
         rule = f"S722 must suit all units of {' and '.join(open_phases)}, which share one expert map"
         reason = "they stand in racks differently, and no map was found that survives a rack of each"
-        raise InfeasibleError([spec.problem(Violation("coverage", "rack", rule, reason, "nearest: node"))])
+        raise InfeasibleError([spec.problem(Violation("coverage", "rack", rule, reason, nearest("node")))])
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
@@ -114,7 +115,7 @@ def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str
 def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Violation:
     rule = f"S721 must be none: {layout.phase} has units that stand in one {coverage}"
     reason = f"with that {coverage} all their experts go dark, wherever replicas are"
-    return Violation("coverage", coverage, rule, reason, "nearest: none")
+    return Violation("coverage", coverage, rule, reason, nearest("none"))
 
 
 def _too_few_slots(
@@ -132,4 +133,4 @@ def _too_few_slots(
         now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
         reason += f", and max/mean load {then:.3f} instead of {now:.3f}"
     path = f"{layout.phase}.redundant_experts"
-    return Violation(path, spec.spec.phase(layout.phase).redundant_experts, rule, reason, f"nearest: {redundant}")
+    return Violation(path, spec.spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))

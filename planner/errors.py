@@ -14,9 +14,11 @@ A message has four parts, joined by `; `: field and value with the rule and its 
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from planner.fix import HERE, Change, Fix
 
 __all__ = ["CallError", "InfeasibleError", "OutputError", "Problem", "SpecError", "TidemillError", "Violation"]
 
@@ -32,8 +34,7 @@ class Violation:
     value: Any  # as written; None where nothing is
     rule: str
     reason: str
-    fix: str
-    changes: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)  # each path -> value, and each would do
+    fix: Fix | str  # a sentence where it takes what only the user knows
 
     @property
     def message(self) -> str:
@@ -42,11 +43,15 @@ class Violation:
         value = "" if self.value is None else f" ({_shown(self.value)})"
         return f"{self.path}{value} {rule_text}; {self.reason}; {self.fix}".lstrip()
 
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What the fix says, as changes of the spec, or of the call's options; each would do."""
+        found = self.fix.changes if isinstance(self.fix, Fix) else ()
+        return tuple({self.path if path == HERE else path: value for path, value in each.items()} for each in found)
+
     def at(self, file: str, line: int = 0, column: int = 0) -> "Problem":
         """The same, with its place; without a line when it is about no line of any file."""
-        return Problem(
-            self.path, self.value, self.rule, self.reason, self.fix, file, line, column, changes=self.changes
-        )
+        return Problem(self.path, self.value, self.rule, self.reason, self.fix, file, line, column)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Problem(Violation):
             "value": self.value,
             "rule": self.rule,
             "reason": self.reason,
-            "fix": self.fix,
+            "fix": str(self.fix),
             "message": self.message,
         } | ({"changes": [dict(change) for change in self.changes]} if self.changes else {})
 

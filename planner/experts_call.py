@@ -4,14 +4,15 @@ Each rule is asked only when the sizes that it counts with are numbers of things
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planner.errors import Violation
 from planner.expert_map import Domains, Effort, Policy, Split, consecutive_domains, fewest_slots_per_gpu
 from planner.expert_map.formats import Engine
-from planner.rule import nearest
+from planner.fix import HERE, Fix, nearest, nearest_of
 from planner.spec import MAX_EP_SIZE, MAX_REDUNDANT, Coverage
 from planner.units import gb, read_bytes
 
@@ -57,11 +58,11 @@ def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Viol
     for name in counts:
         if name in wrong:
             option = f"--{name.replace('_', '-')}"
-            yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", "nearest: 1")
+            yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", nearest(1))
     if call.gpus > MAX_EP_SIZE:
         wrong.add("gpus")
         rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
-        yield Violation("--gpus", call.gpus, rule, "experts are spread over one unit", f"nearest: {MAX_EP_SIZE}")
+        yield Violation("--gpus", call.gpus, rule, "experts are spread over one unit", nearest(MAX_EP_SIZE))
     if not {"gpus", "nodes"} & wrong:
         yield from _uneven_nodes(call)
     if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
@@ -76,22 +77,23 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
     """What concerns neither GPUs nor slots."""
     if call.export is not None and call.output is None:
         rule, reason = "S809 must come with -o", "stdout is for the answer"
-        yield Violation("--export", call.export, rule, reason, "for example -o map.json")
+        yield Violation("--export", call.export, rule, reason, _for_example("-o", "map.json"))
     if not 0 <= call.keep_within < math.inf:
         rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
-        yield Violation("--keep-within", str(call.keep_within), rule, reason, "nearest: 0")
+        yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))
     if call.coverage == "rack" and call.nodes_per_rack is None:
         rule, reason = "S813 must come with --nodes-per-rack", "experts are spread over racks that are known"
-        yield Violation("--coverage", call.coverage, rule, reason, "for example --nodes-per-rack 4")
+        yield Violation("--coverage", call.coverage, rule, reason, _for_example("--nodes-per-rack", 4))
     if call.coverage != "none" and call.policy == "hierarchical":
         rule, reason = "S814 must not be hierarchical with --coverage", "a group that stays on one node dies with it"
-        yield Violation("--policy", call.policy, rule, reason, "nearest: auto")
+        yield Violation("--policy", call.policy, rule, reason, nearest("auto"))
     if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
         rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
-        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, "for example 44.05MB")
+        fix = Fix("for example 44.05MB", ({HERE: "44.05MB"},))
+        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, fix)
     if call.first_layer < 0:
         rule, reason = "S810 must be at least 0", "layers are numbered from 0"
-        yield Violation("--first-layer", call.first_layer, rule, reason, "nearest: 0")
+        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(0))
 
 
 def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:
@@ -102,7 +104,7 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
     if fewest is None:
         rule = f"S816 must be none: all {call.gpus} GPUs stand in one {call.coverage}"
         reason = f"with that {call.coverage} all experts go dark, wherever replicas are"
-        return Violation("--coverage", call.coverage, rule, reason, "nearest: none")
+        return Violation("--coverage", call.coverage, rule, reason, nearest("none"))
     slots = call.num_slots_per_gpu(num_experts)
     if slots >= fewest:
         return None
@@ -113,7 +115,7 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
     reason = f"{slots} slots a GPU would become {fewest}"
     if call.expert_bytes is not None:
         reason += f", {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} a GPU more"
-    return Violation("--slots-per-gpu", slots, rule, reason, f"nearest: {fewest}")
+    return Violation("--slots-per-gpu", slots, rule, reason, nearest(fewest))
 
 
 def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
@@ -128,7 +130,7 @@ def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
     if call.slots_per_gpu is not None and call.slots_per_gpu < fewest:
         rule = f"S803 must be at least {fewest} ({num_experts} experts on {call.gpus} GPUs)"
         reason = f"{call.slots_per_gpu * call.gpus} slots cannot hold {num_experts} experts"
-        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, f"nearest: {fewest}")
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(fewest))
 
 
 def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
@@ -136,23 +138,36 @@ def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
     if call.slots_per_gpu is not None and call.slots_per_gpu > most:
         rule = f"S812 must be at most {most} ({num_experts} + {MAX_REDUNDANT} redundant experts on {call.gpus} GPUs)"
         reason = "no unit has more redundant experts"
-        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, f"nearest: {most}")
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(most))
 
 
 def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
     if num_experts % call.groups:
         divisors = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
         rule = f"S804 must divide the number of experts ({num_experts})"
-        fix = nearest(call.groups, divisors)
+        fix = nearest_of(call.groups, divisors)
         yield Violation("--groups", call.groups, rule, "all groups hold equally many experts", fix)
     elif call.policy == "hierarchical" and call.groups % call.nodes:
         rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
         fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
-        fix = f"{nearest(call.groups, fitting)}, or --policy global" if fitting else "use --policy global"
+        fix = _fitting_groups(call.groups, fitting)
         yield Violation("--groups", call.groups, rule, "each node holds equally many whole groups", fix)
 
 
-def _nearest_multiples(value: int, unit: int) -> str:
+def _nearest_multiples(value: int, unit: int) -> Fix:
     """The multiples of `unit` on both sides of `value`."""
     below = value - value % unit
-    return nearest(value, [multiple for multiple in (below, below + unit) if multiple])
+    return nearest_of(value, [multiple for multiple in (below, below + unit) if multiple])
+
+
+def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
+    """One of the numbers of `fitting`, where there are any, or no groups at all."""
+    ignored = Fix("use --policy global", ({"--policy": "global"},))
+    if not fitting:
+        return ignored
+    numbers = nearest_of(groups, fitting)
+    return Fix(f"{numbers}, or --policy global", (*numbers.changes, *ignored.changes))
+
+
+def _for_example(option: str, value: Any) -> Fix:
+    return Fix(f"for example {option} {value}", ({option: value},))

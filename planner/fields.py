@@ -6,7 +6,6 @@ everything that is right, and a user sees all mistakes of a file in one go.
 It knows the spec's fields but no rule between two of them: those are in `rules.py`.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
+from planner.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
 from planner.section import Section
 from planner.spec import AUTO, UNION_TAGS, Spec
 from planner.units import QUANTITIES, Kind, as_we_spell
 
-__all__ = ["CheckedFields", "check_fields", "did_you_mean"]
+__all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 WANTED = {
@@ -40,21 +40,17 @@ class CheckedFields:
 
     violations: list[Violation]
     values: dict[str, Any]
+    misspelt: frozenset[str]  # paths of fields that are there under another key
 
 
 def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     """Each field of `data` by itself. A misspelt key is one mistake: the field that was meant is not missing too."""
     details = _pydantic_errors(data)
-    misspelt = {_meant(detail) for detail in details if detail["type"] == "extra_forbidden"}
-    violations = [_violation(d) for d in details if not (d["type"] == "missing" and _path(d["loc"]) in misspelt)]
+    meant = (_meant(detail, data) for detail in details if detail["type"] == "extra_forbidden")
+    misspelt = frozenset(path for path in meant if path is not None)
+    violations = [_violation(d, data) for d in details if not (d["type"] == "missing" and _path(d["loc"]) in misspelt)]
     wrong = {violation.path for violation in violations} | misspelt
-    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")))
-
-
-def did_you_mean(word: Any, choices: list[str]) -> str:
-    """The fix for a word that is not among `choices`."""
-    close = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"write {' or '.join(choices)}"
+    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt)
 
 
 def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
@@ -65,7 +61,7 @@ def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
     return []
 
 
-def _values(section: type[BaseModel], data: Any, wrong: set[str | None], prefix: str) -> Iterator[tuple[str, Any]]:
+def _values(section: type[BaseModel], data: Any, wrong: set[str], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
         path = f"{prefix}{name}"
         if path in wrong or (name not in data and field.is_required()):
@@ -87,17 +83,17 @@ def _may_be_auto(field: FieldInfo) -> bool:
     return any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
-def _is_wrong_below(path: str, wrong: set[str | None]) -> bool:
-    return any(each is not None and each.startswith(f"{path}.") for each in wrong)
+def _is_wrong_below(path: str, wrong: set[str]) -> bool:
+    return any(each.startswith(f"{path}.") for each in wrong)
 
 
-def _violation(detail: ErrorDetails) -> Violation:
+def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     """Pydantic's `detail` in our four parts."""
     path, kind, value, limits = _path(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
         return _missing(path)
     if kind == "extra_forbidden":
-        return _unknown(detail)
+        return _unknown(detail, data)
     if kind in WANTED:
         rule = f"S203 must be {WANTED[kind]}{' or auto' if _may_be_auto(_field(path)) else ''}"
         return Violation(path, value, rule, f"it is {_noun(value)}", _example(path, value))
@@ -105,17 +101,15 @@ def _violation(detail: ErrorDetails) -> Violation:
         rule = "S209 must have another form"
         return Violation(path, value, rule, _sentence(_field(path)), _example(path, value))
     if kind in ("too_short", "too_long"):
-        word, bound = ("least", limits["min_length"]) if kind == "too_short" else ("most", limits["max_length"])
-        rule = f"S210 must have at {word} {bound} entries"
-        return Violation(path, value, rule, f"it has {len(value)}", _example(path, value))
+        return _entries(path, value, limits)
     if kind == "quantity":
         return _not_a_quantity(path, value, limits["kind"])
     if kind == "quantity_range":
-        rule, fix = f"S205 must be at {limits['word']} {limits['bound']}", f"nearest: {limits['bound']}"
-        return Violation(path, value, rule, _sentence(_field(path)), fix)
+        rule = f"S205 must be at {limits['word']} {limits['bound']}"
+        return Violation(path, value, rule, _sentence(_field(path)), nearest(limits["bound"]))
     if kind == "literal_error":
-        choices = [str(choice) for choice in get_args(_field(path).annotation)]
-        rule = f"S204 must be {' or '.join(choices)}"
+        choices = get_args(_field(path).annotation)
+        rule = f"S204 must be {' or '.join(map(str, choices))}"
         return Violation(path, value, rule, "nothing else is understood", did_you_mean(value, choices))
     return _out_of_range(path, value, kind, limits)
 
@@ -123,7 +117,7 @@ def _violation(detail: ErrorDetails) -> Violation:
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
     reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
     meant = as_we_spell(kind, value)
-    fix = f"did you mean {meant}?" if meant else _example(path, value)
+    fix = Fix(f"did you mean {meant}?", ({HERE: meant},)) if meant else _example(path, value)
     return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", reason, fix)
 
 
@@ -132,19 +126,24 @@ def _missing(path: str) -> Violation:
     return Violation(path, None, "S202 is required", _sentence(field), _example(path, None))
 
 
-def _unknown(detail: ErrorDetails) -> Violation:
+def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     parent, known = _path(detail["loc"][:-1]), list(_section_at(detail["loc"]).model_fields)
-    meant = _meant(detail)
-    fix = f"did you mean {meant.rpartition('.')[2]}?" if meant else "remove it"
+    meant = _meant(detail, data)
+    fix = removal()
+    if meant:
+        fix = Fix(f"did you mean {meant.rpartition('.')[2]}?", ({HERE: None, meant: detail["input"]},))
     rule = f"S201 is not a key of {parent or 'the spec'}"
     return Violation(_path(detail["loc"]), detail["input"], rule, f"known keys: {', '.join(known)}", fix)
 
 
-def _meant(detail: ErrorDetails) -> str | None:
-    """The path of the field that an unknown key is probably meant to be."""
-    *parents, key = detail["loc"]
-    close = difflib.get_close_matches(str(key), _section_at(detail["loc"]).model_fields, n=1, cutoff=0.6)
-    return _path((*parents, close[0])) if close else None
+def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
+    """The path of the field that an unknown key is probably meant to be, unless that is given as well."""
+    *parents, key = (part for part in detail["loc"] if part not in UNION_TAGS)
+    given: Any = data
+    for part in parents:
+        given = given[part]
+    close = close_to(key, [name for name in _section_at(detail["loc"]).model_fields if name not in given], cutoff=0.6)
+    return _path((*parents, close)) if close else None
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
@@ -164,9 +163,19 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
         return Violation(path, value, "S206 must not be empty", _sentence(_field(path)), _example(path, value))
     if kind == "string_too_long":
         rule = f"S207 must have at most {limits['max_length']} characters"
-        return Violation(path, value, rule, f"it has {len(value)}", "shorten it")
+        fix = Fix("shorten it", ({HERE: value[: limits["max_length"]]},))
+        return Violation(path, value, rule, f"it has {len(value)}", fix)
     word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
-    return Violation(path, value, f"S205 must be at {word} {bound}", _sentence(_field(path)), f"nearest: {bound}")
+    return Violation(path, value, f"S205 must be at {word} {bound}", _sentence(_field(path)), nearest(bound))
+
+
+def _entries(path: str, value: list[Any], limits: Mapping[str, Any]) -> Violation:
+    if "min_length" in limits:
+        rule, fix = f"S210 must have at least {limits['min_length']} entries", _example(path, value)
+    else:
+        most = limits["max_length"]
+        rule, fix = f"S210 must have at most {most} entries", Fix("shorten it", ({HERE: value[:most]},))
+    return Violation(path, value, rule, f"it has {len(value)}", fix)
 
 
 def _field(path: str) -> FieldInfo:
@@ -207,31 +216,41 @@ def _sentence(field: FieldInfo) -> str:
     return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"
 
 
-def _example(path: str, value: Any) -> str:
+def _example(path: str, value: Any) -> Fix:
     """A value that is right: the one that was meant, if it is only misspelt or quoted, else the declared example."""
     name = path.rpartition(".")[2]
     field = _field(path)
-    if _may_be_auto(field) and difflib.get_close_matches(str(value), [AUTO]):
-        return f"did you mean {AUTO}?"
+    if _may_be_auto(field) and close_to(value, [AUTO]):
+        return did_you_mean(value, [AUTO])
     if int in _types(field.annotation) and isinstance(value, str) and value.isdecimal():
-        return f"nearest: {int(value)}"
-    if not field.examples:
-        return f"write `{name}:` and its keys below it"
+        return nearest(int(value))
     if name.isdecimal():
-        return f"for example {_element(field)}"
-    example = field.examples[0]
-    return f"for example {name}: {example if isinstance(example, str) else json.dumps(example)}"
-
-
-def _element(field: FieldInfo) -> str:
-    """One element of the list that `field` is, as YAML takes it: a section with the keys that it must have."""
-    section = _section_of(field)
-    if section is None:
-        return str(_first_example(field)[0])
-    required = [(name, inner) for name, inner in section.model_fields.items() if inner.is_required()]
-    return f"{{{', '.join(f'{name}: {_first_example(inner)}' for name, inner in required)}}}"
+        element = _element(field)
+        return Fix(f"for example {_as_yaml(element)}", ({HERE: element},))
+    example = _first_example(field)
+    return Fix(f"for example {name}: {_as_yaml(example)}", ({HERE: example},))
 
 
 def _first_example(field: FieldInfo) -> Any:
-    assert field.examples
-    return field.examples[0]
+    """As declared, or of a section the keys that it must have."""
+    return field.examples[0] if field.examples else _section_example(_section_of(field))
+
+
+def _element(field: FieldInfo) -> Any:
+    """One element of the list that `field` is, or may be."""
+    example = _first_example(field)
+    return example[0] if isinstance(example, list) else _section_example(_section_of(field))
+
+
+def _section_example(section: type[Section] | None) -> dict[str, Any]:
+    assert section
+    return {name: _first_example(field) for name, field in section.model_fields.items() if field.is_required()}
+
+
+def _as_yaml(value: Any) -> str:
+    """On one line, as one would write it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_as_yaml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return value if isinstance(value, str) else json.dumps(value)

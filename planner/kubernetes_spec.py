@@ -61,7 +61,7 @@ class KubernetesSpec(Section):
     volumes: list[VolumeSpec] = Field(
         default=[],
         description="What all pods mount read-only, such as the folder of the checkpoint.",
-        examples=["[{host_path: /mnt/models, mount_path: /models}]"],
+        examples=[[{"host_path": "/mnt/models", "mount_path": "/models"}]],
     )
     resources: ResourcesSpec = Field(default=ResourcesSpec(), description="CPUs and memory of the pods.")
     ready_timeout: Annotated[float, *quantity("time", least="10s", most="24h")] = Field(

@@ -7,6 +7,7 @@ has been checked and planned anew. At most three are, of different fields.
 It changes no spec: the user does.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
@@ -16,6 +17,7 @@ from planner.catalog import GPUS
 from planner.check import CheckedSpec, with_values
 from planner.errors import InfeasibleError, SpecError
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
+from planner.fix import Change, Fix, applied
 from planner.spec import Phase
 
 __all__ = ["with_changes"]
@@ -23,13 +25,12 @@ __all__ = ["with_changes"]
 MAX_CHANGES = 3
 MAX_TRIES = 24  # of one field, beyond which the next one is asked
 
-Change = Mapping[str, Any]
 Feasible = Callable[[CheckedSpec], bool]
 Works = Callable[[Change], bool]
 
 
 def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasible) -> InfeasibleError:
-    """`error` with up to three changes of `spec` for which `is_feasible`, in its first problem."""
+    """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
 
     def works(change: Change) -> bool:
         try:
@@ -37,11 +38,25 @@ def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasibl
         except SpecError:
             return False
 
-    changes = tuple(islice(_smallest_changes(spec, works), MAX_CHANGES)) or tuple(_first(_larger_system(spec), works))
+    proposed = _without_repeats(_smallest_changes(spec, works), spec)
+    changes = tuple(islice(proposed, MAX_CHANGES)) or tuple(_first(_larger_system(spec), works))
     if not changes:
         return error
-    first, *others = error.problems
-    return InfeasibleError([replace(first, fix=_sentence(changes), changes=changes), *others])
+    return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
+
+
+def _without_repeats(changes: Iterable[Change], spec: CheckedSpec) -> Iterator[Change]:
+    """Each change once, without values that stand there already."""
+    seen: list[Change] = []
+    for change in changes:
+        new = {
+            path: value
+            for path, value in change.items()
+            if applied(spec.document.data, {path: value}) != spec.document.data
+        }
+        if new not in seen:
+            seen.append(new)
+            yield new
 
 
 def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
@@ -55,6 +70,7 @@ def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
         yield from _most([f"{phase}.{_step_field(phase)}"], getattr(spec.spec.phase(phase), _step_field(phase)), works)
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.spec.phases], _request_tokens(spec), works)
     yield from _first(_more_nodes(spec), works)
+    yield from _first(_uncordoned(spec), works)
     if spec.spec.schedule is None:
         for phase in spec.spec.phases:
             yield from _most([f"{phase}.units"], spec.spec.phase(phase).units, works)
@@ -151,6 +167,14 @@ def _step_field(phase: Phase) -> str:
     return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
+def _uncordoned(spec: CheckedSpec) -> Iterator[Change]:
+    """Listed nodes that take pods again, from the first, as few as will do."""
+    nodes = spec.spec.cluster.nodes
+    cordoned = [] if isinstance(nodes, int) else [index for index, node in enumerate(nodes) if node.cordoned]
+    for number in range(1, len(cordoned) + 1):
+        yield {f"cluster.nodes.{index}.cordoned": False for index in cordoned[:number]}
+
+
 def _more_nodes(spec: CheckedSpec) -> Iterator[Change]:
     change = _nodes_for(spec, {phase: spec.spec.phase(phase).ep_size for phase in spec.spec.phases})
     if change:
@@ -164,7 +188,11 @@ def _larger_gpus(spec: CheckedSpec) -> Iterator[Change]:
         yield from ({"cluster.gpu": name} for _, name in sorted(larger))
 
 
-def _sentence(changes: Iterable[Change]) -> str:
+def _fix(changes: tuple[Change, ...]) -> Fix:
     """`nearest: prefill.ep_size 16, or cluster.nodes 22`."""
-    texts = [" and ".join(f"{path} {value}" for path, value in change.items()) for change in changes]
-    return f"nearest: {', or '.join(texts)}"
+    texts = [" and ".join(f"{path} {_written(value)}" for path, value in change.items()) for change in changes]
+    return Fix(f"nearest: {', or '.join(texts)}", changes)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,10 +1,16 @@
-"""What a rule between fields is: a check, and the paths of the values that it is asked with; and the usual fix."""
+"""What a rule between fields is: a check, and the paths of the values that it is asked with.
 
-from collections.abc import Callable
+A path with a question mark is of a value that the check can do without: it is asked with None where that is wrong or
+not there, and finds less good a fix.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Broken", "Rule", "declare_in", "nearest"]
+from planner.fix import Fix
+
+__all__ = ["Broken", "Rule", "Verdict", "declare_in"]
 
 
 @dataclass(frozen=True)
@@ -13,20 +19,28 @@ class Broken:
 
     rule: str
     reason: str
-    fix: str
+    fix: Fix | str
     path: str | None = None  # where it is not the first argument's, and then the value there
     value: Any = None
+
+
+Verdict = Broken | Iterable[Broken] | None  # of one value, or of each item of a list
+Check = Callable[..., Verdict]
 
 
 @dataclass(frozen=True)
 class Rule:
     """A check and the paths of its arguments."""
 
-    check: Callable[..., Broken | None]
+    check: Check
     reads: tuple[str, ...]
 
-
-Check = Callable[..., Broken | None]
+    def verdicts(self, reads: tuple[str, ...], values: Mapping[str, Any]) -> tuple[Broken, ...]:
+        """What is broken among `values`; nothing where one that the check needs is missing."""
+        if any(path not in values for path in reads if not path.endswith("?")):
+            return ()
+        found = self.check(*(values.get(path.removesuffix("?")) for path in reads))
+        return (found,) if isinstance(found, Broken) else tuple(found or ())
 
 
 def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
@@ -40,10 +54,3 @@ def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
         return declare
 
     return reads
-
-
-def nearest(value: int, allowed: list[int]) -> str:
-    """The allowed numbers on both sides of `value`: `nearest: 96 or 144`."""
-    below = [str(number) for number in allowed if number < value][-1:]
-    above = [str(number) for number in allowed if number > value][:1]
-    return f"nearest: {' or '.join(below + above)}"

@@ -2,7 +2,7 @@
 
 Each rule is a pure function of the values it names, declared with their paths; the first is the value it is about.
 It is asked only when all of them are right by themselves, so one mistake gives one message and does not hide the next.
-`{phase}` in a path asks the rule once for prefill and once for decode. `model.shapes`, `cluster.gpu`, ... are as
+`{phase}` in a path asks the rule once for each phase. `model.shapes`, `cluster.gpu`, ... are as
 `check.py` resolved them: already read from the catalog or the files.
 
 A rule does not repair, and does not ask whether the cluster is large enough: that is not a mistake in the spec but
@@ -12,15 +12,17 @@ infeasible, and `placement.py` says so.
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from planner import cluster_rules, names
 from planner.catalog import Model
 from planner.errors import Violation
 from planner.expert_map.loads import Loads
+from planner.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.parallelism import kv_dtype
-from planner.rule import Broken, Rule, declare_in, nearest
-from planner.spec import PHASES, Phase, Precision
+from planner.rule import Broken, Rule, declare_in
+from planner.spec import AUTO, MAX_EP_SIZE, PHASES, Phase, Precision
 
 __all__ = ["broken_rules"]
 
@@ -36,11 +38,8 @@ def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
     """Every broken rule of those whose arguments are all in `values`."""
     for rule in [*RULES, *cluster_rules.RULES]:
         for paths in _readings(rule):
-            if all(path in values for path in paths):
-                arguments = [values[path] for path in paths]
-                broken = rule.check(*arguments)
-                if broken:
-                    yield _violation(broken, paths[0], arguments[0])
+            for broken in rule.verdicts(paths, values):
+                yield _violation(broken, paths[0], values[paths[0]])
 
 
 def _violation(broken: Broken, path: str, value: Any) -> Violation:
@@ -49,10 +48,10 @@ def _violation(broken: Broken, path: str, value: Any) -> Violation:
     return Violation(path, value, broken.rule, broken.reason, broken.fix)
 
 
-def _readings(rule: Rule) -> list[list[str]]:
+def _readings(rule: Rule) -> list[tuple[str, ...]]:
     if "{phase}" not in "".join(rule.reads):
-        return [list(rule.reads)]
-    return [[path.format(phase=phase) for path in rule.reads] for phase in PHASES]
+        return [rule.reads]
+    return [tuple(path.format(phase=phase) for path in rule.reads) for phase in PHASES]
 
 
 # Names
@@ -64,7 +63,7 @@ def name_is_a_dns_label(name: str) -> Broken | None:
     if DNS_1035.fullmatch(name):
         return None
     rule = "S401 must be lower-case letters, digits and hyphens, from a letter to a letter or digit (DNS-1035)"
-    return Broken(rule, "Kubernetes objects are named after it", f"nearest: {_slug(name)}")
+    return Broken(rule, "Kubernetes objects are named after it", nearest(_slug(name)))
 
 
 @_reads("name", "spec.units")
@@ -76,7 +75,7 @@ def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
         return None
     rule = f"S402 must have at most {room} characters, it has {len(name)}"
     reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
-    return Broken(rule, reason, f"nearest: {name[:room].rstrip('-')}")
+    return Broken(rule, reason, nearest(name[:room].rstrip("-")))
 
 
 @_reads("kubernetes.namespace")
@@ -85,7 +84,7 @@ def namespace_is_a_dns_label(namespace: str) -> Broken | None:
     if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
         return None
     rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kubernetes takes no other namespace", f"nearest: {_slug(namespace)}")
+    return Broken(rule, "Kubernetes takes no other namespace", nearest(_slug(namespace)))
 
 
 @_reads("kubernetes.image")
@@ -95,7 +94,7 @@ def image_is_one_word(image: str) -> Broken | None:
     if image == without_spaces:
         return None
     rule = "S404 must be an image reference without spaces"
-    return Broken(rule, "nodes could not pull it", f"nearest: {without_spaces}")
+    return Broken(rule, "nodes could not pull it", nearest(without_spaces))
 
 
 @_reads("gateway.port")
@@ -105,9 +104,8 @@ def ports_differ(port: int) -> Broken | None:
     if port not in taken:
         return None
     others = " and ".join(str(other) for other in taken)
-    return Broken(
-        f"S405 must differ from {others}", f"the gateway listens there for {taken[port]}", f"nearest: {port + 1}"
-    )
+    reason = f"the gateway listens there for {taken[port]}"
+    return Broken(f"S405 must differ from {others}", reason, nearest(port + 1))
 
 
 @_reads("model.checkpoint")
@@ -116,7 +114,8 @@ def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
     if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
         return None
     reason = "the runtime looks for it where it runs, not next to the spec"
-    return Broken("S406 must be bundled:NAME or an absolute path", reason, "for example checkpoint: bundled:demo")
+    fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
+    return Broken("S406 must be bundled:NAME or an absolute path", reason, fix)
 
 
 # Volumes
@@ -125,76 +124,80 @@ Volumes = Sequence[Mapping[str, Any]]  # as written
 
 
 @_reads("kubernetes.volumes")
-def volumes_have_one_source(volumes: Volumes) -> Broken | None:
+def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
     """A folder of the nodes or a claim."""
     for index, volume in enumerate(volumes):
+        path = f"kubernetes.volumes.{index}"
         given = [key for key in ("host_path", "claim") if volume.get(key) is not None]
+        if len(given) == 2:
+            fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
+        else:
+            fix = Fix("for example host_path: /mnt/models", ({f"{path}.host_path": "/mnt/models"},))
         if len(given) != 1:
-            found = "it has both" if given else "it has neither"
-            rule, fix = "S411 must come with either host_path or claim", "for example host_path: /mnt/models"
-            return Broken(rule, found, fix, f"kubernetes.volumes.{index}.mount_path", volume["mount_path"])
-    return None
+            rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
+            yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
 
 
 @_reads("kubernetes.volumes")
-def volume_paths_are_absolute(volumes: Volumes) -> Broken | None:
+def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
     """Neither a pod nor a node has a current folder."""
     for index, volume in enumerate(volumes):
         for key in ("mount_path", "host_path"):
             path = volume.get(key)
             if path is not None and not _is_absolute(path):
                 rule = "S412 must be an absolute path below /, without .. or a closing /"
-                reason, fix = "pods and nodes have no current folder", f"nearest: {_absolute(path)}"
-                return Broken(rule, reason, fix, f"kubernetes.volumes.{index}.{key}", path)
-    return None
+                reason, fix = "pods and nodes have no current folder", nearest(_absolute(path))
+                yield Broken(rule, reason, fix, f"kubernetes.volumes.{index}.{key}", path)
 
 
 @_reads("kubernetes.volumes")
-def mount_paths_are_free(volumes: Volumes) -> Broken | None:
+def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
     """Not over what the pods have already."""
     for index, volume in enumerate(volumes):
         if volume["mount_path"] in names.MOUNTED:
-            rule = f"S413 must not be {' or '.join(names.MOUNTED)}"
+            rule, fix = f"S413 must not be {' or '.join(names.MOUNTED)}", nearest(_free_path("/models", volumes))
             path = f"kubernetes.volumes.{index}.mount_path"
-            return Broken(rule, "the pod's own files are there", "nearest: /models", path, volume["mount_path"])
-    return None
+            yield Broken(rule, "the pod's own files are there", fix, path, volume["mount_path"])
 
 
 @_reads("kubernetes.volumes")
-def mount_paths_differ(volumes: Volumes) -> Broken | None:
+def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
     """One path shows one volume."""
     paths = [volume["mount_path"] for volume in volumes]
     for index, path in enumerate(paths):
         if path in paths[:index]:
             rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
             where = f"kubernetes.volumes.{index}.mount_path"
-            return Broken(rule, "a path shows one volume", "give each its own mount_path", where, path)
-    return None
+            yield Broken(rule, "a path shows one volume", nearest(_free_path(path, volumes)), where, path)
 
 
 # Layout
 
 
-@_reads("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes")
-def ep_size_divides_physical_experts(ep_size: int, redundant: int, model: Model) -> Broken | None:
+@_reads("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes", "cluster.gpus_per_node?")
+def ep_size_divides_physical_experts(
+    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None
+) -> Broken | None:
     """Every GPU of a unit holds equally many slots: the dispatch kernels count on it."""
     num_logical = model.num_routed_experts
     num_physical = num_logical + redundant
     if num_physical % ep_size == 0:
         return None
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
-    divisors = [size for size in range(1, num_physical + 1) if num_physical % size == 0]
-    return Broken(rule, "all GPUs of a unit hold equally many experts", nearest(ep_size, divisors))
+    fix = nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node))
+    return Broken(rule, "all GPUs of a unit hold equally many experts", fix)
 
 
-@_reads("{phase}.ep_size", "cluster.gpus_per_node")
-def unit_fills_whole_nodes(ep_size: int, gpus_per_node: int) -> Broken | None:
+@_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?")
+def unit_fills_whole_nodes(
+    ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None
+) -> Broken | None:
     """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
     if ep_size <= gpus_per_node or ep_size % gpus_per_node == 0:
         return None
+    num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
-    below = ep_size - ep_size % gpus_per_node
-    return Broken(rule, "a unit has its nodes to itself", f"nearest: {below} or {below + gpus_per_node}")
+    return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
 
 
 @_reads("{phase}.redundant_experts", "{phase}.ep_size", "model.shapes")
@@ -204,7 +207,7 @@ def replicas_have_gpus_of_their_own(redundant: int, ep_size: int, model: Model) 
     if redundant <= most:
         return None
     rule = f"S503 must be at most {most} ({model.num_routed_experts} experts x {ep_size - 1} further GPUs)"
-    return Broken(rule, "a second replica on the same GPU shares no load", f"nearest: {most}")
+    return Broken(rule, "a second replica on the same GPU shares no load", nearest(most))
 
 
 @_reads("{phase}.max_request_tokens", "model.shapes")
@@ -213,11 +216,8 @@ def requests_fit_the_model(max_request_tokens: int, model: Model) -> Broken | No
     most = model.max_position_embeddings
     if max_request_tokens <= most:
         return None
-    return Broken(
-        f"S504 must be at most max_position_embeddings ({most})",
-        "the model knows no later positions",
-        f"nearest: {most}",
-    )
+    rule = f"S504 must be at most max_position_embeddings ({most})"
+    return Broken(rule, "the model knows no later positions", nearest(most))
 
 
 @_reads("{phase}.max_kv_tokens", "{phase}.max_request_tokens")
@@ -239,12 +239,18 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
     if given in (["prefill", "decode"], ["mixed"]):
         return None
     if "mixed" in given:
-        others = " and ".join(given[:-1])
-        rule = f"S507 must stand alone, not with {others}"
-        return Broken(rule, "a mixed unit does both", f"remove mixed, or {others}", path="mixed")
+        others = given[:-1]
+        rule = f"S507 must stand alone, not with {' and '.join(others)}"
+        fix = removal(*others)
+        if len(others) == 2:  # without mixed they are a whole
+            fix = Fix(f"remove mixed, or {' and '.join(others)}", (*removal("mixed").changes, *fix.changes))
+        return Broken(rule, "a mixed unit does both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed stands instead of prefill and decode"
-    return Broken(rule, "a request passes through both", f"write `{missing}:` and its keys below it", path=missing)
+    sections_missing: Change = {phase: {"ep_size": AUTO} for phase in PHASES[:2] if phase not in given}
+    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in sections_missing)
+    fix = Fix(f"for example {words}", (sections_missing,))
+    return Broken(rule, "a request passes through both", fix, path=missing)
 
 
 @_reads("decode.max_request_tokens", "prefill.max_request_tokens")
@@ -253,7 +259,7 @@ def phases_take_equal_requests(decode: int, prefill: int) -> Broken | None:
     if decode == prefill:
         return None
     rule = f"S505 must equal prefill.max_request_tokens ({prefill})"
-    return Broken(rule, "every request passes through both phases", f"nearest: {prefill}")
+    return Broken(rule, "every request passes through both phases", nearest(prefill))
 
 
 @_reads("decode.precision", "prefill.precision")
@@ -262,7 +268,7 @@ def phases_exchange_kv(decode: Precision, prefill: Precision) -> Broken | None:
     if kv_dtype(decode) == kv_dtype(prefill):
         return None
     rule = f"S506 must keep KV as prefill does ({kv_dtype(prefill)}), it keeps {kv_dtype(decode)}"
-    return Broken(rule, f"prefill.precision is {prefill}, and KV is sent as it lies in memory", f"nearest: {prefill}")
+    return Broken(rule, f"prefill.precision is {prefill}, and KV is sent as it lies in memory", nearest(prefill))
 
 
 # Expert load
@@ -274,11 +280,9 @@ def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Broken | N
     drawn = sorted(given - {"file"})
     if file is None or not drawn:
         return None
-    return Broken(
-        f"S601 must stand alone, not with {' and '.join(drawn)}",
-        "a file leaves nothing to draw",
-        f"remove {' and '.join(drawn)}",
-    )
+    others = " and ".join(drawn)
+    fix = removal(*(f"expert_load.{key}" for key in drawn), words=f"remove {others}")
+    return Broken(f"S601 must stand alone, not with {others}", "a file leaves nothing to draw", fix)
 
 
 @_reads("expert_load.file", "expert_load.loads", "model.shapes")
@@ -292,6 +296,21 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
         f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
     )
     return Broken(rule, "each expert of each layer has a load of its own", "measure it on this model")
+
+
+def _ep_sizes(num_physical: int | None, gpus_per_node: int | None) -> list[int]:
+    """Sizes that spread experts evenly over whole nodes; every size spreads a number that nobody knows."""
+    return [
+        size
+        for size in range(1, min(num_physical or MAX_EP_SIZE, MAX_EP_SIZE) + 1)
+        if (num_physical or 0) % size == 0 and (not gpus_per_node or size <= gpus_per_node or size % gpus_per_node == 0)
+    ]
+
+
+def _free_path(path: str, volumes: Volumes) -> str:
+    """`path`, or with the first number behind it that makes it the only one."""
+    taken = {volume["mount_path"] for volume in volumes}
+    return next(each for each in chain([path], (f"{path}-{number}" for number in count(2))) if each not in taken)
 
 
 def _is_absolute(path: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from planner.check import CheckedSpec
 from planner.errors import Problem, Violation
+from planner.fix import HERE, Fix, nearest
 
 __all__ = ["runtime_refusals"]
 
@@ -24,10 +25,10 @@ def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
 def _without_weights(spec: CheckedSpec) -> Iterator[Violation]:
     model = spec.spec.model
     if isinstance(model, str):
-        fix = "write model: {config: ..., checkpoint: ...}"
-        yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", fix)
+        words = "write model: {config: ..., checkpoint: ...}"
+        yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", words)
     elif model.checkpoint is None:
-        fix = "for example checkpoint: bundled:demo"
+        fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
         yield Violation("model.checkpoint", None, "S703 is required to run", "a config has no weights", fix)
 
 
@@ -42,4 +43,4 @@ def _not_this_model(spec: CheckedSpec) -> Iterator[Violation]:
 def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
     if spec.gpu.device != "cpu":
         reason = "the bundled runtime computes on CPUs so far"
-        yield Violation("cluster.gpu", spec.spec.cluster.gpu_name, "S704 must be cpu to run", reason, "nearest: cpu")
+        yield Violation("cluster.gpu", spec.spec.cluster.gpu_name, "S704 must be cpu to run", reason, nearest("cpu"))

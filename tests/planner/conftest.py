@@ -120,6 +120,8 @@ def spec_folder(tmp_path_factory):
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "torn.json").write_text('{"model_type":')
+    (folder / "notes").mkdir()
+    (folder / "notes" / "mine.txt").write_text("not ours")
     return folder
 
 

@@ -50,9 +50,10 @@ def test_validate_as_json_is_the_contracts(spec_file, with_line, capsys):
                 "value": 8,
                 "rule": "S501 must divide num_physical_experts (36 = 32 + 4 redundant)",
                 "reason": "all GPUs of a unit hold equally many experts",
-                "fix": "nearest: 6 or 9",
+                "fix": "nearest: 6 or 12",
                 "message": "decode.ep_size (8) must divide num_physical_experts (36 = 32 + 4 redundant); "
-                "all GPUs of a unit hold equally many experts; nearest: 6 or 9",
+                "all GPUs of a unit hold equally many experts; nearest: 6 or 12",
+                "changes": [{"decode.ep_size": 6}, {"decode.ep_size": 12}],
             }
         ],
     }

@@ -1,0 +1,102 @@
+"""How a mistake is mended: in words for people, and as changes that programs can make.
+
+Every fix that needs nothing but the spec is made here, words and changes from the same values, so that what a message
+offers can be applied: the tests apply each one and see the mistake gone. Where it takes what only the user knows (which
+file was meant), a fix is a plain sentence instead.
+
+A change maps dotted paths to what should stand there; null takes the key, or the item of a list, away, as in JSON Merge
+Patch (RFC 7396). Several changes are alternatives: each would do.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+__all__ = ["HERE", "Change", "Fix", "applied", "close_to", "did_you_mean", "nearest", "nearest_of", "removal"]
+
+Change = Mapping[str, Any]
+
+HERE = "."  # in a change: the path of the value that is wrong
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What would do, said and listed."""
+
+    words: str
+    changes: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def nearest(*values: Any) -> Fix:
+    """`nearest: 96 or 144`, in place of what is there."""
+    return Fix(f"nearest: {' or '.join(map(str, values))}", tuple({HERE: value} for value in values))
+
+
+def nearest_of(value: int, allowed: Sequence[int]) -> Fix:
+    """The allowed numbers on both sides of `value`; `allowed` is sorted and holds one at least."""
+    below = [number for number in allowed if number < value][-1:]
+    above = [number for number in allowed if number > value][:1]
+    return nearest(*below, *above)
+
+
+def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
+    """The choice that `word` is like, or all of them."""
+    meant = close_to(word, [str(choice) for choice in choices])
+    likely = [choice for choice in choices if str(choice) == meant]
+    words = f"did you mean {meant}?" if likely else f"write {' or '.join(map(str, choices))}"
+    return Fix(words, tuple({HERE: choice} for choice in likely or choices))
+
+
+def close_to(word: Any, choices: Sequence[str], cutoff: float = 0.5) -> str | None:
+    """The choice that `word` is like: in other letters, within a longer name, or misspelt."""
+    plain = {_plain(choice): choice for choice in choices}
+    written = _plain(str(word))
+    if written in plain:
+        return plain[written]
+    within = sorted((choice for choice in plain if len(choice) > 2 and choice in written), key=len)
+    if within:
+        return plain[within[-1]]
+    close = get_close_matches(written, plain, n=1, cutoff=cutoff)
+    return plain[close[0]] if close else None
+
+
+def removal(*paths: str, words: str | None = None) -> Fix:
+    """Take `paths` away, or what is wrong itself."""
+    return Fix(words or f"remove {' and '.join(paths) or 'it'}", (dict.fromkeys(paths or (HERE,)),))
+
+
+def applied(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """A copy of `data` with `change` made; sections that it needs are created."""
+    result: dict[str, Any] = deepcopy(dict(data))
+    for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # what goes away goes last
+        section, key = _holder(result, path)
+        if value is not None:
+            section[key] = value
+        elif isinstance(section, list) or key in section:
+            del section[key]
+    return result
+
+
+def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
+    """The section or list that holds what stands at `path`, and its key or index there. Keys may have dots."""
+    section: Any = data
+    parts = path.split(".")
+    while True:
+        if isinstance(section, list):
+            key: Any = int(parts.pop(0))
+        else:
+            whole = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+            key = next((each for each in whole if each in section), parts[0])
+            parts = parts[key.count(".") + 1 :]
+        if not parts:
+            return section, key
+        section = section[key] if isinstance(section, list) else section.setdefault(key, {})
+
+
+def _plain(text: str) -> str:
+    return text.casefold().replace("_", "-")
