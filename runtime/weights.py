@@ -1,4 +1,4 @@
-"""Fills one rank's model from a checkpoint, reading only the tensors that this rank holds.
+"""Fills one rank's part of a model, or of its MTP layer, reading only the tensors that this rank holds.
 
 Every parameter is named as its tensor; the stacked local experts are built from the experts that the expert map puts
 into this rank's slots, so a redundant expert is read by each of its holders. Whatever can be wrong with a checkpoint is
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.checkpoint import StoredTensor, index_tensors
 from runtime.errors import CheckpointError
-from runtime.model.deepseek import DeepseekV3
 from runtime.model.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
+from runtime.model.moe import MixtureOfExperts
 
 __all__ = ["load"]
 
@@ -45,7 +45,7 @@ class _Place:
 
 
 @torch.no_grad()
-def load(model: DeepseekV3, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
+def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
     """Read every tensor of this rank, and return their names. `progress(done, total)` counts tensors without scales.
 
     Raises CheckpointError.
@@ -63,7 +63,7 @@ def load(model: DeepseekV3, folder: Path, progress: Callable[[int, int], None] =
     return [*places, *(name + SCALE for name in places if _is_fp8(index[name]))]
 
 
-def _places(model: DeepseekV3) -> dict[str, list[_Place]]:
+def _places(model: nn.Module) -> dict[str, list[_Place]]:
     """Where each tensor of the checkpoint goes: one place, or one for each slot that holds the expert."""
     places: dict[str, list[_Place]] = defaultdict(list)
 
@@ -74,10 +74,10 @@ def _places(model: DeepseekV3) -> dict[str, list[_Place]]:
 
     parameters = {name: parameter.data for name, parameter in model.named_parameters()}
     add("", {name: values for name, values in parameters.items() if ".mlp.experts." not in name})
-    for moe_layer, experts in enumerate(model.load.local_experts.tolist()):
-        layer = moe_layer + model.config.first_k_dense_replace
-        for slot, expert in enumerate(experts):
-            add(f"model.layers.{layer}.mlp.experts.{expert}.", model.model.layers[layer].mlp.experts.tensors(slot))
+    for layer, mixture in model.named_modules():
+        if isinstance(mixture, MixtureOfExperts):
+            for slot, expert in enumerate(mixture.load.local_experts[mixture.moe_layer].tolist()):
+                add(f"{layer}.experts.{expert}.", mixture.experts.tensors(slot))
     return places
 
 

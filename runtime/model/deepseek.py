@@ -30,7 +30,7 @@ from runtime.parallel import Group
 from runtime.precision import wide
 from runtime.trace import span
 
-__all__ = ["DeepseekV3", "PhysicalToLogical"]
+__all__ = ["DeepseekV3", "Layer", "PhysicalToLogical"]
 
 PhysicalToLogical = list[list[int]]  # [num_moe_layers][num_physical_experts]; slots are numbered rank by rank
 
@@ -61,7 +61,7 @@ class DeepseekV3(nn.Module):
             nn.Embedding, config.vocab_size, config.hidden_size, dtype=wide(dtype)
         )
         self.model.layers = nn.ModuleList(
-            _Layer(layer, config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
+            Layer(layer, config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
             for layer in range(config.num_hidden_layers)
         )
         self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
@@ -121,7 +121,9 @@ class DeepseekV3(nn.Module):
         return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, rank, self.batching)
 
 
-class _Layer(nn.Module):
+class Layer(nn.Module):
+    """Attention, then dense MLP or mixture of experts, each after a norm and added to what came in."""
+
     def __init__(
         self, index: int, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module, batching: Batching
     ) -> None:
@@ -134,6 +136,7 @@ class _Layer(nn.Module):
         self.mlp = feed_forward
 
     def forward(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Flow[Tensor]:
+        """[T, D] -> [T, D]; the tokens' latents are written to `pages`."""
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
             queries = self.self_attn.begin(normed_TD, cos, sin, step, pages)

@@ -115,16 +115,23 @@ def shapes(config):
     """Name -> shape of every tensor."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     found = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    for layer in range(config["num_hidden_layers"]):
+    num_layers, num_mtp = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    for layer in range(num_layers + num_mtp):
         is_dense = layer < config["first_k_dense_replace"]
         parts = {
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
             **_attention(config),
             **(_mlp("mlp", hidden, config["intermediate_size"]) if is_dense else _mixture(config)),
+            **(_mtp(hidden) if layer >= num_layers else {}),
         }
         found |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
     return found | {"lm_head.weight": (vocab, hidden)}
+
+
+def _mtp(hidden):
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    return {f"{name}.weight": (hidden,) for name in norms} | {"eh_proj.weight": (hidden, 2 * hidden)}
 
 
 def _attention(config):

@@ -1,0 +1,81 @@
+"""Multi-token prediction: one more layer, which guesses the token after next.
+
+    main model   tokens 0 .. t      ->  hidden state h_t, next token t+1
+    MTP          h_t and token t+1  ->  a guess at token t+2, cheap enough to be verified by the main model
+
+    x_t = eh_proj([enorm(embed(token t+1)); hnorm(norm(h_t))])        norm: the main model's last
+    logits = head(shared_head.norm(layer(x)))                          embedding and head are the main model's
+
+The layer is a mixture of experts like the main model's, with a row of its own in the expert map and one layer of latent
+cache of its own; in a checkpoint it is layer `num_hidden_layers`. `weights.load` fills it. It drafts only: nothing here
+verifies, and no phase uses it so far.
+
+Source: DeepSeek-V3 (arXiv 2412.19437) section 2.2; DeepSeek-V3 README_WEIGHTS.md, "MTP Modules". Not said there: the
+order inside eh_proj (vLLM, `model_executor/models/deepseek_mtp.py`), and that h is normalised first (ROCm/ATOM#1764).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runtime.expert_load import ExpertLoad
+from runtime.kv_cache import LayerPages
+from runtime.model.deepseek import DeepseekV3, Layer
+from runtime.model.layers import RmsNorm, linear
+from runtime.model.moe import MixtureOfExperts, ReplicaTable
+from runtime.model.step import Chunk, Step
+from runtime.overlap import OVERLAPS
+from runtime.parallel import Group
+from runtime.precision import wide
+
+__all__ = ["MultiTokenPrediction"]
+
+
+class MultiTokenPrediction(nn.Module):
+    """One rank's part of the MTP layer. Parameters are named as published, and empty until they are loaded."""
+
+    def __init__(self, main: DeepseekV3, physical_to_logical: list[int], group: Group, dtype: torch.dtype) -> None:
+        """`physical_to_logical`: the expert map of this one layer, over as many slots as the main model's."""
+        super().__init__()
+        config = main.config
+        self._main = [main]  # in a list, because its parameters are not this module's
+        self.load = ExpertLoad(torch.tensor([physical_to_logical]).chunk(group.size, 1)[group.rank])
+        replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank)
+        experts = MixtureOfExperts(config, dtype, 0, replicas, main.dispatcher, self.load, group.rank, main.batching)
+        layer = Layer(config.num_hidden_layers, config, dtype, experts, main.batching)
+        layer.enorm, layer.hnorm = (RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype)) for _ in range(2))
+        layer.eh_proj = linear(2 * config.hidden_size, config.hidden_size, wide(dtype))
+        layer.shared_head = nn.Module()
+        layer.shared_head.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleDict({str(config.num_hidden_layers): layer})
+
+    def forward(
+        self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], hidden_TD: Tensor, pages: LayerPages
+    ) -> Tensor:
+        """The logits of the tokens after next, [T, vocab] in FP32; a collective of the unit, so T may be 0.
+
+        `hidden_TD` is what the main model's forward gave at some positions; the chunks have, at these positions, the
+        tokens that follow. The positions before them are in `pages`.
+        """
+        (main,) = self._main
+        step = Step(prefilling, decoding)
+        cos, sin = main.rotary.at(step.positions_T)
+        x_TD = main.batching.rows(self._join, main.model.embed_tokens(step.token_ids_T), hidden_TD)
+        (x_TD,) = OVERLAPS["none"].run([self._layer(x_TD, cos, sin, step, pages)])
+        return main.batching.rows(self._head, x_TD)
+
+    @property
+    def _layer(self) -> Layer:
+        (layer,) = self.model.layers.values()
+        return layer
+
+    def _join(self, embedded_TD: Tensor, hidden_TD: Tensor) -> Tensor:
+        (main,) = self._main
+        hidden_TD = self._layer.hnorm(main.model.norm(hidden_TD))
+        return self._layer.eh_proj(torch.cat((self._layer.enorm(embedded_TD), hidden_TD), -1))
+
+    def _head(self, x_TD: Tensor) -> Tensor:
+        (main,) = self._main
+        return main.lm_head(self._layer.shared_head.norm(x_TD)).float()
