@@ -15,7 +15,7 @@ from planner.failures import report_failures
 from planner.launch import launch_documents
 from planner.memory import MemoryPlan, fit_memory, split_memory
 from planner.parallelism import PhaseLayout, lay_out
-from planner.placement import place_units
+from planner.placement import check_room, place_units
 from planner.plan import Plan
 from planner.repair import with_changes
 from planner.runnable import runtime_refusals
@@ -97,8 +97,9 @@ def _is_feasible(spec: CheckedSpec) -> bool:
     """The passes that can say no; none after them does."""
     try:
         layouts, _ = _fit(spec)
-        placement = place_units(spec, layouts)
-        require_coverage(spec, layouts, failure_domains(spec, layouts, placement.units))
+        check_room(spec, layouts)
+        units = place_units(spec, layouts).units if spec.spec.coverage == "rack" else ()
+        require_coverage(spec, layouts, failure_domains(spec, layouts, units))
     except InfeasibleError:
         return False
     return True

@@ -211,7 +211,9 @@ def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
 
 def _placement_json(placement: Placement) -> dict[str, Any]:
     return {
-        "objectives": [asdict(objective) for objective in placement.objectives],
+        "method": placement.method,
+        "why": placement.why,
+        "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
     }
 

@@ -142,14 +142,21 @@ def _node_list(unit: Unit) -> str:
 
 
 def _placement(plan: Plan) -> str:
-    if not plan.placement.objectives:
+    placement = plan.placement
+    if not placement.objectives:
         return ""
-    rows = [("placement", "value", "bound", "counts")]
-    rows += [(each.name, str(each.value), str(each.bound), each.meaning) for each in plan.placement.objectives]
-    unusable = plan.placement.unusable
-    lines = [f"  not used: {', '.join(f'{node} ({why})' for node, why in list(unusable.items())[:MAX_NODES])}"]
-    more = [f"  ... and {len(unusable) - MAX_NODES} more nodes"] if len(unusable) > MAX_NODES else []
-    return "\n".join([_table(rows), *(lines if unusable else []), *more])
+    rows = [("placement", "value", "bound", "", "counts")]
+    rows += [
+        (each.name, str(each.value), str(each.bound), "proven" if each.is_proven else "", each.meaning)
+        for each in placement.objectives
+    ]
+    lines = [_table(rows), f"  by the {placement.method} search: {placement.why}"]
+    if placement.unusable:
+        named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
+        lines.append(f"  not used: {named}")
+    if len(placement.unusable) > MAX_NODES:
+        lines.append(f"  ... and {len(placement.unusable) - MAX_NODES} more nodes")
+    return "\n".join(lines)
 
 
 def _schedule(plan: Plan) -> str:

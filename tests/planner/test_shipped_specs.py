@@ -46,6 +46,14 @@ def test_the_published_day_is_planned_hour_by_hour():
     assert [step["nodes"] for step in schedule["steps"]] == [278, 218, 188, 158, 128, 98, 68, 98, 128, 188, 218, 278]
 
 
+def test_the_published_system_is_placed_as_well_as_it_can_be():
+    """Every state in as few racks as its nodes need, and no rack with nodes of two decode units."""
+    placement = compile_plan(check_spec(SPECS / "deepseek-h800.yaml")).as_json()["placement"]
+    counts = {each["name"]: (each["value"], each["bound"], each["proven"]) for each in placement["objectives"]}
+
+    assert counts == {"racks": (515, 515, True), "rack_loss": (1, 1, True)}
+
+
 def test_a_plan_does_not_depend_on_the_processor():
     """Without numpy's vector instructions, and with the dictionaries of another hash seed: the same digest."""
     path = str(SPECS / "h800-one-pair.yaml")

@@ -1,0 +1,22 @@
+"""Units to nodes.
+
+Each unit has its nodes to itself, one pod a node, on nodes that take pods and have the right GPUs. Within that, what is
+good is counted, in this order, each beside a bound (`quality.py`):
+    1. whole units under as few leaf switches as possible
+    2. states of the schedule that use few nodes leave whole racks free
+    3. no rack and no power domain takes more decode units with it than it must
+    4. few nodes change hands, compared with a previous plan
+
+How the files go together:
+    place.py     the pass `place_units`: which search, and what becomes of a previous plan
+    task.py      units, and cells of nodes that stand alike; quality.py counts how good a split of them is
+    greedy.py    fill.py places units one by one, improve.py changes hands, step by step, in an arrangement.py
+    exact.py     small tasks to the end, as an integer program (program.py: HiGHS)
+    nodes.py     names for the nodes of a split
+
+It does not look at traffic between units: KV goes from any prefill to any decode.
+"""
+
+from planner.placement.place import Placement, Rank, Unit, check_room, place_units
+
+__all__ = ["Placement", "Rank", "Unit", "check_room", "place_units"]

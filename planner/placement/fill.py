@@ -1,0 +1,99 @@
+"""Greedy: units one after the other into the cells that suit them best, in several orders.
+
+Two ways, for each of which there are tasks where it is the better one:
+    snug        each unit under the leaf, and into the racks, that it leaves least room in
+    in a line   rack after rack, the largest first, each filled before the next: the first n nodes of the line touch as
+                few racks as n nodes can. So where units stand in the order in which a day's states lose them, every
+                state uses as few racks as its nodes need, if there are no leaves to keep together.
+
+Units that are on longest go first, so that those that are switched off together stand together.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from planner.placement.room import Room
+from planner.placement.task import Split, Task
+
+__all__ = ["fill", "fillings"]
+
+
+def fillings(task: Task) -> Iterator[Split]:
+    """All that are worth trying."""
+    empty: list[dict[int, int]] = [{} for _ in task.units]
+    for order in _orders(task):
+        yield fill(task, empty, order)
+        yield _in_a_line(task, order)
+
+
+def fill(task: Task, placed: Split, order: Sequence[int] | None = None) -> Split:
+    """`placed`, with cells for what its units still miss: near what they have, else snug."""
+    split = [dict(cells) for cells in placed]
+    room = Room(task, split)
+    for unit in _by_activity(task) if order is None else order:
+        missing = task.units[unit].num_nodes - sum(split[unit].values())
+        for cell, count in (room.around(split[unit], missing) if split[unit] else room.snug(missing)).items():
+            split[unit][cell] = split[unit].get(cell, 0) + count
+    return split
+
+
+def _by_activity(task: Task) -> list[int]:
+    """Those that are on longest first; of equals decode units last, where what is left over falls to prefill units."""
+    return sorted(range(len(task.units)), key=lambda unit: -task.units[unit].minutes)
+
+
+def _orders(task: Task) -> list[list[int]]:
+    """Orders in which units are placed, each once."""
+    units = task.units
+    by_activity = _by_activity(task)
+    lost = set(task.lost)
+    orders = [
+        by_activity,
+        sorted(by_activity, key=lambda unit: (-units[unit].minutes, -units[unit].num_nodes)),
+        _alternating(task, by_activity, lost),
+        sorted(by_activity, key=lambda unit: -units[unit].num_nodes),
+        sorted(by_activity, key=lambda unit: units[unit].num_nodes),
+    ]
+    return [order for number, order in enumerate(orders) if order not in orders[:number]]
+
+
+def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
+    """Among units that are on equally long decode and prefill units in turn: few decode units are neighbours."""
+    result: list[int] = []
+    for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
+        group = [unit for unit in order if task.units[unit].minutes == minutes]
+        own, others = [unit for unit in group if unit in lost], [unit for unit in group if unit not in lost]
+        between = -(-len(others) // max(1, len(own)))
+        for number, unit in enumerate(own):
+            result += [unit, *others[number * between : (number + 1) * between]]
+        result += others[len(own) * between :]
+    return result
+
+
+def _in_a_line(task: Task, order: Iterable[int]) -> Split:
+    """Cell after cell."""
+    split: list[dict[int, int]] = [{} for _ in task.units]
+    free = list(task.sizes)
+    line = iter(_line(task))
+    cell = next(line)
+    for unit in order:
+        missing = task.units[unit].num_nodes
+        while missing:
+            while not free[cell]:
+                cell = next(line)
+            taken = min(missing, free[cell])
+            split[unit][cell] = taken
+            free[cell] -= taken
+            missing -= taken
+    return split
+
+
+def _line(task: Task) -> list[int]:
+    """All cells, leaf by leaf, the largest racks of each first."""
+    leaves, racks = task.leaves, task.racks
+
+    def key(cell: int) -> tuple[int, int, int, int]:
+        leaf = leaves.of_cell[cell] if leaves else 0
+        rack = racks.of_cell[cell] if racks else cell
+        return (-leaves.sizes[leaf] if leaves else 0, leaf, -racks.sizes[rack] if racks else 0, rack)
+
+    return sorted(range(len(task.cells)), key=key)

@@ -1,0 +1,60 @@
+"""Names for a split: which nodes of its cells each unit takes.
+
+A unit keeps the nodes that it had, at the ranks that it had them: what has not moved loads nothing anew. All others
+are taken in the order of the spec, rack by rack.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from planner.inventory import Node
+from planner.placement.task import Split, Task
+
+__all__ = ["nodes_of_split"]
+
+
+def nodes_of_split(task: Task, split: Split, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Of each unit its nodes, in the order of its ranks. `before`: those of a previous placement, each of one unit."""
+    places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
+    kept = [
+        _kept(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
+        for unit, cells in zip(task.units, split, strict=True)
+    ]
+    taken = {node.name for nodes in kept for node in nodes}
+    left = [iter([node for node in cell.nodes if node.name not in taken]) for cell in task.cells]
+    result = []
+    for unit, cells, own in zip(task.units, split, kept, strict=True):
+        nodes = list(own)
+        for cell, count in cells.items():
+            nodes += islice(left[cell], count - sum(places[node.name][0] == cell for node in own))
+        result.append(_in_their_ranks(nodes, before.get(unit.name, ())))
+    return result
+
+
+def _kept(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Node]:
+    """As many of the nodes that a unit had as it still has in their cells."""
+    room = dict(cells)
+    kept = []
+    for cell, node in had:
+        if room.get(cell, 0):
+            room[cell] -= 1
+            kept.append(node)
+    return kept
+
+
+def _in_their_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
+    """Rack by rack; those of `before` where they were, if there are as many."""
+    names = [node.name for node in _by_rack(nodes)]
+    if len(names) != len(before):
+        return tuple(names)
+    now, had = set(names), set(before)
+    new = iter([name for name in names if name not in had])
+    return tuple(name if name in now else next(new) for name in before)
+
+
+def _by_rack(nodes: Sequence[Node]) -> list[Node]:
+    """Those of which the unit has most first: so units of a phase, which share one expert map, stand alike in racks."""
+    racks: dict[str, list[Node]] = {}
+    for node in sorted(nodes, key=lambda node: node.index):
+        racks.setdefault(node.rack, []).append(node)
+    return [node for rack in sorted(racks.values(), key=lambda rack: -len(rack)) for node in rack]

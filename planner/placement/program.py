@@ -1,0 +1,78 @@
+"""An integer program, and HiGHS that solves it.
+
+One thread, a fixed seed, and a limit of nodes of the search tree instead of a time: the same program gives the same
+solution. Columns and rows are numbered in the order in which they are added. It knows nothing of placement.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import highspy
+import numpy as np
+
+__all__ = ["Found", "Program", "Terms"]
+
+Terms = Sequence[tuple[int, int]]  # columns, each with its factor
+
+# "All gaps closed" for whole objectives: what is left of the gap holds no other whole number.
+OPTIONS = {
+    "output_flag": False,
+    "threads": 1,
+    "random_seed": 0,
+    "mip_rel_gap": 0.0,
+    "mip_abs_gap": 0.99,
+}
+TOLERANCE = 1e-5  # above the solver's own, 1e-6, which computes in floats
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    values: tuple[int, ...]  # of the columns; the start's where nothing better was found
+    bound: int  # no solution has less
+
+
+class Program:
+    """Whole columns between bounds, linear rows, and one objective at a time."""
+
+    def __init__(self, options: Mapping[str, bool | int | float]) -> None:
+        """`options`: of HiGHS, beside those that make it repeatable."""
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        for name, value in {**OPTIONS, **options}.items():
+            assert self._solver.setOptionValue(name, value) == highspy.HighsStatus.kOk, name
+        self._num_columns = 0
+
+    def column(self, most: int) -> int:
+        """A new whole number from 0 to `most`."""
+        self._solver.addCol(0.0, 0.0, float(most), 0, np.empty(0, np.int32), np.empty(0))
+        self._solver.changeColIntegrality(self._num_columns, highspy.HighsVarType.kInteger)
+        self._num_columns += 1
+        return self._num_columns - 1
+
+    def between(self, least: float, terms: Terms, most: float) -> None:
+        """From now on the sum of `terms` is at least `least` and at most `most`."""
+        columns = np.array([column for column, _ in terms], np.int32)
+        factors = np.array([factor for _, factor in terms], np.float64)
+        self._solver.addRow(least, most, len(terms), columns, factors)
+
+    def at_least(self, terms: Terms, least: float) -> None:
+        """From now on the sum of `terms` is."""
+        self.between(least, terms, highspy.kHighsInf)
+
+    def at_most(self, terms: Terms, most: float) -> None:
+        """From now on the sum of `terms` is."""
+        self.between(-highspy.kHighsInf, terms, most)
+
+    def minimise(self, terms: Terms, start: Sequence[int]) -> Found:
+        """The least sum of `terms` that was found from `start`, a solution, and what was proven of it."""
+        costs = np.zeros(self._num_columns)
+        for column, factor in terms:
+            costs[column] = factor
+        columns = np.arange(self._num_columns, dtype=np.int32)
+        self._solver.changeColsCost(self._num_columns, columns, costs)
+        self._solver.setSolution(self._num_columns, columns, np.array(start, np.float64))
+        self._solver.run()
+        values = tuple(round(value) for value in self._solver.getSolution().col_value)
+        return Found(values, ceil(self._solver.getInfo().mip_dual_bound - TOLERANCE))

@@ -1,0 +1,131 @@
+"""The free nodes of a cluster while units are placed, and the snuggest among them.
+
+Leaves, and the racks under each, are kept by how many free nodes they have. So to find the one with the least room that
+is enough costs as much as there are different sizes, however many thousand places there are.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from planner.placement.task import Split, Task
+
+__all__ = ["Room"]
+
+BySize = dict[int, dict[int, None]]  # free nodes -> places that have so many; without empty ones
+
+
+class Room:
+    """Free nodes of each cell; `take` and `give` change them."""
+
+    def __init__(self, task: Task, split: Split) -> None:
+        """Of `task`, less what the units have in `split`."""
+        self.free = list(task.sizes)
+        self._shelf_of, self._leaf_of, self._cells = _shelves(task)
+        self._in_shelf = [0] * len(self._cells)
+        self._in_leaf = [0] * (1 + max(self._leaf_of))
+        for cells in split:
+            for cell, count in cells.items():
+                self.free[cell] -= count
+        for cell, count in enumerate(self.free):
+            self._in_shelf[self._shelf_of[cell]] += count
+        self._leaves: BySize = {}
+        self._shelves: list[BySize] = [{} for _ in self._in_leaf]  # leaf -> its shelves
+        for shelf, leaf in enumerate(self._leaf_of):
+            self._in_leaf[leaf] += self._in_shelf[shelf]
+            _put(self._shelves[leaf], shelf, self._in_shelf[shelf])
+        for leaf, count in enumerate(self._in_leaf):
+            _put(self._leaves, leaf, count)
+
+    def take(self, cell: int, count: int) -> None:
+        """`count` free nodes of `cell`."""
+        shelf = self._shelf_of[cell]
+        leaf = self._leaf_of[shelf]
+        for by_size, place, counts in (
+            (self._shelves[leaf], shelf, self._in_shelf),
+            (self._leaves, leaf, self._in_leaf),
+        ):
+            _remove(by_size, place, counts[place])
+            counts[place] -= count
+            _put(by_size, place, counts[place])
+        self.free[cell] -= count
+
+    def give(self, cells: Mapping[int, int]) -> None:
+        """Back."""
+        for cell, count in cells.items():
+            self.take(cell, -count)
+
+    def snug(self, num_nodes: int) -> dict[int, int]:
+        """Take so many: under the leaf with the least room that is enough, else under as few leaves as possible."""
+        chosen: dict[int, int] = {}
+        while num_nodes:
+            leaf = _snuggest(self._leaves, num_nodes)
+            taken = min(num_nodes, self._in_leaf[leaf])
+            chosen |= self._under(leaf, taken)
+            num_nodes -= taken
+        return chosen
+
+    def around(self, cells: Iterable[int], num_nodes: int) -> dict[int, int]:
+        """Take so many: from the racks of `cells`, then from under their leaves, then from anywhere."""
+        chosen: dict[int, int] = {}
+        shelves = dict.fromkeys(self._shelf_of[cell] for cell in cells)
+        for shelf in shelves:
+            chosen |= self._from(shelf, min(num_nodes - sum(chosen.values()), self._in_shelf[shelf]))
+        for leaf in dict.fromkeys(self._leaf_of[shelf] for shelf in shelves):
+            chosen |= self._under(leaf, min(num_nodes - sum(chosen.values()), self._in_leaf[leaf]))
+        return chosen | self.snug(num_nodes - sum(chosen.values()))
+
+    def from_cell(self, cell: int, num_nodes: int) -> dict[int, int]:
+        """Take so many: those of `cell` first, then around it."""
+        first = {cell: min(num_nodes, self.free[cell])}
+        self.take(cell, first[cell])
+        return first | self.around(first, num_nodes - first[cell])
+
+    def _under(self, leaf: int, num_nodes: int) -> dict[int, int]:
+        """From the rack with the least room that is enough, else from those with most room."""
+        chosen: dict[int, int] = {}
+        while num_nodes:
+            shelf = _snuggest(self._shelves[leaf], num_nodes)
+            taken = min(num_nodes, self._in_shelf[shelf])
+            chosen |= self._from(shelf, taken)
+            num_nodes -= taken
+        return chosen
+
+    def _from(self, shelf: int, num_nodes: int) -> dict[int, int]:
+        chosen: dict[int, int] = {}
+        for cell in self._cells[shelf]:
+            taken = min(num_nodes - sum(chosen.values()), self.free[cell])
+            if taken:
+                chosen[cell] = taken
+                self.take(cell, taken)
+        return chosen
+
+
+def _shelves(task: Task) -> tuple[list[int], list[int], list[list[int]]]:
+    """What of a rack is under one leaf: cell -> shelf, shelf -> leaf, shelf -> cells. Without racks a cell is one."""
+    numbers: dict[tuple[int, int], int] = {}
+    shelf_of = []
+    for cell in range(len(task.cells)):
+        leaf = task.leaves.of_cell[cell] if task.leaves else 0
+        rack = task.racks.of_cell[cell] if task.racks else cell
+        shelf_of.append(numbers.setdefault((leaf, rack), len(numbers)))
+    cells: list[list[int]] = [[] for _ in numbers]
+    for cell, shelf in enumerate(shelf_of):
+        cells[shelf].append(cell)
+    return shelf_of, [leaf for leaf, _ in numbers], cells
+
+
+def _snuggest(by_size: BySize, num_nodes: int) -> int:
+    """The place with the least room that is enough, else the one with most."""
+    enough = [size for size in by_size if size >= num_nodes]
+    return next(iter(by_size[min(enough) if enough else max(by_size)]))
+
+
+def _put(by_size: BySize, place: int, count: int) -> None:
+    if count:
+        by_size.setdefault(count, {})[place] = None
+
+
+def _remove(by_size: BySize, place: int, count: int) -> None:
+    if count:
+        del by_size[count][place]
+        if not by_size[count]:
+            del by_size[count]

@@ -1,0 +1,166 @@
+"""What is to be placed, as whole numbers: units that want nodes, and cells that have them.
+
+A cell is all usable nodes with the same leaf switch, rack and power domain: which of them a unit has makes no
+difference, save for moves from a previous placement. So what is searched is a split, how many nodes of each cell each
+unit takes, and nodes get their names afterwards (`nodes.py`).
+
+A state is a set of units that are on together, weighted with the windows of the day that have it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.inventory import Node
+from planner.spec import Phase, ScheduleSpec
+
+__all__ = ["Cell", "Places", "Split", "State", "Task", "Wanted", "fewest", "task_of"]
+
+Split = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A unit before it has nodes."""
+
+    name: str
+    phase: Phase
+    index: int  # in its phase
+    num_nodes: int
+    minutes: int  # of a day for which it is on
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Nodes that stand alike."""
+
+    leaf: str
+    rack: str
+    power: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The leaves, racks or power domains; none where any usable node's is unknown."""
+
+    of_cell: tuple[int, ...]  # cell -> its place
+    sizes: tuple[int, ...]  # place -> usable nodes
+
+    @cached_property
+    def cells(self) -> tuple[tuple[int, ...], ...]:
+        """Of each place."""
+        return tuple(
+            tuple(cell for cell, own in enumerate(self.of_cell) if own == place) for place in range(len(self.sizes))
+        )
+
+    @cached_property
+    def largest_first(self) -> tuple[int, ...]:
+        """Sizes, for what the fewest are that hold a number of nodes."""
+        return tuple(sorted(self.sizes, reverse=True))
+
+
+@dataclass(frozen=True)
+class State:
+    """Units that are on together."""
+
+    units: frozenset[int]
+    weight: int  # windows of the day with just these
+
+
+@dataclass(frozen=True)
+class Task:
+    """Units, cells, states, and where units were before."""
+
+    units: tuple[Wanted, ...]
+    cells: tuple[Cell, ...]
+    states: tuple[State, ...]
+    before: tuple[Mapping[int, int], ...]  # of each unit: cell -> nodes that a previous placement gave it there
+    had_nodes: frozenset[int]  # units of the previous placement
+
+    @cached_property
+    def leaves(self) -> Places | None:
+        """Of the cells."""
+        return _places(self.cells, lambda cell: cell.leaf)
+
+    @cached_property
+    def racks(self) -> Places | None:
+        """Of the cells."""
+        return _places(self.cells, lambda cell: cell.rack)
+
+    @cached_property
+    def powers(self) -> Places | None:
+        """Of the cells."""
+        return _places(self.cells, lambda cell: cell.power)
+
+    @cached_property
+    def on(self) -> tuple[int, ...]:
+        """Of each unit the states that it is on in, as bits."""
+        return tuple(
+            sum(1 << number for number, state in enumerate(self.states) if unit in state.units)
+            for unit in range(len(self.units))
+        )
+
+    @cached_property
+    def lost(self) -> tuple[int, ...]:
+        """Units whose common loss counts: those that produce tokens."""
+        return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of each cell."""
+        return tuple(len(cell.nodes) for cell in self.cells)
+
+    def are_alike(self, one: int, other: int) -> bool:
+        """Whether it makes no difference which of two units has which nodes."""
+        mine, theirs = self.units[one], self.units[other]
+        is_new = not {one, other} & self.had_nodes
+        return is_new and (mine.phase, mine.num_nodes, self.on[one]) == (theirs.phase, theirs.num_nodes, self.on[other])
+
+
+def task_of(
+    units: Sequence[Wanted],
+    usable: Sequence[Node],
+    schedule: ScheduleSpec | None,
+    before: Mapping[str, Sequence[str]],
+) -> Task:
+    """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement."""
+    by_cell: dict[tuple[str, str, str], list[Node]] = {}
+    for node in usable:
+        by_cell.setdefault((node.leaf, node.rack, node.power), []).append(node)
+    cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
+    cell_of = {node.name: index for index, cell in enumerate(cells) for node in cell.nodes}
+    kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)
+    had_nodes = frozenset(index for index, unit in enumerate(units) if unit.name in before)
+    return Task(tuple(units), cells, _states(units, schedule), kept, had_nodes)
+
+
+def _states(units: Sequence[Wanted], schedule: ScheduleSpec | None) -> tuple[State, ...]:
+    if schedule is None:
+        return (State(frozenset(range(len(units))), 1),)
+    windows = Counter(
+        frozenset(index for index, unit in enumerate(units) if unit.index < window.num_units(unit.phase))
+        for window in schedule.windows
+    )
+    return tuple(State(active, weight) for active, weight in windows.items())
+
+
+def _places(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Places | None:
+    sizes: dict[str, int] = {}
+    for cell in cells:
+        sizes[name(cell)] = sizes.get(name(cell), 0) + len(cell.nodes)
+    if "" in sizes:
+        return None
+    index = {place: number for number, place in enumerate(sizes)}
+    return Places(tuple(index[name(cell)] for cell in cells), tuple(sizes.values()))
+
+
+def fewest(largest_first: Sequence[int], num_nodes: int) -> int:
+    """The fewest places that hold `num_nodes`."""
+    held = 0
+    for number, size in enumerate(largest_first):
+        if held >= num_nodes:
+            return number
+        held += size
+    return len(largest_first)
