@@ -226,7 +226,7 @@ def kv_holds_a_request(max_kv_tokens: int | None, max_request_tokens: int) -> Br
     if max_kv_tokens is None or max_kv_tokens >= max_request_tokens:
         return None
     rule = f"S517 must be at least max_request_tokens ({max_request_tokens})"
-    return Broken(rule, "a request needs all its KV at a time", f"nearest: {max_request_tokens}")
+    return Broken(rule, "a request needs all its KV at a time", nearest(max_request_tokens))
 
 
 # Prefill and decode together
