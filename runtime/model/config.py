@@ -35,6 +35,7 @@ QUANTISATION: dict[str, tuple[Any, ...]] = {
     "fmt": ("e4m3",),
     "weight_block_size": ([128, 128],),
     "activation_scheme": ("dynamic",),
+    "scale_fmt": (None, "ue8m0"),
 }
 FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepseek_v3": {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "norm_topk_prob": (True, False)},
@@ -83,6 +84,7 @@ class ModelConfig:
     yarn: Yarn | None
     rms_norm_eps: float
     max_position_embeddings: int
+    power_of_two_scales: bool = False  # of FP8 activations: V3.1's `scale_fmt`
 
     @property
     def latent_dim(self) -> int:
@@ -100,7 +102,6 @@ def read_model_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     document = read_json(path)
     choices = _choices(document, path)
-    _check_quantisation(document.get("quantization_config"), path)
     groups = ("n_group", "topk_group")
     is_grouped = choices["topk_method"] != "greedy"
     theta, yarn = read_rope(document, path)
@@ -111,6 +112,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         q_lora_rank=None if document.get("q_lora_rank", 0) is None else _number(document, "q_lora_rank", path),
         rope_theta=theta,
         yarn=yarn,
+        power_of_two_scales=_quantisation(document, path).get("scale_fmt") == "ue8m0",
     )
     _check_groups(config, path)
     return config
@@ -129,15 +131,17 @@ def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
     return chosen
 
 
-def _check_quantisation(quantisation: Any, path: Path) -> None:
-    """Refuse a file that is quantised otherwise than DeepSeek's."""
+def _quantisation(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`quantization_config`, empty without one. Raises CheckpointError for another quantisation than DeepSeek's."""
+    quantisation = document.get("quantization_config")
     if quantisation is None:
-        return
+        return {}
     if not isinstance(quantisation, dict):
         raise CheckpointError(f"{path}: quantization_config is {quantisation!r}, an object is needed")
     for key, values in QUANTISATION.items():
         if quantisation.get(key, values[0]) not in values:
             raise _refused(path, f"quantization_config.{key}", quantisation[key], values)
+    return quantisation
 
 
 def _refused(path: Path, key: str, value: Any, values: tuple[Any, ...]) -> CheckpointError:

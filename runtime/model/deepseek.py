@@ -19,7 +19,7 @@ from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LatentCache, LayerPages
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
-from runtime.model.fp8 import E4M3, Fp8Experts, Fp8Linear, Fp8Rows
+from runtime.model.fp8 import E4M3, Fp8Experts, Fp8Linear, Fp8Rows, round_scales_up
 from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
@@ -52,7 +52,9 @@ class DeepseekV3(nn.Module):
         super().__init__()
         self.config, self.batching, self.overlap, self.nodes = config, batching, overlap, nodes
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
-        self.dispatcher = _dispatcher(group, self.load.rows.shape[1], Fp8Rows() if dtype == E4M3 else PlainRows(dtype))
+        self.dispatcher = _dispatcher(
+            group, self.load.rows.shape[1], Fp8Rows(config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
+        )
         self.rotary = RotaryTable(
             config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn
         )
@@ -66,6 +68,8 @@ class DeepseekV3(nn.Module):
         )
         self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.lm_head = linear(config.hidden_size, config.vocab_size, wide(dtype))
+        if config.power_of_two_scales:
+            round_scales_up(self)
 
     def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Hidden states [T, D] of the tokens of a step, chunk by chunk; T may be 0. Latents are written to `cache`."""

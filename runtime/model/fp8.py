@@ -12,6 +12,9 @@ A matmul adds the products of codes in FP32 over each block of 128 channels k, s
 The last block of a dimension is smaller where 128 does not divide it. A row crosses between ranks as its codes and then
 its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
 
+DeepSeek-V3.1 was trained with the scales of groups rounded up to a power of two, and its config says so
+(`scale_fmt: ue8m0`); those of weights are then powers of two in the file.
+
 Which matrices are in FP8 is their owners' choice. There is no FP8 kernel here: codes are widened to FP32, whose matmul
 adds exactly these products, so that a CPU computes the same numerics, slowly.
 
@@ -31,7 +34,7 @@ from runtime.model.config import ModelConfig
 
 __all__ = [
     *("BLOCK", "E4M3", "Fp8Experts", "Fp8Linear", "Fp8Rows", "Quantised", "dequantise_matrix", "matmul", "num_blocks"),
-    *("pack", "quantise_matrix", "quantise_rows", "unpack"),
+    *("pack", "quantise_matrix", "quantise_rows", "round_scales_up", "unpack"),
 ]
 
 E4M3 = torch.float8_e4m3fn
@@ -53,10 +56,12 @@ def num_blocks(size: int) -> int:
     return -(-size // BLOCK)
 
 
-def quantise_rows(x_RD: Tensor) -> Quantised:
+def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
     """Each row's groups, by itself: a row's codes and scales do not depend on other rows."""
     groups_RGB = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     scales_RG = _scales(groups_RGB.abs().amax(-1))
+    if power_of_two:
+        scales_RG = _rounded_up(scales_RG)
     codes = (groups_RGB / scales_RG[..., None]).to(E4M3)
     return Quantised(codes.flatten(1)[:, : x_RD.shape[1]].contiguous(), scales_RG)
 
@@ -90,9 +95,12 @@ def matmul(x: Quantised, codes_NK: Tensor, scales_NG: Tensor) -> Tensor:
 class Fp8Rows:
     """Rows for dispatch: quantised before they travel, so that they are half as long; unpacked by the experts."""
 
+    def __init__(self, power_of_two: bool) -> None:
+        self.power_of_two = power_of_two
+
     def encode(self, x_TD: Tensor) -> Tensor:
         """[T, D + 4 ceil(D / 128)] bytes."""
-        return pack(quantise_rows(x_TD))
+        return pack(quantise_rows(x_TD, self.power_of_two))
 
     def decode(self, bytes_RB: Tensor) -> Tensor:
         """As they are: `Fp8Experts` takes packed rows."""
@@ -113,6 +121,8 @@ def unpack(rows: Tensor, size: int) -> Quantised:
 class Fp8Linear(nn.Module):
     """A bias-free projection of rows that it quantises. Parameters are named as published."""
 
+    power_of_two = False  # see `round_scales_up`
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = _codes(out_features, in_features)
@@ -121,7 +131,7 @@ class Fp8Linear(nn.Module):
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, in] -> [R, out], of x's type."""
         scales = _by_row(self.weight_scale_inv, len(self.weight))
-        return matmul(quantise_rows(x_RD), self.weight, scales).to(x_RD.dtype)
+        return matmul(quantise_rows(x_RD, self.power_of_two), self.weight, scales).to(x_RD.dtype)
 
 
 class Fp8Experts(nn.Module):
@@ -132,7 +142,7 @@ class Fp8Experts(nn.Module):
 
     def __init__(self, num_slots: int, config: ModelConfig, batching: Batching) -> None:
         super().__init__()
-        self.batching, self.hidden = batching, config.hidden_size
+        self.batching, self.hidden, self.power_of_two = batching, config.hidden_size, config.power_of_two_scales
         hidden, intermediate = config.hidden_size, config.moe_intermediate_size
         self.gate_up = _codes(num_slots, 2, intermediate, hidden)
         self.gate_up_scales = _scale_parameter(num_slots, 2, num_blocks(intermediate), num_blocks(hidden))
@@ -154,12 +164,12 @@ class Fp8Experts(nn.Module):
             matmul(x, codes, _by_row(scales, intermediate)).bfloat16()
             for codes, scales in zip(self.gate_up[slot], self.gate_up_scales[slot], strict=True)
         )
-        hidden = quantise_rows(F.silu(gate) * up)
+        hidden = quantise_rows(F.silu(gate) * up, self.power_of_two)
         return matmul(hidden, self.down[slot], _by_row(self.down_scales[slot], self.hidden)).bfloat16()
 
     def first_expert(self, x_TD: Tensor) -> Tensor:
         """What the expert in slot 0 makes of rows that did not travel: what `check_machine` asks about. [T, D]."""
-        return self.expert(0, pack(quantise_rows(x_TD)))
+        return self.expert(0, pack(quantise_rows(x_TD, self.power_of_two)))
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""
@@ -175,8 +185,21 @@ class Fp8Experts(nn.Module):
         }
 
 
+def round_scales_up(model: nn.Module) -> None:
+    """Let every projection of `model` scale its rows by powers of two: a trait of the model that none of them knows."""
+    for module in model.modules():
+        if isinstance(module, Fp8Linear):
+            module.power_of_two = True
+
+
 def _scales(magnitudes: Tensor) -> Tensor:
     return magnitudes.clamp(min=LEAST_MAGNITUDE) / LARGEST
+
+
+def _rounded_up(scales: Tensor) -> Tensor:
+    """To the next power of two, exactly: scale = mantissa 2^exponent with a mantissa from 1/2 up to, not with, 1."""
+    mantissas, exponents = torch.frexp(scales)
+    return torch.ldexp(torch.ones_like(scales), exponents - (mantissas == 0.5).int())
 
 
 def _by_row(scales: Tensor, num_rows: int) -> Tensor:

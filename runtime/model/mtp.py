@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LayerPages
 from runtime.model.deepseek import DeepseekV3, Layer
+from runtime.model.fp8 import round_scales_up
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.moe import MixtureOfExperts, ReplicaTable
 from runtime.model.step import Chunk, Step
@@ -50,6 +51,8 @@ class MultiTokenPrediction(nn.Module):
         layer.shared_head.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.model = nn.Module()
         self.model.layers = nn.ModuleDict({str(config.num_hidden_layers): layer})
+        if config.power_of_two_scales:
+            round_scales_up(self)
 
     def forward(
         self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], hidden_TD: Tensor, pages: LayerPages

@@ -35,15 +35,17 @@ def value_of(code):
     return -VALUES[code - 128] if code >= 128 else VALUES[code]
 
 
-def quantise(block):
+def quantise(block, power_of_two=False):
     """A block of numbers, in any order: (their codes, the scale)."""
     scale = float32(max(float32(1e-4), *map(abs, block)) / 448)
+    if power_of_two:
+        scale = next(2.0**exponent for exponent in range(-149, 128) if 2.0**exponent >= scale)
     return [code_of(float32(value / scale)) for value in block], scale
 
 
-def quantised_rows(x):
+def quantised_rows(x, power_of_two=False):
     """[R][D] codes and [R][D / 128] scales of lists of rows."""
-    rows = [[quantise(row[start : start + BLOCK]) for start in range(0, len(row), BLOCK)] for row in x]
+    rows = [[quantise(row[start : start + BLOCK], power_of_two) for start in range(0, len(row), BLOCK)] for row in x]
     return [[code for codes, _ in row for code in codes] for row in rows], [[scale for _, scale in row] for row in rows]
 
 

@@ -46,12 +46,13 @@ def test_every_code_means_what_the_format_says():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("power_of_two", [False, True], ids=["any scale", "powers of two"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_rows_are_the_reference_to_the_bit(size, dtype):
+def test_rows_are_the_reference_to_the_bit(size, dtype, power_of_two):
     """Codes and scales, whatever the sizes and magnitudes."""
     x = drawn(*size, dtype=dtype)
-    found = quantise_rows(x)
-    codes, scales = reference.quantised_rows(x.tolist())
+    found = quantise_rows(x, power_of_two)
+    codes, scales = reference.quantised_rows(x.tolist(), power_of_two)
 
     assert codes_of(found) == codes
     assert found.scales.tolist() == scales
@@ -61,11 +62,19 @@ def test_rows_are_the_reference_to_the_bit(size, dtype):
 @given(values=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=130))
 def test_any_row_is_the_reference_to_the_bit(values):
     """Subnormal and enormous numbers too."""
-    found = quantise_rows(torch.tensor([values]))
-    codes, scales = reference.quantised_rows([values])
+    for power_of_two in (False, True):
+        found = quantise_rows(torch.tensor([values]), power_of_two)
+        codes, scales = reference.quantised_rows([values], power_of_two)
 
-    assert codes_of(found) == codes
-    assert found.scales.tolist() == scales
+        assert codes_of(found) == codes
+        assert found.scales.tolist() == scales
+
+
+def test_a_scale_that_is_a_power_of_two_already_stays():
+    """448 needs the scale 1, and so does all down to just above 224."""
+    scales = [quantise_rows(torch.tensor([[value]]), power_of_two=True).scales.item() for value in (448, 225, 224, 449)]
+
+    assert scales == [1, 1, 0.5, 2]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -181,9 +190,9 @@ def test_local_experts_are_the_slow_ones(matrices, small_config):
             quantised = quantise_matrix(w * (slot + 1))
             tensors[f"{name}.weight"].copy_(quantised.codes)
             tensors[f"{name}.weight_scale_inv"].copy_(quantised.scales)
-    found = experts(Fp8Rows().encode(x), [4, 0, 2])
+    found = experts(Fp8Rows(power_of_two=False).encode(x), [4, 0, 2])
     tripled = [3 * w for w in matrices]
 
     assert_is(found[:4], slow_mlp(x[:4], *matrices), bf16_mlp(x[:4], *matrices))
     assert_is(found[4:], slow_mlp(x[4:], *tripled), bf16_mlp(x[4:], *tripled))
-    assert experts(Fp8Rows().encode(x[:0]), [0, 0, 0]).shape == (0, 192)
+    assert experts(Fp8Rows(power_of_two=False).encode(x[:0]), [0, 0, 0]).shape == (0, 192)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from runtime import weights
 from runtime.engine import Engine
 from runtime.errors import CheckpointError
-from runtime.model.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix
+from runtime.model.fp8 import BLOCK, E4M3, Fp8Experts, Fp8Linear, Quantised, dequantise_matrix
 from runtime.parallel import SoloGroup
 from tests.runtime.random_checkpoints import FP8, V3, write_checkpoint
 
@@ -108,6 +108,20 @@ def test_tensors_in_parts_are_the_whole_tensors(fp8_file, wide_file, monkeypatch
     assert SIZES["hidden_size"] > BLOCK
     for one, other in zip(whole, parts, strict=True):
         assert all(equal(one[name], other[name]) for name in one)
+
+
+def test_scales_are_powers_of_two_where_the_config_says_so(fp8_file, tmp_path):
+    """V3.1's `scale_fmt`: every place that quantises rows, dispatch included, and so the logits."""
+    told = QUANTISED | {"quantization_config": FP8 | {"scale_fmt": "ue8m0"}}
+    plain, rounded = (engine(folder, E4M3) for folder in (fp8_file, write_checkpoint(tmp_path / "v31", told)))
+    quantisers = [module for module in rounded.model.modules() if isinstance(module, (Fp8Linear, Fp8Experts))]
+
+    assert len(quantisers) == 3 * 4 + 3 + 2 * (3 + 1)
+    assert all(module.power_of_two for module in [*quantisers, rounded.model.dispatcher.row_format])
+    assert not any(getattr(module, "power_of_two", False) for module in plain.model.modules())
+    one, other = (engine.prompt_logits([[1, 2, 3]])[0] for engine in (plain, rounded))
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, other, rtol=0.2, atol=0.5)
 
 
 def test_the_names_of_scales_are_among_what_was_read(fp8_file, wide_file):

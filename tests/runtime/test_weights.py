@@ -259,6 +259,8 @@ def test_missing_files_are_named(copied, contiguous_map):
         ({"model_type": "llama"}, "model_type is 'llama', this runtime computes only 'deepseek_v3'"),
         ({"rope_scaling": {"type": "yarn", "factor": 40}}, "rope_scaling.original_max_position_embeddings is None"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method is 'awq'"),
+        ({"quantization_config": {"weight_block_size": [64, 64]}}, "quantization_config.weight_block_size is [64, 64]"),
+        ({"quantization_config": {"scale_fmt": "ue5m3"}}, "scale_fmt is 'ue5m3', this runtime computes only None and"),
     ],
     ids=str,
 )
