@@ -212,9 +212,12 @@ def _experts(arguments: argparse.Namespace) -> None:
         )
     )
     prepare_search()
-    prepare(
-        with_previous=job.previous is not None, with_domains=bool(job.domains), split=job.split
-    )  # loading what is compiled is not computing
+    prepare(  # loading what is compiled is not computing
+        with_previous=job.previous is not None,
+        with_domains=bool(job.domains),
+        with_groups=job.sizes.num_groups > 1 and job.sizes.num_nodes > 1,
+        split=job.split,
+    )
     began = time.perf_counter()
     expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)

@@ -34,6 +34,8 @@ def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
         "one_more_slot": _one_more_json(job, answer.one_more_slot),
         "split": expert_map.split,
         "moved_slots": expert_map.moved_slots,
+        "front": [asdict(point) for point in expert_map.front],
+        "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
     } | _moves_json(job, expert_map)
 
 
@@ -93,11 +95,20 @@ def map_text(job: ExpertsJob, answer: ExpertsAnswer) -> str:
         f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
+        *_front_lines(expert_map),
         *_one_more_lines(job, answer.one_more_slot),
         *_coverage_lines(job),
         *_moves_lines(job, expert_map),
     ]
     return "\n".join(lines)
+
+
+def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
+    """Balance against cross-node bytes, where there was a choice."""
+    for point in expert_map.front:
+        mark = "  <- chosen" if point == expert_map.dispatch else ""
+        share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"
+        yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{mark}"
 
 
 def _one_more_lines(job: ExpertsJob, with_one_more: ExpertMap | None) -> Iterator[str]:

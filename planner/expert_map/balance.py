@@ -55,6 +55,20 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class FrontPoint:
+    """One map of a front of balance against bytes (`spill`): means of all layers."""
+
+    max_over_mean: float
+    extra_bytes_per_token: float  # cross-node dispatch bytes of a layer, more than with whole groups on nodes
+    bytes_per_token: float  # with whole groups on nodes
+
+    @property
+    def bytes_ratio(self) -> float:
+        """Cross-node dispatch bytes / those with whole groups on nodes."""
+        return 1 + self.extra_bytes_per_token / self.bytes_per_token
+
+
+@dataclass(frozen=True)
 class ExpertMap:
     """Which logical expert each slot of a unit holds, and how even that makes the GPUs.
 
@@ -75,6 +89,8 @@ class ExpertMap:
     is_covered: bool = False
     split: Split = "equal"
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
+    front: tuple[FrontPoint, ...] = ()  # where `auto` keeps groups on nodes: what it could choose among (`spill`)
+    dispatch: FrontPoint | None = None  # and this map
 
     @property
     def logical_to_physical(self) -> list[list[list[int]]]:
@@ -123,7 +139,7 @@ def balance(
     if domains:
         expert_map = make_covered_map(loads, sizes, domains, previous, keep_within)
     else:
-        expert_map = make_map(loads, sizes, effort, policy, previous, keep_within)
+        expert_map = make_map(loads, sizes, effort, policy, previous, keep_within, may_spill=split == "equal")
     if split == "equal":
         return expert_map
     within_nodes = bool(domains) or expert_map.policy == "hierarchical"
@@ -159,13 +175,23 @@ def is_prepared() -> bool:
     return is_compiled()
 
 
-def prepare(*, with_previous: bool = False, with_domains: bool = False, split: Split = "equal") -> None:
+def prepare(
+    *,
+    with_previous: bool = False,
+    with_domains: bool = False,
+    with_groups: bool = False,
+    split: Split = "equal",
+) -> None:
     """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
     efforts: tuple[Effort, ...] = ("fast", "refined")
     for effort in efforts:
         fresh = balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
         if with_previous:
             balance(((1, 1, 1, 1, 1, 1, 1, 5),), 10, 2, effort, previous=fresh.physical_to_logical)
+    if with_groups:
+        fresh = balance(((9, 5, 4, 3, 1, 1, 1, 1),), 12, 4, num_nodes=2, num_groups=2)
+        if with_previous:
+            balance(((1, 1, 1, 1, 3, 4, 5, 9),), 12, 4, num_nodes=2, num_groups=2, previous=fresh.physical_to_logical)
     if split != "equal":
         balance(((3, 2, 1, 1),), 6, 2, num_nodes=2, split=split)
     if with_domains:

@@ -17,7 +17,7 @@ from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer,
 from planner.expert_map.search import SEED, kick
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["count_moves", "relocate"]
+__all__ = ["count_moves", "relieve_cheaply", "relocate", "undo"]
 
 NONE = -1
 FREE = 0.2  # slots that a step without cost counts as
@@ -39,11 +39,11 @@ def relocate(loads_LE: Floats, previous_LGS: Ints, enough_L: Floats, num_nodes: 
         take(layer, previous_LGS[index])
         before = layer.held.copy()
         nodes = _held_by_nodes(before, num_nodes)
-        _relieve_cheaply(layer, before, nodes, enough_L[index])
+        relieve_cheaply(layer, before, nodes, enough_L[index])
         if num_nodes == 1:
             _kick_on(layer, before, nodes, enough_L[index])
         if layer.carried.max() <= enough_L[index]:
-            _undo(layer, before, enough_L[index])
+            undo(layer, before, enough_L[index])
             reached_L[index] = True
         slots_LGS[index] = layer.slots
     return slots_LGS, reached_L
@@ -70,7 +70,7 @@ def _kick_on(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], 
         if layer.carried.max() <= enough:
             return
         kick(trial, state, KICK_CHANGES)
-        _relieve_cheaply(trial, before, nodes, enough)
+        relieve_cheaply(trial, before, nodes, enough)
         least, reached = layer.carried.max(), trial.carried.max()
         as_cheap = turn >= CAREFUL_KICKS or _num_moves(trial, before) <= _num_moves(layer, before)
         if reached < least or (reached == least and as_cheap):
@@ -86,7 +86,8 @@ def _num_moves(layer: Layer, before: NDArray[np.bool_]) -> int:
 
 
 @compiled
-def _relieve_cheaply(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], enough: float) -> None:
+def relieve_cheaply(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], enough: float) -> None:
+    """Step by step until no GPU carries more than `enough` or no step helps."""
     while layer.carried.max() > enough and _step(layer, before, nodes, enough):
         pass
 
@@ -182,7 +183,7 @@ def _best_hand_over(
 
 
 @compiled
-def _undo(layer: Layer, before: NDArray[np.bool_], enough: float) -> None:
+def undo(layer: Layer, before: NDArray[np.bool_], enough: float) -> None:
     """Undo changes, single ones and exchanged pairs, while no GPU comes to carry more than `enough`."""
     trial = new_layer(layer.loads, layer.slots.shape[0], layer.slots.shape[1])
     copy(trial, layer)

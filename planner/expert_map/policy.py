@@ -1,19 +1,21 @@
 """One map for all layers: what may go where, the search, and what came out of it.
 
 `global` puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and then searches each node of
-each layer by itself. `auto` keeps groups on nodes where that can be.
+each layer by itself. `auto` keeps groups on nodes where that can be, and, with effort `refined`, gives a few hot
+experts a replica on a second node (`spill`): as many as balance is worth in dispatch bytes.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.balance import Effort, ExpertMap, Policy, Sizes
+from planner.expert_map.balance import Effort, ExpertMap, FrontPoint, Policy, Sizes
 from planner.expert_map.bound import bind
 from planner.expert_map.hierarchy import choose_policy, experts_of_nodes
 from planner.expert_map.moves import count_moves
 from planner.expert_map.renew import renew
 from planner.expert_map.search import solve
+from planner.expert_map.spill import LEVELS, front_of, homes_of_groups, knee, spill
 from planner.expert_map.weigh import Floats, Ints, max_over_mean, scale
 
 __all__ = ["make_map"]
@@ -28,19 +30,35 @@ def make_map(
     policy: Policy,
     previous: Sequence[Sequence[int]] | None = None,
     keep_within: float = 0.0,
+    *,
+    may_spill: bool = True,
 ) -> ExpertMap:
-    """See `balance`."""
+    """See `balance`. `may_spill`: tokens split equally, so that a replica elsewhere takes the load that it is to."""
     loads_LE = scale(loads)
     chosen, reason = choose_policy(sizes, policy)
     within_nodes = chosen == "hierarchical"
-    bound_L, binding = bind(loads_LE, sizes, within_nodes=within_nodes)
-    solve_policy = _solve_hierarchical if within_nodes else _solve_global
-    slots_LGS = solve_policy(loads_LE, sizes, bound_L, effort)
+    # where a node has no fewer slots a GPU than experts, its GPUs hold all of them and balance by themselves
+    may_spill &= within_nodes and (policy, effort) == ("auto", "refined") and _is_crowded(loads_LE, sizes)
+    bound_L, binding = bind(loads_LE, sizes, within_nodes=within_nodes and not may_spill)
+    front: tuple[FrontPoint, ...] = ()
+    dispatch = None
+    if may_spill:
+        slots_LGS, homes_LE, front = _solve_spilling(loads_LE, sizes, bound_L)
+        dispatch = front[knee(front)]
+        reason += _why_spilled(front, dispatch)
+    else:
+        solve_policy = _solve_hierarchical if within_nodes else _solve_global
+        slots_LGS = solve_policy(loads_LE, sizes, bound_L, effort)
     moved_slots = None
     if previous is not None:
         previous_LGS = np.array(previous, dtype=np.int64).reshape(slots_LGS.shape)
-        slots_LGS = renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, within_nodes=within_nodes)
+        slots_LGS = renew(
+            loads_LE, previous_LGS, slots_LGS, sizes, keep_within, within_nodes=within_nodes, may_spill=may_spill
+        )
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
+        if may_spill:
+            homes_LE = homes_of_groups(loads_LE, slots_LGS, sizes)
+            (dispatch,) = front_of(loads_LE, slots_LGS[None], homes_LE, sizes)
     return ExpertMap(
         num_logical_experts=loads_LE.shape[1],
         physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads_LE), -1).tolist())),
@@ -50,6 +68,21 @@ def make_map(
         policy=chosen,
         policy_reason=reason,
         moved_slots=moved_slots,
+        front=front,
+        dispatch=dispatch,
+    )
+
+
+def _is_crowded(loads_LE: Floats, sizes: Sizes) -> bool:
+    return bool(sizes.slots_per_gpu * sizes.num_nodes < loads_LE.shape[1])
+
+
+def _why_spilled(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
+    if chosen.extra_bytes_per_token == 0:
+        return ""
+    return (
+        f"; some experts have a replica on a second node: max/mean {chosen.max_over_mean:.4f} instead of "
+        f"{front[0].max_over_mean:.4f} for {chosen.bytes_ratio - 1:.2%} more of them, the knee of the front"
     )
 
 
@@ -61,6 +94,19 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
         return np.tile(slots, (len(loads_LE), sizes.num_gpus, 1))
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     return solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, mean_L * bound_L * GOOD_ENOUGH, effort)
+
+
+def _solve_spilling(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, Ints, tuple[FrontPoint, ...]]:
+    """Slots `[L, G, S]` at the knee of the front, the nodes of experts `[L, E]`, and the front, whole groups first."""
+    whole_L, _ = bind(loads_LE, sizes, within_nodes=True)
+    whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_L, "fast")
+    homes_LE = homes_of_groups(loads_LE, whole_LGS, sizes)
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    levels_QL = np.maximum(np.array(LEVELS)[:, None], bound_L * GOOD_ENOUGH) * mean_L
+    slots_QLGS, _ = spill(loads_LE, whole_LGS, homes_LE, levels_QL, sizes.num_nodes, False)
+    slots_QLGS = np.concatenate((whole_LGS[None], slots_QLGS))
+    front = front_of(loads_LE, slots_QLGS, homes_LE, sizes)
+    return slots_QLGS[knee(front)], homes_LE, front
 
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:

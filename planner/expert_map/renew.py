@@ -9,6 +9,7 @@ import numpy as np
 from planner.expert_map.balance import Sizes
 from planner.expert_map.eplb import eplb_fullest_of_layers
 from planner.expert_map.moves import relocate
+from planner.expert_map.spill import homes_of_groups, spill
 from planner.expert_map.weigh import Floats, Ints, max_over_mean
 
 __all__ = ["align", "match", "part_repeats", "renew"]
@@ -17,23 +18,40 @@ ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
 
 
 def renew(
-    loads_LE: Floats, previous_LGS: Ints, fresh_LGS: Ints, sizes: Sizes, keep_within: float, *, within_nodes: bool
+    loads_LE: Floats,
+    previous_LGS: Ints,
+    fresh_LGS: Ints,
+    sizes: Sizes,
+    keep_within: float,
+    *,
+    within_nodes: bool,
+    may_spill: bool = False,
 ) -> Ints:
     """Slots `[L, G, S]`; what is kept is in the slot where it was.
 
     A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would. A previous
-    layer that splits a group, where groups stay on nodes, is no start: it gets a fresh map.
+    layer that splits a group, where groups stay on nodes, is no start: it gets a fresh map. With `may_spill` it is a
+    start, and experts get replicas on a second node where nothing else helps.
     """
     if sizes.slots_per_gpu > loads_LE.shape[1]:  # every GPU holds every expert anyway
         return align(fresh_LGS, previous_LGS)
     enough_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes) * (1 + ROUNDING)
     num_nodes = sizes.num_nodes if within_nodes else 1
     start_LGS = part_repeats(loads_LE, previous_LGS)
-    near_LGS, reached_L = relocate(loads_LE, start_LGS, enough_L * (1 + keep_within), num_nodes)
+    if may_spill:
+        homes_LE = homes_of_groups(loads_LE, start_LGS, sizes)
+        level_L = enough_L * (1 + keep_within)
+        (near_LGS,), (carried_L,) = spill(loads_LE, start_LGS, homes_LE, level_L[None], num_nodes, True)
+        reached_L = carried_L <= level_L
+    else:
+        near_LGS, reached_L = relocate(loads_LE, start_LGS, enough_L * (1 + keep_within), num_nodes)
     previous_ratio_L = max_over_mean(loads_LE, previous_LGS)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_LGS = np.empty_like(previous_LGS)
-    is_whole_L = _keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1]) if within_nodes else np.ones(len(loads_LE))
+    must_be_whole = within_nodes and not may_spill
+    is_whole_L = (
+        _keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1]) if must_be_whole else np.ones(len(loads_LE))
+    )
     for index in range(len(loads_LE)):
         if not is_whole_L[index]:
             slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
