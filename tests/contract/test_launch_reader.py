@@ -9,8 +9,10 @@ from jsonschema import Draft202012Validator
 
 from planner.check import check_spec
 from planner.compiler import compile_plan
+from planner.launch import KV_PAGE_TOKENS
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.errors import LaunchError
+from runtime.kv_cache import PAGE_TOKENS
 from runtime.kv_transfer import check_layout
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
@@ -96,3 +98,8 @@ def test_the_digests_are_over_the_same_keys():
     """The reader's lists are the ones which the schema describes."""
     assert UNIT_DIGEST_KEYS == SCHEMAS_UNIT_DIGEST_KEYS
     assert KV_DIGEST_KEYS == ("kv_cache", "model", "checkpoint")
+
+
+def test_pages_of_kv_are_of_one_size():
+    """The planner's room for a request of full length is whole pages of the runtime."""
+    assert KV_PAGE_TOKENS == PAGE_TOKENS

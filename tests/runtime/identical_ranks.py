@@ -1,0 +1,88 @@
+"""The ranks of the test of identical tokens: `identical_ranks.py SIZE PORT CHECKPOINT FOLDER`.
+
+Each serves, under every layout in turn, its share of the prompts in `FOLDER/prompts.json`, shuffled by the layout, and
+writes `FOLDER/RANK.json`: layout -> {"tokens": {prompt number: greedy token ids}, "preemptions": how many}.
+"""
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from runtime.engine import Engine
+from runtime.messages import Sampling
+from runtime.overlap import OVERLAPS
+from runtime.parallel import MeetingPoint, new_group
+from tests.runtime.one_rank import Limits, Rank, Wish
+from tests.runtime.rank_processes import fork_ranks
+
+ADDRESS = "127.0.0.1"
+MAX_TOKENS = 8
+MAX_REQUEST_TOKENS = 192
+NUM_MOE_LAYERS, NUM_EXPERTS = 2, 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to serve. `kv_tokens` MAX_REQUEST_TOKENS leaves room for one request of full length, and preempts."""
+
+    kind: str
+    dtype: torch.dtype
+    redundant: int
+    overlap: str
+    max_batch_tokens: int
+    kv_tokens: int
+
+
+WHOLE, TIGHT, ROOMY = 4096, MAX_REQUEST_TOKENS, 4096
+LAYOUTS = {
+    "whole prompts": Layout("pair", torch.float32, 0, "none", WHOLE, ROOMY),
+    "chunks, preemption": Layout("mixed", torch.float32, 8, "none", 50, TIGHT),
+    "chunks, preemption, handover": Layout("pair", torch.float32, 16, "five_stage", 31, TIGHT),
+    "chunks in two micro-batches": Layout("mixed", torch.float32, 8, "dual_batch", 100, ROOMY),
+    "BF16, chunks, preemption": Layout("mixed", torch.bfloat16, 16, "five_stage", 33, TIGHT),
+}
+
+
+def expert_map(redundant, seed):
+    """Experts and `redundant` replicas of some, in any order, each layer another."""
+    draw = random.Random(seed)
+    layers = []
+    for _ in range(NUM_MOE_LAYERS):
+        slots = [*range(NUM_EXPERTS), *draw.sample(range(NUM_EXPERTS), redundant)]
+        layers.append(draw.sample(slots, len(slots)))
+    return layers
+
+
+def wishes(prompts):
+    """A greedy request a prompt."""
+    sampling = Sampling(MAX_TOKENS, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])
+    return [Wish(str(number), prompt, sampling) for number, prompt in enumerate(prompts)]
+
+
+def main(rank, size, port, checkpoint, folder):
+    group = new_group(rank, size)
+    group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
+    asked = wishes(json.loads((folder / "prompts.json").read_text()))
+    results = {}
+    for number, (name, layout) in enumerate(LAYOUTS.items()):
+        slots = expert_map(layout.redundant, seed=10 * size + number)
+        engine = Engine(checkpoint, slots, group, layout.dtype, deterministic=True, overlap=layout.overlap)
+        limits = Limits(4, MAX_REQUEST_TOKENS, layout.max_batch_tokens, layout.kv_tokens)
+        served = Rank(engine, layout.kind, limits)
+        for wish in random.Random(10 * size + number).sample(asked, len(asked))[rank::size]:
+            served.ask(wish)
+        served.serve(group)
+        preemptions = sum(scheduler.num_preemptions for scheduler in served.schedulers)
+        results[name] = {"tokens": served.answers(), "preemptions": preemptions}
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+    group.any(False)  # nobody leaves while a peer still exchanges
+
+
+assert {layout.overlap for layout in LAYOUTS.values()} == set(OVERLAPS)
+
+if __name__ == "__main__":
+    fork_ranks(main, *map(int, sys.argv[1:3]), *map(Path, sys.argv[3:5]))

@@ -1,0 +1,86 @@
+"""One rank's phases without sockets: requests go in by hand, and what is said is kept.
+
+`Rank` is a mixed rank, or a prefill and a decode rank in one process whose handovers cross at once. The engine, the
+scheduler and the phases are the real ones.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from runtime.decode import Arrival, DecodePhase
+from runtime.launch import Limits
+from runtime.messages import Abort, Prefill, Sampling, Token
+from runtime.mixed import MixedPhase
+from runtime.prefill import PrefillPhase
+
+__all__ = ["Limits", "Rank", "Wish", "answer_alone"]
+
+NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens: None)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody asks for."""
+
+    id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+
+    def message(self):
+        return Prefill(self.id, self.prompt_ids, self.sampling, "decode", 1)
+
+
+class Rank:
+    """`kind`: "mixed" or "pair". `said`: request id -> its tokens so far; `done`: the ids of the finished."""
+
+    def __init__(self, engine, kind, limits):
+        launch = SimpleNamespace(limits=limits, kv_digest="", kv_cache=SimpleNamespace(dtype="fp32"))
+        kinds = {"mixed": [MixedPhase], "pair": [PrefillPhase, DecodePhase]}[kind]
+        self.phases = [phase(engine, launch, self, NO_METRICS) for phase in kinds]
+        self.said: dict[str, list[Token]] = {}
+        self.done: set[str] = set()
+
+    @property
+    def schedulers(self):
+        return [phase._scheduler for phase in self.phases]
+
+    def ask(self, wish):
+        self.phases[0].take(wish.message())
+
+    def abort(self, request_id):
+        for phase in self.phases:
+            phase.take(Abort(request_id))
+
+    def has_work(self):
+        return any(phase.has_work() for phase in self.phases)
+
+    def step(self):
+        for phase in self.phases:
+            phase.step()
+
+    def serve(self, group):
+        """Until no rank of `group` has work."""
+        while group.any(self.has_work()):
+            self.step()
+
+    def answers(self):
+        """Request id -> the token ids."""
+        return {request_id: [token.token_id for token in tokens] for request_id, tokens in self.said.items()}
+
+    def say(self, token):
+        self.said.setdefault(token.request_id, []).append(token)
+        if token.finish_reason is not None:
+            self.done.add(token.request_id)
+
+    def hand_over(self, host, port, handover, latents):
+        assert (host, port) == ("decode", 1)
+        self.phases[1].take(Arrival(handover, latents))
+
+
+def answer_alone(engine, group, wish):
+    """The tokens of a request that has a mixed rank to itself, its prompt computed as a whole."""
+    most = len(wish.prompt_ids) + wish.sampling.max_tokens
+    rank = Rank(engine, "mixed", Limits(1, most, most, most))
+    rank.ask(wish)
+    rank.serve(group)
+    return rank.answers()[wish.id]
