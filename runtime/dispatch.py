@@ -2,7 +2,7 @@
 
     slots are numbered rank by rank: slot s lives on rank s // slots_per_rank
     dispatch   x [T, D], slots [T, K]  ->  rows [R, D] grouped by local slot, and how many each slot got
-    combine    rows [R, D], computed   ->  y [T x K, D], each choice's output back in its token's place
+    combine    rows [R, D], computed   ->  each choice's output back at its token's rank, and where it lies there
 
 Both begin an exchange and return at once; what comes of it is had by `wait()`. Between the two the caller may compute,
 which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, sizes first.
@@ -26,6 +26,7 @@ from runtime.parallel import Group
 
 __all__ = [
     "AllToAllDispatcher",
+    "Combined",
     "Dispatched",
     "LocalDispatcher",
     "Pending",
@@ -59,6 +60,14 @@ class Dispatched:
     sent: list[int]  # rows given to each rank
     received: list[int]  # rows got from each rank
     grouping: Tensor  # [R]: the received row that stands in each place of rows_RD
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What the experts made of this rank's tokens: a row for each (token, choice) pair, not in the pairs' order."""
+
+    rows_RD: Tensor
+    places: Tensor  # [T x K]: the row of each pair
 
 
 class RowFormat(Protocol):
@@ -95,8 +104,8 @@ class TokenDispatcher(Protocol):
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Tensor]:
-        """Bring results back: [T x K, D], in the order of the pairs."""
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+        """Bring results back."""
 
 
 class LocalDispatcher:
@@ -110,14 +119,15 @@ class LocalDispatcher:
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
         pair_order = slots_TK.flatten().argsort(stable=True)
-        rows_RD = self.row_format.decode(self.row_format.encode(x_TD)[pair_order // slots_TK.shape[1]])
+        rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
+        rows_RD = self.row_format.decode(rows)
         counts = slots_TK.flatten().bincount(minlength=self.num_slots).tolist()
         order = torch.arange(len(rows_RD))
         return _here(Dispatched(rows_RD, counts, pair_order, [len(rows_RD)], [len(rows_RD)], order))
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Tensor]:
-        """Undo the sort."""
-        return _here(_scattered(rows_RD, dispatched.pair_order))
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+        """They are here, sorted."""
+        return _here(Combined(rows_RD, _inverse(dispatched.pair_order)))
 
 
 class AllToAllDispatcher:
@@ -132,7 +142,7 @@ class AllToAllDispatcher:
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort by slot, which is by rank too; exchange sizes, then rows; group what came by slot."""
         pair_order = slots_TK.flatten().argsort(stable=True)
-        rows = self.row_format.encode(x_TD)[pair_order // slots_TK.shape[1]]
+        rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
         sizes_sent = self._sizes(slots_TK)
         sent = sizes_sent.sum(1).tolist()
         self._count_bytes(rows, sent)
@@ -145,16 +155,16 @@ class AllToAllDispatcher:
         def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
             sizes, arrived_rows = arrived
             grouping = _grouping(sizes)
-            rows_RD = self.row_format.decode(arrived_rows[grouping])
+            rows_RD = self.row_format.decode(arrived_rows.index_select(0, grouping))
             return Dispatched(rows_RD, sizes.sum(0).tolist(), pair_order, sent, sizes.sum(1).tolist(), grouping)
 
         return Pending(self.group.begin(exchange), group_by_slot)
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Tensor]:
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """The same way back."""
-        rows = _scattered(rows_RD, dispatched.grouping)
+        rows = rows_RD.index_select(0, _inverse(dispatched.grouping))
         arrival = self.group.begin(lambda: self.group.all_to_all(rows, dispatched.received, dispatched.sent))
-        return Pending(arrival, lambda returned: _scattered(returned, dispatched.pair_order))
+        return Pending(arrival, lambda returned: Combined(returned, _inverse(dispatched.pair_order)))
 
     def _sizes(self, slots_TK: Tensor) -> Tensor:
         """Rows for each slot of each rank, [ranks, slots_per_rank]."""
@@ -180,8 +190,8 @@ def _grouping(sizes_received: Tensor) -> Tensor:
     return slot_of_row.argsort(stable=True)
 
 
-def _scattered(rows: Tensor, places: Tensor) -> Tensor:
-    """Row i goes to `places[i]`."""
-    result = torch.empty_like(rows)
-    result[places] = rows
-    return result
+def _inverse(order: Tensor) -> Tensor:
+    """Where each element stands in `order`, a permutation."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    return places

@@ -72,15 +72,17 @@ class LayerPages:
 
     def write(self, places_T: Tensor, latent_TC: Tensor) -> None:
         """The latents of a step's own tokens."""
-        self._rows[places_T] = latent_TC
+        self._rows.index_copy_(0, places_T, latent_TC)
 
     def read(self, places_S: Tensor) -> Tensor:
         """`[S, C]`."""
-        return self._rows[places_S]
+        return self._rows.index_select(0, places_S)
 
-    def read_requests(self, tables_BP: Tensor, longest: int) -> Tensor:
-        """Up to position `longest` of each of some requests, `[B, longest, C]`."""
-        return self._pages[tables_BP].flatten(1, 2)[:, :longest]
+    def read_requests(self, tables_BP: Tensor) -> Tensor:
+        """All pages of each of some requests, `[B, positions, C]`, positions that are not in use included."""
+        num_requests, most_pages = tables_BP.shape
+        pages = self._pages.flatten(1).index_select(0, tables_BP.flatten())
+        return pages.view(num_requests, most_pages * PAGE_TOKENS, self._pages.shape[-1])
 
 
 def num_pages(num_tokens: int) -> int:

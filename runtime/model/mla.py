@@ -13,7 +13,6 @@ Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1 and appendix B; DeepSeek-V3 `
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.kv_cache import LayerPages
@@ -29,6 +28,9 @@ __all__ = ["LatentAttention", "Queries"]
 # of a step's chunks [T, H, N + P], and of its decoding requests [B, H, C] in the space of the latents; None for none
 Queries = tuple[Tensor | None, Tensor | None]
 
+QUERY_BLOCK = (
+    128  # of a prompt, scored at once against the keys up to its end: half of a causal square is never computed
+)
 LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
 
 
@@ -56,7 +58,7 @@ class LatentAttention(nn.Module):
         """The first half: the tokens' latents go to the cache, their queries are the result."""
         pages.write(step.places_T, self.latent(x_TD, cos, sin))
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
-        expanded_THQ = torch.cat(self.batching.rows(self._query, *prefilling), -1) if step.sizes[0] else None
+        expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
         is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens is a decode step without requests
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
@@ -68,7 +70,7 @@ class LatentAttention(nn.Module):
             parts.append(self._prefill(expanded_THQ, step, pages))
         if absorbed_BHC is not None:
             parts.append(self._decode(absorbed_BHC, step, pages))
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """What the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
@@ -90,7 +92,7 @@ class LatentAttention(nn.Module):
 
     def _decode(self, q_BHC: Tensor, step: Step, pages: LayerPages) -> Tensor:
         """One token a request, over the latents alone: [B, D]."""
-        latent_BSC = pages.read_requests(step.tables_BP, step.longest)
+        latent_BSC = pages.read_requests(step.tables_BP)
         context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, step.lengths_B)
         return self.batching.rows(self._absorbed_output, context_BHL)
 
@@ -102,27 +104,30 @@ class LatentAttention(nn.Module):
 
     def _absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The query in the space of the latents, [B, H, C]."""
-        q_nope_BHN, q_rope_BHP = self._query(x_BD, cos, sin)
+        nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
+        q_nope_BHN, q_rope_BHP = self._query(x_BD, cos, sin).split((nope, rope), -1)
         w_k_HNL, _ = self._up_weights()
-        return torch.cat((torch.einsum("bhn,hnl->bhl", q_nope_BHN, w_k_HNL), q_rope_BHP), -1)
+        absorbed_HBL = torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL)
+        return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
 
     def _attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """Scores, softmax in FP32, and the weighted sum of compressed KV: [B, H, L]."""
-        scores_BHS = (q_BHC @ latent_BSC.mT).float() * self.scale
+        """Scores, softmax, and the weighted sum of compressed KV: [B, H, L]."""
         beyond_BS = torch.arange(latent_BSC.shape[1]) >= lengths_B[:, None]
-        weights_BHS = scores_BHS.masked_fill(beyond_BS[:, None], -torch.inf).softmax(-1).to(q_BHC.dtype)
-        return weights_BHS @ latent_BSC[..., : self.config.kv_lora_rank]
+        scores_BHS = self._scores(q_BHC, latent_BSC).masked_fill_(beyond_BS[:, None], -torch.inf)
+        return torch.bmm(scores_BHS.softmax(-1), latent_BSC[..., : self.config.kv_lora_rank])
 
     def _absorbed_output(self, context_BHL: Tensor) -> Tensor:
         """[B, D]."""
         _, w_v_HVL = self._up_weights()
-        return self.o_proj(torch.einsum("bhl,hvl->bhv", context_BHL, w_v_HVL).flatten(1))
+        value_HBV = torch.bmm(context_BHL.transpose(0, 1), w_v_HVL.mT)
+        return self.o_proj(value_HBV.transpose(0, 1).flatten(1))
 
-    def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
-        q_THQ = self._project_query(x_TD).unflatten(-1, (-1, nope + rope))
-        q_nope_THN, q_rope_THP = q_THQ.split((nope, rope), -1)
-        return q_nope_THN, rotate(q_rope_THP, cos[:, None], sin[:, None])
+    def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, H, N + P], the last P rotated."""
+        q_THQ = self._project_query(x_TD).unflatten(-1, (self.config.num_attention_heads, -1))
+        q_rope_THP = q_THQ[..., self.config.qk_nope_head_dim :]
+        q_rope_THP.copy_(rotate(q_rope_THP, cos[:, None], sin[:, None]))
+        return q_THQ
 
     def _project_query(self, x_TD: Tensor) -> Tensor:
         """[T, H x (N + P)]."""
@@ -141,10 +146,17 @@ class LatentAttention(nn.Module):
     def _attend_causally(self, q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
         """The last T of a request's S tokens, [T, H, V]; copies, because where others' rows lie must not matter."""
         q, k, v = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_SHQ, v_SHV))
-        before = len(k_SHQ) - len(q_THQ)
-        seen_TS = torch.ones(len(q_THQ), len(k_SHQ), dtype=torch.bool).tril(before) if before else None
-        attended = F.scaled_dot_product_attention(q, k, v, seen_TS, is_causal=not before, scale=self.scale)
-        return attended.transpose(0, 1)
+        before, contexts = len(k_SHQ) - len(q_THQ), []
+        for start, q_block in zip(range(before, len(k_SHQ), QUERY_BLOCK), q.split(QUERY_BLOCK, 1), strict=True):
+            end = start + q_block.shape[1]
+            scores = self._scores(q_block, k[:, :end])
+            scores[..., start:] += torch.full((end - start, end - start), -torch.inf, dtype=q.dtype).triu_(1)
+            contexts.append(torch.bmm(scores.softmax(-1), v[:, :end]))
+        return torch.cat(contexts, 1).transpose(0, 1)
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """scale x q k^T, of batches of matrices."""
+        return torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=self.scale)
 
     def _up_weights(self) -> tuple[Tensor, Tensor]:
         """`kv_b_proj` as the maps latent -> key [H, N, L] and latent -> value [H, V, L]."""

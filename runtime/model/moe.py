@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.dispatch import TokenDispatcher
+from runtime.dispatch import Combined, TokenDispatcher
 from runtime.expert_load import ExpertLoad
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
@@ -115,16 +115,16 @@ class LocalExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype))
 
     def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
-        """Rows lie slot after slot, `counts` of each."""
-        slots = enumerate(rows_RD.split(counts))
-        return torch.cat(
-            [rows_RD[:0], *(self.batching.rows(partial(self.expert, slot), rows) for slot, rows in slots if len(rows))]
-        )
+        """Rows lie slot after slot, `counts` of each; the results take their places."""
+        for slot, rows in enumerate(rows_RD.split(counts)):
+            if len(rows):
+                rows.copy_(self.batching.rows(partial(self.expert, slot), rows))
+        return rows_RD
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
         """[R, D] -> [R, D] by the expert in local slot `slot`."""
         gate, up = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down[slot])
+        return F.linear(F.silu(gate).mul_(up), self.down[slot])
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""
@@ -187,12 +187,13 @@ class MixtureOfExperts(nn.Module):
             combining = self.dispatcher.combine(rows_RD, dispatched)
         yield Pause.COMBINING
         with self.span("combine wait"):
-            routed_TKD = combining.wait().unflatten(0, experts_TK.shape)
+            combined = combining.wait()
         yield Pause.COMBINED
         with self.span("sum"):
-            return self.batching.rows(_weighted_sum, routed_TKD, weights_TK) + shared_TD
+            return _weighted_sum(combined, weights_TK).add_(shared_TD)
 
 
-def _weighted_sum(routed_TKD: Tensor, weights_TK: Tensor) -> Tensor:
-    """[T, D], summed in FP32."""
-    return (routed_TKD.float() * weights_TK[..., None]).sum(1).to(routed_TKD.dtype)
+def _weighted_sum(combined: Combined, weights_TK: Tensor) -> Tensor:
+    """[T, D]: a token's choices, weighed in the rows' type and added in their order; rows are read where they lie."""
+    rows_RD, places_TK = combined.rows_RD, combined.places.view(weights_TK.shape)
+    return F.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK.to(rows_RD.dtype), mode="sum")

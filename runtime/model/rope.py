@@ -90,9 +90,17 @@ class RotaryTable:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[0], x[1]), (x[2], x[3]), ... as DeepSeek's checkpoints lay them out (interleaved)."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
+    """Rotate the pairs (x[0], x[1]), (x[2], x[3]), ... as DeepSeek's checkpoints lay them out (interleaved).
+
+    A pair is a complex number that is multiplied by cos + i sin: one pass over memory instead of six.
+    """
+    pairs = torch.view_as_complex(_copy(x).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
+
+
+def _copy(x: Tensor) -> Tensor:
+    """In FP32 and at an address of its own, as complex numbers ask for."""
+    return x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def read_rope(document: dict[str, Any], path: Path) -> tuple[float, Yarn | None]:

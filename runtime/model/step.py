@@ -51,7 +51,6 @@ class Step:
         self.contexts = [_integers(places(chunk.table, 0, chunk.end)) for chunk in prefilling]  # what a chunk sees
         self.tables_BP = _padded([chunk.table for chunk in decoding])
         self.lengths_B = _integers(chunk.end for chunk in decoding)
-        self.longest = max((chunk.end for chunk in decoding), default=0)
 
 
 def _integers(values: Iterable[int]) -> Tensor:

@@ -32,7 +32,7 @@ def main(rank, size, port, slots_per_rank, folder):
             own_slots = torch.arange(rank * slots_per_rank, (rank + 1) * slots_per_rank)
             slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
             combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
-            results[f"combined_{number}"] = combined.numpy()
+            results[f"combined_{number}"] = combined.rows_RD[combined.places].numpy()
             results[f"counts_{number}"] = np.array(dispatched.counts)
             results[f"bytes_{number}"] = np.array(dispatcher.bytes_sent)
     np.savez(folder / f"{rank}.npz", **results)

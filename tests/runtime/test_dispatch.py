@@ -24,7 +24,8 @@ def scaled_by_slot(dispatcher, x, slots):
     """What the ranks' "experts" compute, through `dispatcher`: each row times its slot's number plus one."""
     dispatched = dispatcher.dispatch(x, slots).wait()
     slot_of_row = torch.arange(len(dispatched.counts)).repeat_interleave(torch.tensor(dispatched.counts))
-    return dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait(), dispatched
+    combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
+    return combined.rows_RD[combined.places], dispatched
 
 
 @settings(max_examples=100, deadline=None)

@@ -64,9 +64,8 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
         most = max((len(table) for table, _ in self.requests), default=0)
         tables = torch.tensor([table + [0] * (most - len(table)) for table, _ in self.requests], dtype=torch.long)
         tables = tables.view(len(self.requests), most)
-        longest = max((latents.shape[1] for _, latents in self.requests), default=0)
         for number, layer in enumerate(self.cache.layers):
-            together = layer.read_requests(tables, longest)
+            together = layer.read_requests(tables)
             for row, (table, latents) in zip(together, self.requests, strict=True):
                 length = latents.shape[1]
                 assert torch.equal(row[:length], latents[number])
