@@ -1,7 +1,7 @@
 """Good placements of any size: several fillings, improved, then shaken and improved again.
 
-No bound of its own and no proof: `quality.py` says how far from the best it can be at most. On small clusters it is
-compared with the exact search by the tests, on large ones by `tests/benchmarks/placement.py`.
+No bound of its own and no proof: `quality.py` says how far from the best it can be at most. On small clusters the
+tests compare it with the exact search.
 """
 
 from random import Random
