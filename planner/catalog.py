@@ -8,7 +8,7 @@ Units: bytes; GB is 1e9 bytes, GiB is 2^30. Links are one way, as one GPU sees t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["GPUS", "MODELS", "Attention", "Gpu", "GroupedAttention", "Indexer", "LatentAttention", "Model"]
@@ -49,6 +49,14 @@ class LatentAttention:
         indexed = self.indexer.kv_bytes_per_token if self.indexer else 0
         return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value + indexed
 
+    def one_of(self, num_gpus: int) -> "LatentAttention":
+        """What one of `num_gpus` that share the heads holds: all heads read the one latent vector, so it is on each.
+
+        Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
+        by heads, wq_a and wkv_a are not, and each rank caches the latent vector.
+        """
+        return replace(self, num_heads=self.num_heads // num_gpus)
+
 
 @dataclass(frozen=True)
 class GroupedAttention:
@@ -61,6 +69,14 @@ class GroupedAttention:
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Of one layer: a key and a value of each KV head."""
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_value
+
+    def one_of(self, num_gpus: int) -> "GroupedAttention":
+        """What one of `num_gpus` that share the heads holds; beyond one GPU a KV head, these are held several times.
+
+        Source: github.com/vllm-project/vllm, QKVParallelLinear: KV heads are split, or held several times if fewer.
+        """
+        kv_heads = max(1, self.num_kv_heads // num_gpus)
+        return replace(self, num_heads=self.num_heads // num_gpus, num_kv_heads=kv_heads)
 
 
 Attention = LatentAttention | GroupedAttention
@@ -92,6 +108,10 @@ class Model:
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """KV of one token over all layers: 61 x (512 + 64) x 2 B = 70,272 B for DeepSeek-V3 in BF16."""
         return self.num_layers * self.attention.kv_bytes_per_token(bytes_per_value)
+
+    def one_of(self, num_gpus: int) -> "Model":
+        """The model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
+        return replace(self, attention=self.attention.one_of(num_gpus))
 
 
 @dataclass(frozen=True)

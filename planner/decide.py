@@ -106,7 +106,9 @@ def _ep_sizes(spec: CheckedSpec, section: PhaseSpec) -> Sequence[int]:
     per_node, most = spec.spec.cluster.gpus_per_node, 2 * spec.model.num_routed_experts
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
     beyond = list(range(2 * per_node, most + 1, per_node))
-    return [*within, *beyond] if spec.gpu.usable_bytes else [*reversed(within), *beyond]
+    sizes = [*within, *beyond] if spec.gpu.usable_bytes else [*reversed(within), *beyond]
+    in_groups = [size for size in sizes if size % section.attention_tp == 0]
+    return in_groups or sizes  # where none is right, the rules say why
 
 
 def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:

@@ -93,7 +93,7 @@ def fit_memory(spec: CheckedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[Mem
 
 def split_memory(checked: CheckedSpec, layout: PhaseLayout) -> MemoryPlan:
     """Whether or not it fits."""
-    model, gpu, spec = checked.model, checked.gpu, checked.spec.phase(layout.phase)
+    model, gpu, spec = checked.model.one_of(layout.attention_tp), checked.gpu, checked.spec.phase(layout.phase)
     assert gpu.usable_bytes is not None
     return MemoryPlan(
         phase=layout.phase,

@@ -2,7 +2,8 @@
 
 Glossary, with DeepSeek's decode unit as the worked example:
     EP size             GPUs over which the routed experts are spread                 144
-    DP size             ranks that each own their requests and their KV: all of them  144
+    attention TP        GPUs that share each request's attention, by heads            1
+    DP size             groups that each own their requests: EP size / attention TP   144
     logical experts     what the gate chooses among                                   256
     redundant experts   further slots, for replicas of hot experts                    32
     physical experts    logical + redundant: all slots of the unit, one layer         288
@@ -34,6 +35,7 @@ class PhaseLayout:
     phase: Phase
     num_units: int
     ep_size: int
+    attention_tp: int
     nodes_per_unit: int
     num_logical_experts: int
     num_physical_experts: int
@@ -43,8 +45,8 @@ class PhaseLayout:
 
     @property
     def dp_size(self) -> int:
-        """Attention is data-parallel over all ranks."""
-        return self.ep_size
+        """Groups of ranks that each own their requests: attention is data-parallel over these."""
+        return self.ep_size // self.attention_tp
 
     @property
     def slots_per_gpu(self) -> int:
@@ -64,6 +66,7 @@ def lay_out(phase: Phase, deployment: Spec, model: Model) -> PhaseLayout:
         phase=phase,
         num_units=deployment.num_units(phase),
         ep_size=spec.ep_size,
+        attention_tp=spec.attention_tp,
         nodes_per_unit=max(1, spec.ep_size // deployment.cluster.gpus_per_node),
         num_logical_experts=model.num_routed_experts,
         num_physical_experts=model.num_routed_experts + spec.redundant_experts,

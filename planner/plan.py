@@ -181,6 +181,7 @@ def _no_plan(path: Path, rule: str, reason: str) -> CallError:
 def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
     return {
         "ep_size": layout.ep_size,
+        "attention_tp": layout.attention_tp,
         "dp_size": layout.dp_size,
         "nodes_per_unit": layout.nodes_per_unit,
         "num_logical_experts": layout.num_logical_experts,

@@ -72,7 +72,7 @@ def _decisions(plan: Plan) -> str:
 
 
 def _phases(plan: Plan) -> str:
-    head = ("phase", "units", "nodes/unit", "EP", "experts", "slots/GPU", "overlap", "precision")
+    head = ("phase", "units", "nodes/unit", "EP", "DP x TP", "experts", "slots/GPU", "overlap", "precision")
     limits_head = ("phase", "max requests/rank", "max request tokens", "max batch tokens")
     layouts = _table([head, *map(_phase_row, plan.layouts)])
     limits = _table(
@@ -88,6 +88,7 @@ def _phase_row(layout: PhaseLayout) -> tuple[str, ...]:
         str(layout.num_units),
         str(layout.nodes_per_unit),
         str(layout.ep_size),
+        f"{layout.dp_size} x {layout.attention_tp}",
         f"{layout.num_logical_experts} + {redundant} = {layout.num_physical_experts}",
         f"{layout.slots_per_gpu} + {layout.shared_per_gpu} shared",
         layout.overlap,

@@ -9,6 +9,7 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
+import math
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from itertools import chain, count
 from typing import Any
 
 from planner import cluster_rules, names
-from planner.catalog import Model
+from planner.catalog import GroupedAttention, Model
 from planner.errors import Violation
 from planner.expert_map.loads import Loads
 from planner.fix import HERE, Change, Fix, nearest, nearest_of, removal
@@ -200,6 +201,30 @@ def unit_fills_whole_nodes(
     return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
 
 
+@_reads("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node")
+def attention_stays_on_a_node(attention_tp: int, ep_size: int, gpus_per_node: int) -> Broken | None:
+    """Its ranks add up their heads' results twice a layer: over NVLink, in groups of one size."""
+    shared = math.gcd(ep_size, gpus_per_node)
+    if shared % attention_tp == 0:
+        return None
+    rule = f"S508 must divide ep_size ({ep_size}) and gpus_per_node ({gpus_per_node})"
+    reason = "GPUs that share attention stand on one node, in groups of one size"
+    return Broken(rule, reason, nearest_of(attention_tp, _divisors(shared)))
+
+
+@_reads("{phase}.attention_tp", "model.shapes")
+def attention_divides_by_heads(attention_tp: int, model: Model) -> Broken | None:
+    """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
+    heads = model.attention.num_heads
+    kv_heads = model.attention.num_kv_heads if isinstance(model.attention, GroupedAttention) else heads
+    fitting = [size for size in _divisors(heads) if kv_heads % size == 0 or size % kv_heads == 0]
+    if attention_tp in fitting:
+        return None
+    kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
+    rule = f"S509 must divide the {heads} attention heads{kv}"
+    return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, fitting))
+
+
 @_reads("{phase}.redundant_experts", "{phase}.ep_size", "model.shapes")
 def replicas_have_gpus_of_their_own(redundant: int, ep_size: int, model: Model) -> Broken | None:
     """At most one replica of an expert on each GPU."""
@@ -296,6 +321,10 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
         f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
     )
     return Broken(rule, "each expert of each layer has a load of its own", "measure it on this model")
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _ep_sizes(num_physical: int | None, gpus_per_node: int | None) -> list[int]:

@@ -18,7 +18,7 @@ RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
 
 def runtime_refusals(spec: CheckedSpec) -> tuple[Problem, ...]:
     """Why the bundled runtime cannot run `spec`; empty when it can."""
-    violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec)]
+    violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec), *_not_in_this_way(spec)]
     return tuple(spec.problem(violation) for violation in violations)
 
 
@@ -44,3 +44,11 @@ def _not_on_this_gpu(spec: CheckedSpec) -> Iterator[Violation]:
     if spec.gpu.device != "cpu":
         reason = "the bundled runtime computes on CPUs so far"
         yield Violation("cluster.gpu", spec.spec.cluster.gpu_name, "S704 must be cpu to run", reason, nearest("cpu"))
+
+
+def _not_in_this_way(spec: CheckedSpec) -> Iterator[Violation]:
+    for phase in spec.spec.phases:
+        attention_tp = spec.spec.phase(phase).attention_tp
+        if attention_tp != 1:
+            reason = "the bundled runtime gives each rank requests of its own so far: attention is data-parallel only"
+            yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))

@@ -196,8 +196,16 @@ class PhaseSpec(Section):
 
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
-        description="GPUs in a unit, where routed experts are spread over all of them, and attention is data-parallel.",
+        description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32],
+    )
+    attention_tp: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs of a node that share each request's attention by heads, where 1 leaves each GPU its own "
+        "requests (dp_size is ep_size / attention_tp).",
+        examples=[4],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
         default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32]
@@ -213,7 +221,9 @@ class PhaseSpec(Section):
         examples=["fp8"],
     )
     max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
-        default=32, description="Requests that one rank works on at a time.", examples=[32]
+        default=32,
+        description="Requests that one rank, or a group that shares attention, works on at a time.",
+        examples=[32],
     )
     max_request_tokens: int = Field(
         default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]

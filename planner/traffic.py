@@ -64,7 +64,7 @@ class PhaseTraffic:
     @property
     def busiest(self) -> LinkLoad:
         """The link that takes longest."""
-        return max(self.links, key=lambda link: link.microseconds)
+        return max(self.links, key=lambda link: round(link.microseconds, 3))  # of equals the smallest kind
 
 
 def expected_traffic(
@@ -80,7 +80,8 @@ def expected_traffic(
     for layout in layouts:
         shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size)
         section = spec.spec.phase(layout.phase)
-        tokens = int(getattr(section, largest_step_field(layout.phase)))
+        of_group = int(getattr(section, largest_step_field(layout.phase)))
+        tokens = -(-of_group // layout.attention_tp)
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:

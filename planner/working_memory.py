@@ -8,6 +8,9 @@ A prefill rank may receive more than its share of tokens. How much more no map c
 imbalance without any balancing is allowed for. A decode rank has room for every token of the unit in every one of its
 slots, as low-latency kernels reserve it.
 
+Where several GPUs share attention, `model` is one GPU's part of it (`Model.one_of`): each computes all tokens of its
+group with its own heads, and the group dispatches each token once. Buffers are those of a GPU that dispatches them all.
+
 Sources: github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/config.hpp and deep_ep/buffers/legacy.py (buffers),
 csrc/legacy/buffer.hpp (what low-latency dispatch returns); DeepSeek-V3 inference/model.py (activations); imbalance:
 NVIDIA TensorRT-LLM, DeepSeek-R1 on 32 GPUs, (max - mean) / mean of an iteration without balancing.
@@ -72,11 +75,11 @@ def _attention_values(model: Model, phase: Phase, tokens: int, max_request_token
 
 def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:
     """Pairs of a token and an expert that one rank computes in one step, at most."""
-    in_all_slots = layout.slots_per_gpu * layout.ep_size * spec.max_requests  # low latency: room for the whole unit
+    in_all_slots = layout.slots_per_gpu * layout.dp_size * spec.max_requests  # low latency: room for the whole unit
     if layout.phase == "decode":
         return in_all_slots
-    expected = tokens * model.num_experts_per_token
-    normal = min(int(MAX_IMBALANCE * expected), expected * layout.ep_size)
+    of_unit = tokens * model.num_experts_per_token * layout.dp_size
+    normal = min(int(MAX_IMBALANCE * of_unit / layout.ep_size), of_unit)
     return max(normal, in_all_slots) if layout.phase == "mixed" else normal
 
 

@@ -79,6 +79,35 @@ def test_grouped_attention_keeps_whole_keys_and_values():
     assert MODELS["qwen3-235b-a22b"].kv_bytes_per_token(2) == 94 * 2 * 4 * 128 * 2
 
 
+def test_attention_over_four_gpus_is_a_quarter_of_its_heads():
+    """A slow reference: of DeepSeek-V3's matrices those of heads are split, the two into latent space are not."""
+    split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168  # queries, kv_b, output
+    whole = 7168 * 1536 + 7168 * 576
+
+    assert weights_of(DEEPSEEK.one_of(4), "bf16").attention == 61 * 2 * (split // 4 + whole)
+
+
+def test_shared_attention_keeps_latent_kv_whole_and_splits_kv_heads():
+    """Every head reads the one latent vector; four KV heads are split over four GPUs, and over eight held twice."""
+    grouped = MODELS["qwen3-235b-a22b"]
+
+    assert DEEPSEEK.one_of(4).kv_bytes_per_token(2) == DEEPSEEK.kv_bytes_per_token(2)
+    assert [grouped.one_of(gpus).kv_bytes_per_token(2) for gpus in (2, 4, 8)] == [
+        94 * 2 * heads * 128 * 2 for heads in (2, 1, 1)
+    ]
+
+
+def test_a_plan_says_how_attention_is_shared(compiled):
+    """dp_size is GPUs over attention_tp; the other parts of the weights stay as they are."""
+    alone, shared = (compiled(applied(PAIR, {"decode.attention_tp": gpus})).as_json() for gpus in (1, 8))
+    weights = [plan["memory"]["decode"]["weights"] for plan in (alone, shared)]
+
+    assert [plan["phases"]["decode"]["dp_size"] for plan in (alone, shared)] == [144, 18]
+    assert (shared["phases"]["decode"]["attention_tp"], shared["runnable"]) == (8, False)
+    assert {part for part in weights[0] if weights[0][part] != weights[1][part]} == {"attention"}
+    assert shared["memory"]["decode"]["activation_bytes"] < alone["memory"]["decode"]["activation_bytes"]
+
+
 def test_low_latency_buffers_are_as_the_library_reserves_them():
     """A slow reference: DeepEP's layout for 128 tokens, 7,168 channels and 288 experts, added up by hand."""
     dispatch_message, combine_message = 16 + 7168 * 2, 56 * 4 + 7168 * 2
