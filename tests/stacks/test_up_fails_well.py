@@ -163,10 +163,10 @@ def test_a_host_that_is_not_loopback_is_refused(tidemill):
 
 def test_a_plan_that_the_runtime_cannot_run_is_refused(tidemill, write_spec):
     """It is infeasible, with the field and the nearest fix, and nothing is started."""
-    done = tidemill.up(write_spec(decode__precision="fp8", prefill__precision="fp8"))
+    done = tidemill.up(write_spec(cluster__gpu="h800"))
 
     assert done.returncode == 3
-    assert "must be bf16 or fp32 to run" in done.stderr
+    assert "cluster.gpu (h800) must be cpu to run" in done.stderr
     assert_nothing_is_left(tidemill)
 
 
