@@ -51,7 +51,7 @@ def spill(
     """Maps `[Q, L, G, S]`, whose fullest GPU is to carry one level after the other, and what it then carries, `[Q, L]`.
 
     `homes_LE`: the node of each expert, where its replicas stay when that is enough. `is_dear`: every slot changed
-    counts (`moves`).
+    counts (`moves`); then, as the last resort, any expert may go anywhere, rather than most of them.
     """
     num_levels, (num_layers, num_gpus, slots_per_gpu) = levels_QL.shape[0], start_LGS.shape
     slots_QLGS = np.zeros((num_levels, num_layers, num_gpus, slots_per_gpu), np.int64)
@@ -73,6 +73,11 @@ def spill(
             for _ in range(MOST_SPILLS):
                 if layer.carried.max() <= enough or not _spill_one(layer, allowed, gpus_per_node, enough):
                     break
+                relieve_cheaply(layer, before, allowed, enough)
+            if is_dear and layer.carried.max() > enough:
+                for expert in range(layer.loads.size):
+                    for gpu in range(num_gpus):
+                        allowed[expert, gpu] = True
                 relieve_cheaply(layer, before, allowed, enough)
             if is_dear and layer.carried.max() <= enough:
                 undo(layer, before, enough)
