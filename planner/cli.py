@@ -26,8 +26,8 @@ from planner.expert_map.formats import Engine, export_map
 from planner.experts import check_call, make_map, with_one_more_slot
 from planner.experts_answer import map_json, map_text
 from planner.experts_call import ExpertsCall
-from planner.plan import read_previous
 from planner.plan_text import plan_text
+from planner.previous import read_previous
 from planner.spec import Coverage, Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "main", "prepare_search", "run"]
@@ -79,7 +79,7 @@ def add_commands(commands: Any) -> None:
     plan = commands.add_parser("plan", help="show what a spec becomes")
     plan.add_argument("spec", type=Path, metavar="SPEC")
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
-    plan.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan whose units stay where they can")
+    plan.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan to stay near: its units, its maps")
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -115,6 +115,10 @@ def _add_experts(commands: Any) -> None:
         metavar="SIZE",
         help="of one expert of one layer, such as 44.05MB: counts moves and slots in bytes",
     )
+    experts.add_argument(
+        "--step-tokens", type=int, metavar="N", help="of a step over all GPUs: adds what sampling adds to max/mean"
+    )
+    experts.add_argument("--experts-per-token", type=int, default=8, metavar="K", help="for --step-tokens; default: 8")
     experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
     experts.add_argument(
         "--keep-within",
@@ -205,6 +209,8 @@ def _experts(arguments: argparse.Namespace) -> None:
             split=arguments.split,
             previous=arguments.previous,
             expert_bytes=arguments.expert_bytes,
+            step_tokens=arguments.step_tokens,
+            experts_per_token=arguments.experts_per_token,
             keep_within=arguments.keep_within,
             export=arguments.export,
             first_layer=arguments.first_layer,

@@ -10,31 +10,33 @@ from planner.check import CheckedSpec
 from planner.coverage import FailureDomains, MeanOf, failure_domains, require_coverage, require_covered
 from planner.decide import decide
 from planner.errors import InfeasibleError
-from planner.expert_map import Domains, ExpertMap, Loads, balance, draw_loads, slots_bind
+from planner.expert_map import Domains, ExpertMap, Loads, Sizes, balance, draw_loads, max_over_mean_sampled, slots_bind
 from planner.failures import report_failures
 from planner.launch import launch_documents
 from planner.memory import MemoryPlan, fit_memory, split_memory
 from planner.parallelism import PhaseLayout, lay_out
 from planner.placement import check_room, place_units
 from planner.plan import Plan
+from planner.previous import PreviousPlan
 from planner.repair import with_changes
 from planner.runnable import runtime_refusals
 from planner.schedule import plan_schedule
 from planner.spec import Coverage, Phase
 from planner.traffic import expected_traffic
+from planner.working_memory import largest_step_field
 
 __all__ = ["check_fit", "compile_plan"]
 
 
-def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None = None) -> Plan:
-    """The plan for `spec`, near where `previous` had its units (name -> nodes).
+def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Plan:
+    """The plan for `spec`, near the `previous` one: units stay where they were, and few slots of expert maps change.
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
     spec, decisions = decide(spec, _split)
     try:
         layouts, memory = _fit(spec)
-        placement = place_units(spec, layouts, previous)
+        placement = place_units(spec, layouts, previous.nodes if previous else None)
         places = failure_domains(spec, layouts, placement.units)
         loads = _expert_loads(spec)
         require_coverage(spec, layouts, places, _mean_of(loads))
@@ -49,6 +51,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
             num_nodes=each.nodes_per_unit,
             domains=places[each.phase].of(spec.spec.coverage),
             split=spec.spec.split,
+            previous=previous.map_for(each, len(loads)) if previous else None,
         )
         for each in layouts
     }
@@ -65,6 +68,7 @@ def compile_plan(spec: CheckedSpec, previous: Mapping[str, Sequence[str]] | None
         schedule=schedule,
         expert_maps=maps,
         one_more_slot=_one_more_slot(loads, layouts, maps, places, spec.spec.coverage),
+        sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
         failures=report_failures(spec, layouts, placement.units, maps),
@@ -103,6 +107,20 @@ def _is_feasible(spec: CheckedSpec) -> bool:
     except InfeasibleError:
         return False
     return True
+
+
+def _sampled(
+    spec: CheckedSpec, layouts: Sequence[PhaseLayout], maps: Mapping[Phase, ExpertMap], loads: Loads
+) -> dict[Phase, tuple[float, ...]]:
+    """Max over mean of the largest step that the limits allow, on all ranks of a unit."""
+    sampled = {}
+    for each in layouts:
+        section = spec.spec.phase(each.phase)
+        tokens = int(getattr(section, largest_step_field(each.phase))) * each.ep_size
+        sizes = Sizes(each.num_physical_experts, each.ep_size, each.nodes_per_unit)
+        pairs = tokens * spec.model.num_experts_per_token
+        sampled[each.phase] = max_over_mean_sampled(maps[each.phase], loads, sizes, pairs)
+    return sampled
 
 
 def _one_more_slot(

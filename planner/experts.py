@@ -37,6 +37,7 @@ class ExpertsJob:
     previous: Map | None
     keep_within: float
     expert_bytes: int | None  # of one layer
+    step_pairs: int | None  # tokens of a step times the experts of each
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         previous=previous,
         keep_within=call.keep_within,
         expert_bytes=read_bytes(call.expert_bytes) if call.expert_bytes else None,
+        step_pairs=call.step_tokens * call.experts_per_token if call.step_tokens else None,
     )
 
 

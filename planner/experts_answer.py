@@ -9,7 +9,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from planner.expert_map import ExpertMap, count_uncovered, link_totals, stage_moves
+from planner.expert_map import ExpertMap, count_uncovered, link_totals, max_over_mean_sampled, stage_moves
 from planner.experts import ExpertsAnswer, ExpertsJob
 from planner.units import gb
 
@@ -25,6 +25,7 @@ def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
         "logical_to_physical": slots,
         "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
         "max_over_mean": list(expert_map.max_over_mean),
+        "max_over_mean_sampled": _sampled(job, expert_map),
         "bound": list(expert_map.bound),
         "binding": list(expert_map.binding),
         "policy": expert_map.policy,
@@ -37,6 +38,13 @@ def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
         "front": [asdict(point) for point in expert_map.front],
         "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
     } | _moves_json(job, expert_map)
+
+
+def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
+    """None where the tokens of a step are not given."""
+    if job.step_pairs is None:
+        return None
+    return list(max_over_mean_sampled(expert_map, job.loads, job.sizes, job.step_pairs))
 
 
 def _one_more_json(job: ExpertsJob, with_one_more: ExpertMap | None) -> dict[str, Any] | None:
@@ -96,6 +104,7 @@ def map_text(job: ExpertsJob, answer: ExpertsAnswer) -> str:
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
         *_front_lines(expert_map),
+        *_sampled_lines(job, expert_map),
         *_one_more_lines(job, answer.one_more_slot),
         *_coverage_lines(job),
         *_moves_lines(job, expert_map),
@@ -109,6 +118,11 @@ def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
         mark = "  <- chosen" if point == expert_map.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"
         yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{mark}"
+
+
+def _sampled_lines(job: ExpertsJob, expert_map: ExpertMap) -> Iterator[str]:
+    if sampled := _sampled(job, expert_map):
+        yield f"  in one step     {fmean(sampled):.4f} mean, {max(sampled):.4f} worst (of {job.step_pairs:,} pairs)"
 
 
 def _one_more_lines(job: ExpertsJob, with_one_more: ExpertMap | None) -> Iterator[str]:

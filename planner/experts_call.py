@@ -36,6 +36,8 @@ class ExpertsCall:
     previous: Path | None = None
     keep_within: float = 0.0
     expert_bytes: str | None = None
+    step_tokens: int | None = None
+    experts_per_token: int = 8
     export: Engine | None = None
     first_layer: int = 0
     output: Path | None = None
@@ -53,7 +55,10 @@ class ExpertsCall:
 
 def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Violation]:
     """Everything that is wrong with `call`; without `num_experts` what can be told without."""
-    counts = {name: getattr(call, name) for name in ("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack")}
+    counts = {
+        name: getattr(call, name)
+        for name in ("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token")
+    }
     wrong = {name for name, count in counts.items() if count is not None and count < 1}
     for name in counts:
         if name in wrong:

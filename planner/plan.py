@@ -7,18 +7,15 @@ depends on the machine, the hour or the folder in which it was made.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-from pydantic import BaseModel, ValidationError
 
 from planner import names
 from planner.canonical import digest_of, pretty_json
 from planner.catalog import Gpu
 from planner.coverage import FailureDomains, uncovered_experts
 from planner.decide import Decision
-from planner.errors import CallError, InfeasibleError, Problem, Violation
+from planner.errors import InfeasibleError, Problem
 from planner.expert_map import ExpertMap
 from planner.failures import FailureReport
 from planner.memory import MemoryPlan
@@ -28,7 +25,7 @@ from planner.schedule import DaySchedule, Step
 from planner.spec import Phase, Spec
 from planner.traffic import PhaseTraffic
 
-__all__ = ["Plan", "read_previous"]
+__all__ = ["Plan"]
 
 PLAN_VERSION = 1
 
@@ -46,6 +43,7 @@ class Plan:
     schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
     one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
+    sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
     places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     failures: tuple[FailureReport, ...]
@@ -101,7 +99,12 @@ class Plan:
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {
                 each.sha256: _map_json(each)
-                | {"coverage": self._coverage_json(each), "one_more_slot": self._one_more_json(phase)}
+                | {
+                    "moves": self._moves_json(phase),
+                    "max_over_mean_sampled": list(self.sampled[phase]),
+                    "coverage": self._coverage_json(each),
+                    "one_more_slot": self._one_more_json(phase),
+                }
                 for phase, each in self.expert_maps.items()
             },
         } | self._optional()
@@ -128,6 +131,14 @@ class Plan:
             "uncovered_experts": {kind: max(each[kind] for each in counts) for kind in kinds},
         }
 
+    def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
+        """From the previous plan's map of the phase, where there is one of these sizes."""
+        moved = self.expert_maps[phase].moved_slots
+        if moved is None:
+            return None
+        slot_bytes = {each.phase: each.weights.slot // len(self.expert_maps[phase].bound) for each in self.memory}
+        return {"moved_slots": moved, "bytes": moved * slot_bytes[phase] if phase in slot_bytes else None}
+
     def _one_more_json(self, phase: Phase) -> dict[str, Any] | None:
         """What one more slot a GPU would give and cost, where slots bind."""
         more = self.one_more_slot.get(phase)
@@ -152,30 +163,6 @@ class Plan:
             "unit_digest": self.unit_document(unit)["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
-
-
-def read_previous(path: Path) -> dict[str, list[str]]:
-    """Where the plan in the file at `path` has its units: name -> nodes. Raises CallError when it is no plan."""
-    try:
-        units = _PreviousPlan.model_validate_json(path.read_bytes()).units
-    except OSError as error:
-        raise _no_plan(path, "S905 must be a readable plan", error.strerror or str(error)) from None
-    except ValidationError:
-        raise _no_plan(path, "S906 must be JSON of tidemill plan", "it has no units with nodes") from None
-    return {unit.name: unit.nodes for unit in units}
-
-
-class _PreviousUnit(BaseModel):
-    name: str
-    nodes: list[str]
-
-
-class _PreviousPlan(BaseModel):
-    units: list[_PreviousUnit]
-
-
-def _no_plan(path: Path, rule: str, reason: str) -> CallError:
-    return CallError([Violation("", None, rule, reason, "write one with tidemill plan -o").at(str(path))])
 
 
 def _phase_json(layout: PhaseLayout) -> dict[str, Any]:

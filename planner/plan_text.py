@@ -182,7 +182,18 @@ def _expert_maps(plan: Plan) -> str:
         mean = f"{fmean(each.max_over_mean):.3f}"
         rows.append((phase, str(len(each.max_over_mean)), mean, f"{worst:.3f} (MoE layer {layer})", each.sha256[7:19]))
     near = ["  Tokens go to a replica on their own GPU or node first (split: local_first)."]
-    return "\n".join([_table(rows), *(near if plan.spec.split == "local_first" else []), *_one_more_slot(plan)])
+    return "\n".join(
+        [_table(rows), *(near if plan.spec.split == "local_first" else []), *_moves(plan), *_one_more_slot(plan)]
+    )
+
+
+def _moves(plan: Plan) -> Iterator[str]:
+    """Beside the previous plan's maps."""
+    for phase, each in plan.expert_maps.items():
+        if each.moved_slots is not None:
+            num_slots = sum(map(len, each.physical_to_logical))
+            keep = ": keep the map" if each.moved_slots == 0 else ""
+            yield f"  {phase}: {each.moved_slots:,} of {num_slots:,} slots differ from the previous plan's map{keep}"
 
 
 def _one_more_slot(plan: Plan) -> Iterator[str]:

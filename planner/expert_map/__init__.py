@@ -23,6 +23,7 @@ from planner.expert_map.balance import (
     Split,
     balance,
     is_prepared,
+    max_over_mean_sampled,
     prepare,
     slots_bind,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "fewest_slots_per_gpu",
     "is_prepared",
     "link_totals",
+    "max_over_mean_sampled",
     "prepare",
     "read_loads",
     "slots_bind",

@@ -23,6 +23,7 @@ __all__ = [
     "Sizes",
     "Split",
     "balance",
+    "max_over_mean_sampled",
     "prepare",
     "slots_bind",
 ]
@@ -166,6 +167,13 @@ def slots_bind(expert_map: ExpertMap) -> bool:
         sum(kind in ("replicas", "packing", "pairs", "coverage") for kind in expert_map.binding)
         > len(expert_map.binding) / 2
     )
+
+
+def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num_pairs: int) -> tuple[float, ...]:
+    """What a single step of so many token-expert pairs adds to `max_over_mean`, on average."""
+    from planner.expert_map import sampled  # numba, as in `balance`
+
+    return sampled.max_over_mean_sampled(expert_map, loads, sizes, num_pairs)
 
 
 def is_prepared() -> bool:

@@ -394,6 +394,20 @@ def test_options_of_coverage_are_checked(loads_file, experts):
     ]
 
 
+def test_a_step_has_its_luck_on_top(loads_file, experts):
+    """With --step-tokens; without, null. Options of steps are counted things."""
+    path = loads_file([[6, 4, 1, 1]])
+    words = (path, "--gpus", 2, "--nodes", 1, "--slots-per-gpu", 3)
+    _, without = experts(*words)
+    _, document = experts(*words, "--step-tokens", 1000, "--experts-per-token", 2)
+    status, _ = experts(*words, "--step-tokens", 0)
+
+    assert without["max_over_mean_sampled"] is None
+    assert 1.0 < document["max_over_mean_sampled"][0] < 1.05
+    assert document["max_over_mean"] == [1.0]
+    assert status == 2
+
+
 def test_moves_are_counted_in_bytes_by_link(loads_file, experts, map_file):
     """Two GPUs on two nodes: what moves crosses NICs, and the busiest GPU sends or receives half of it at least."""
     held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]

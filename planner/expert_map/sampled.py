@@ -1,0 +1,66 @@
+"""What the fullest GPU gets in a single step: the map's expectation and the luck of a step on top.
+
+`max_over_mean` is what GPUs carry on average over many steps. In one step of n token-expert pairs a GPU with share p of
+the load gets about n p of them, and a step waits for whichever GPU got most. Expected, over the mean n / G:
+
+    E[max] = sum over k >= 0 of 1 - product over GPUs of P(X <= k),      X Poisson with mean n p
+
+with Wilson and Hilferty's cube root for P, and some k at a time where n p is large. Pairs are taken as drawn
+independently, and GPUs as independent of each other. Within 2 % of counted multinomial draws where a GPU gets 20 pairs
+or more in a step, and 4 % where it gets 3 (tests).
+
+A formula, not draws: it needs no seed, and gives the same for the same map.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.expert_map.balance import ExpertMap, Sizes
+from planner.expert_map.compiled import compiled
+from planner.expert_map.local_first import carried_local_first
+from planner.expert_map.weigh import Floats, count_replicas, gpu_loads, scale
+
+__all__ = ["max_over_mean_sampled"]
+
+POINTS = 128
+DEVIATIONS = 8.0  # beyond which nothing is left of a distribution
+
+
+def max_over_mean_sampled(
+    expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes, num_pairs: int
+) -> tuple[float, ...]:
+    """Expected load of the fullest GPU / mean in a step of `num_pairs` token-expert pairs, for each layer."""
+    loads_LE = scale(loads)
+    slots_LGS = np.array(expert_map.physical_to_logical, dtype=np.int64).reshape(len(loads_LE), sizes.num_gpus, -1)
+    if expert_map.split == "local_first":
+        pairs = zip(loads_LE, slots_LGS, strict=True)
+        carried_LG = np.stack([carried_local_first(*each, sizes.num_nodes) for each in pairs])
+    else:
+        carried_LG = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS)
+    total_L = carried_LG.sum(axis=1, keepdims=True)
+    shares_LG = np.divide(carried_LG, total_L, out=np.full_like(carried_LG, 1 / sizes.num_gpus), where=total_L > 0)
+    fullest_L = _expected_fullest(shares_LG, float(num_pairs))
+    return tuple((fullest_L * sizes.num_gpus / num_pairs).round(4).tolist())
+
+
+@compiled
+def _expected_fullest(shares_LG: Floats, num_pairs: float) -> Floats:
+    """The sum, from where the fullest surely has more to where it surely has not, `[L]`."""
+    fullest_L = np.zeros(shares_LG.shape[0])
+    for layer in range(shares_LG.shape[0]):
+        means = shares_LG[layer] * num_pairs
+        deviations = np.sqrt(means) + 1.0
+        low = max(np.floor((means - DEVIATIONS * deviations).max()), 0.0)
+        width = max(np.ceil(((means + DEVIATIONS * deviations).max() - low) / POINTS), 1.0)
+        fullest = low
+        for point in range(POINTS):
+            count = low + point * width + (width + 1) / 2  # k + 1, in the middle of so many
+            all_below = 1.0
+            for gpu in range(means.size):
+                root = 1 - 1 / (9 * count) - (means[gpu] / count) ** (1 / 3)
+                all_below *= 0.5 * math.erfc(-3 * math.sqrt(count) * root / math.sqrt(2.0))
+            fullest += (1 - all_below) * width
+        fullest_L[layer] = fullest
+    return fullest_L
