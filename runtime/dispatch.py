@@ -8,7 +8,7 @@ Both begin an exchange and return at once; what comes of it is had by `wait()`. 
 which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, sizes first.
 
 The weighted sum over a token's choices is the caller's, in the order of the choices, so that it does not depend on
-the layout. `LocalDispatcher` is the reference; `AllToAllDispatcher` must equal it.
+the layout. `LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it.
 A rank without tokens still takes part: the collectives are a group's, not a token's.
 
 Models: torchtitan's `TokenDispatcher` (one interface, Local and AllToAll), DeepEP (vocabulary).
@@ -33,6 +33,7 @@ __all__ = [
     "PlainRows",
     "RowFormat",
     "TokenDispatcher",
+    "Traffic",
 ]
 
 T = TypeVar("T")
@@ -96,10 +97,21 @@ class PlainRows:
         return bytes_RB.view(self.dtype)
 
 
-class TokenDispatcher(Protocol):
-    """The seam: Local, AllToAll, later DeepEP."""
+@dataclass
+class Traffic:
+    """What was dispatched so far; combine is not counted."""
 
-    bytes_sent: int  # dispatched to other ranks so far
+    bytes_sent: int = 0  # to other ranks
+    bytes_to_other_nodes: int = 0  # part of them
+
+
+class TokenDispatcher(Protocol):
+    """The seam: Local, AllToAll and its two quicker forms (`dispatch_forms.py`), later DeepEP."""
+
+    traffic: Traffic
+
+    def begin_step(self, num_pairs: int) -> None:
+        """This rank will have at most so many pairs for another in a dispatch of this step. A collective."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
@@ -114,7 +126,10 @@ class LocalDispatcher:
     def __init__(self, num_slots: int, row_format: RowFormat) -> None:
         self.num_slots = num_slots
         self.row_format = row_format
-        self.bytes_sent = 0
+        self.traffic = Traffic()
+
+    def begin_step(self, num_pairs: int) -> None:
+        """There is nobody to agree with."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
@@ -137,28 +152,51 @@ class AllToAllDispatcher:
         self.group = group
         self.slots_per_rank = slots_per_rank
         self.row_format = row_format
-        self.bytes_sent = 0
+        self.traffic = Traffic()
+
+    def begin_step(self, num_pairs: int) -> None:
+        """Any number is dispatched alike."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
-        """Sort by slot, which is by rank too; exchange sizes, then rows; group what came by slot."""
+        """Sort by slot, which is by rank too; exchange; group what came by slot."""
         pair_order = slots_TK.flatten().argsort(stable=True)
-        rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
         sizes_sent = self._sizes(slots_TK)
-        sent = sizes_sent.sum(1).tolist()
-        self._count_bytes(rows, sent)
-
-        def exchange() -> tuple[Tensor, Tensor]:
-            one_row_each = [1] * self.group.size
-            sizes = self.group.all_to_all(sizes_sent, one_row_each, one_row_each)
-            return sizes, self.group.all_to_all(rows, sent, sizes.sum(1).tolist())
+        exchange = self.exchange(self.row_format.encode(x_TD), slots_TK, pair_order, sizes_sent)
 
         def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
-            sizes, arrived_rows = arrived
+            sizes, rows = arrived
             grouping = _grouping(sizes)
-            rows_RD = self.row_format.decode(arrived_rows.index_select(0, grouping))
-            return Dispatched(rows_RD, sizes.sum(0).tolist(), pair_order, sent, sizes.sum(1).tolist(), grouping)
+            rows_RD = self.row_format.decode(rows.index_select(0, grouping))
+            sent, received = sizes_sent.sum(1).tolist(), sizes.sum(1).tolist()
+            return Dispatched(rows_RD, sizes.sum(0).tolist(), pair_order, sent, received, grouping)
 
         return Pending(self.group.begin(exchange), group_by_slot)
+
+    def exchange(
+        self, bytes_TB: Tensor, slots_TK: Tensor, pair_order: Tensor, sizes_sent: Tensor
+    ) -> Callable[[], tuple[Tensor, Tensor]]:
+        """What brings every pair's row to its rank: sizes `[source, slots_per_rank]`, and rows by source, then slot.
+
+        `sizes_sent` is `[rank, slots_per_rank]`; both sizes count (token, choice) pairs. Here: sizes, then rows.
+        """
+        rows = bytes_TB.index_select(0, pair_order // slots_TK.shape[1])
+        sent = sizes_sent.sum(1).tolist()
+
+        def sizes_then_rows() -> tuple[Tensor, Tensor]:
+            one_row_each = [1] * self.group.size
+            sizes = self.group.all_to_all(sizes_sent, one_row_each, one_row_each)
+            return sizes, self.give(rows, sent, sizes.sum(1).tolist())
+
+        return sizes_then_rows
+
+    def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """One all-to-all of rows of bytes, counted by the links that they take."""
+        for rank, number in enumerate(send):
+            if rank != self.group.rank:
+                self.traffic.bytes_sent += number * rows.shape[1]
+            if self.group.nodes[rank] != self.group.nodes[self.group.rank]:
+                self.traffic.bytes_to_other_nodes += number * rows.shape[1]
+        return self.group.all_to_all(rows, send, receive)
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """The same way back."""
@@ -170,10 +208,6 @@ class AllToAllDispatcher:
         """Rows for each slot of each rank, [ranks, slots_per_rank]."""
         num_slots = self.group.size * self.slots_per_rank
         return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
-
-    def _count_bytes(self, rows: Tensor, sent: list[int]) -> None:
-        rows_to_others = sum(sent) - sent[self.group.rank]
-        self.bytes_sent += rows_to_others * rows.shape[1]
 
 
 def _here(value: T) -> Pending[T]:

@@ -39,13 +39,24 @@ class Engine:
         deterministic: bool = False,
         overlap: str = "none",
         nodes: Sequence[str] | None = None,
+        small_step_tokens: int = 0,
     ) -> None:
-        """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
+        """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible.
+
+        Steps of up to `small_step_tokens` a rank are worth dispatching at low latency; 0: there are none.
+        """
         self.config = read_model_config(folder)
         self.dtype = dtype
         _check_expert_map(expert_map, self.config)
         self.model = DeepseekV3(
-            self.config, expert_map, group, dtype, Alone() if deterministic else Together(), OVERLAPS[overlap], nodes
+            self.config,
+            expert_map,
+            group,
+            dtype,
+            Alone() if deterministic else Together(),
+            OVERLAPS[overlap],
+            nodes,
+            small_step_tokens,
         )
         self.tensor_names = weights.load(self.model, folder, progress)
         if deterministic:

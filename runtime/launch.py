@@ -138,6 +138,11 @@ class UnitLaunch(_Part, kw_only=True):
         """The ranks that run on `node`, in order."""
         return [place for place in self.ranks if place.node == node]
 
+    def rank_nodes(self) -> list[int]:
+        """The number of each rank's node; nodes are numbered as they appear."""
+        names = list(dict.fromkeys(place.node for place in self.ranks))
+        return [names.index(place.node) for place in self.ranks]
+
 
 class GatewayLaunch(_Part, kw_only=True):
     """The launch file of the gateway."""

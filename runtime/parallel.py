@@ -12,7 +12,7 @@ of work in flight, and every rank has them in the same order. gloo waits without
 It carries no tensors by name and sends no objects: shapes are agreed by the callers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +50,7 @@ class Group(Protocol):
 
     rank: int
     size: int
+    nodes: tuple[int, ...]  # the node of each rank
 
     def join(self, meeting: MeetingPoint) -> None:
         """Wait until all ranks of the unit are here. Raises RuntimeFailure."""
@@ -64,9 +65,9 @@ class Group(Protocol):
         """Do `exchange`, which calls `all_to_all`, behind the caller's back, after all that were begun before it."""
 
 
-def new_group(rank: int, size: int) -> Group:
-    """The group of a unit of `size` ranks, not joined yet."""
-    return SoloGroup() if size == 1 else GlooGroup(rank, size)
+def new_group(rank: int, size: int, nodes: Sequence[int] | None = None) -> Group:
+    """The group of a unit of `size` ranks, not joined yet; `nodes`: where each is, if not all on one."""
+    return SoloGroup() if size == 1 else GlooGroup(rank, size, nodes)
 
 
 class SoloGroup:
@@ -74,6 +75,7 @@ class SoloGroup:
 
     rank = 0
     size = 1
+    nodes = (0,)
 
     def join(self, meeting: MeetingPoint) -> None:
         """There is nobody to wait for."""
@@ -97,9 +99,10 @@ class SoloGroup:
 class GlooGroup:
     """Ranks as processes on CPUs, over TCP."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, nodes: Sequence[int] | None = None) -> None:
         self.rank = rank
         self.size = size
+        self.nodes = (0,) * size if nodes is None else tuple(nodes)
         self._exchanges = ThreadPoolExecutor(1, "exchanges")
 
     def join(self, meeting: MeetingPoint) -> None:

@@ -88,8 +88,11 @@ class _ModelCounters:
     def collect(self) -> Iterator[Metric]:
         """Called by the metrics server."""
         sent = CounterMetricFamily("tidemill_dispatch_bytes", "Dispatched to other ranks.", labels=LABELS)
-        sent.add_metric(self._labels, self._model.dispatcher.bytes_sent)
+        sent.add_metric(self._labels, self._model.dispatcher.traffic.bytes_sent)
         yield sent
+        crossed = CounterMetricFamily("tidemill_dispatch_node_bytes", "Dispatched to other nodes.", labels=LABELS)
+        crossed.add_metric(self._labels, self._model.dispatcher.traffic.bytes_to_other_nodes)
+        yield crossed
         rows = CounterMetricFamily(
             "tidemill_expert_rows", "Rows computed.", labels=(*LABELS, "moe_layer", "slot", "expert")
         )

@@ -102,7 +102,7 @@ def _bring_up(
     launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
-    group = new_group(place.rank, len(launch.ranks))
+    group = new_group(place.rank, len(launch.ranks), launch.rank_nodes())
     engine = Engine(
         folder,
         launch.expert_map.physical_to_logical,
@@ -111,6 +111,7 @@ def _bring_up(
         deterministic=launch.deterministic,
         overlap=launch.overlap,
         nodes=launch.nodes_to_stay_on,
+        small_step_tokens=0 if launch.phase == "prefill" else launch.limits.max_requests,
     )
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, PlainRows, RowFormat, TokenDispatcher
+from runtime.dispatch import PlainRows, TokenDispatcher
+from runtime.dispatch_forms import new_dispatcher
 from runtime.expert_load import ExpertLoad
 from runtime.kv_cache import LatentCache, LayerPages
 from runtime.model.batching import Batching
@@ -47,14 +48,13 @@ class DeepseekV3(nn.Module):
         batching: Batching,
         overlap: Overlap = OVERLAPS["none"],
         nodes: Sequence[str] | None = None,
+        small_step_tokens: int = 0,
     ) -> None:
         """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`)."""
         super().__init__()
         self.config, self.batching, self.overlap, self.nodes = config, batching, overlap, nodes
         self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
-        self.dispatcher = _dispatcher(
-            group, self.load.rows.shape[1], Fp8Rows(config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
-        )
+        self.dispatcher = self._dispatcher(group, dtype, small_step_tokens)
         self.rotary = RotaryTable(
             config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn
         )
@@ -84,7 +84,13 @@ class DeepseekV3(nn.Module):
     def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[Step]:
         chunks = [*prefilling, *decoding]
         parts = self.overlap.split([len(chunk.token_ids) for chunk in chunks])
-        return [Step(prefilling[part], chunks[max(part.start, len(prefilling)) : part.stop]) for part in parts]
+        steps = [Step(prefilling[part], chunks[max(part.start, len(prefilling)) : part.stop]) for part in parts]
+        self.begin_step(steps)
+        return steps
+
+    def begin_step(self, micro_batches: list[Step]) -> None:
+        """Let the ranks agree on how to dispatch what follows: before anything is, by every rank."""
+        self.dispatcher.begin_step(self._most_pairs(max(len(step.token_ids_T) for step in micro_batches)))
 
     def _next_logits(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
         """A flow too: the head of one micro-batch hides the last exchange of the other."""
@@ -115,6 +121,16 @@ class DeepseekV3(nn.Module):
 
     def _head(self, x_TD: Tensor) -> Tensor:
         return self.lm_head(self.model.norm(x_TD)).float()
+
+    def _dispatcher(self, group: Group, dtype: torch.dtype, small_step_tokens: int) -> TokenDispatcher:
+        row_format = Fp8Rows(self.config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
+        row_bytes = row_format.encode(torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))).shape[1]
+        most_pairs = self._most_pairs(small_step_tokens)
+        return new_dispatcher(group, self.load.rows.shape[1], row_format, row_bytes, most_pairs)
+
+    def _most_pairs(self, num_tokens: int) -> int:
+        """Choices of so many tokens that one rank can hold: a token's choices are different slots."""
+        return num_tokens * min(self.config.num_experts_per_tok, self.load.rows.shape[1])
 
     def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
         config = self.config
@@ -169,9 +185,3 @@ def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
         case LatentAttention():
             return module.without_cache
     return None
-
-
-def _dispatcher(group: Group, slots_per_rank: int, row_format: RowFormat) -> TokenDispatcher:
-    if group.size == 1:
-        return LocalDispatcher(slots_per_rank, row_format)
-    return AllToAllDispatcher(group, slots_per_rank, row_format)

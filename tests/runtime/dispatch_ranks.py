@@ -1,7 +1,7 @@
 """The ranks of the dispatch test: `dispatch_ranks.py SIZE PORT SLOTS_PER_RANK FOLDER`.
 
-Each reads `FOLDER/input.npz` (`x_ROUND_RANK` [T, D] and `slots_ROUND_RANK` [T, K]), dispatches each round, computes an
-"expert" that depends on the slot, combines, and writes `FOLDER/RANK.npz`.
+Each reads `FOLDER/input.npz` (`x_ROUND_RANK` [T, D] and `slots_ROUND_RANK` [T, K]), dispatches each round by each form,
+computes an "expert" that depends on the slot, combines, and writes `FOLDER/RANK.npz` (`FORM_WHAT_ROUND`).
 """
 
 import itertools
@@ -12,31 +12,60 @@ import numpy as np
 import torch
 
 from runtime.dispatch import AllToAllDispatcher, PlainRows
+from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
 from runtime.parallel import GlooGroup, MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
 
 
+SMALL_STEP_PAIRS = 21
+
+
 def main(rank, size, port, slots_per_rank, folder):
     group = GlooGroup(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
-    dispatcher = AllToAllDispatcher(group, slots_per_rank, PlainRows(torch.float32))
     results = {}
     with np.load(folder / "input.npz", allow_pickle=False) as inputs:
-        for number in itertools.count():
-            if f"x_{number}_{rank}" not in inputs:
-                break
-            x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
-            dispatched = dispatcher.dispatch(x, slots).wait()
-            own_slots = torch.arange(rank * slots_per_rank, (rank + 1) * slots_per_rank)
-            slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
-            combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
-            results[f"combined_{number}"] = combined.rows_RD[combined.places].numpy()
-            results[f"counts_{number}"] = np.array(dispatched.counts)
-            results[f"bytes_{number}"] = np.array(dispatcher.bytes_sent)
+        for form, dispatcher in forms(group, slots_per_rank):
+            for number in itertools.count():
+                if f"x_{number}_{rank}" not in inputs:
+                    break
+                x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
+                found = one_round(dispatcher, x, slots, rank * slots_per_rank)
+                results |= {f"{form}_{what}_{number}": value for what, value in found.items()}
     np.savez(folder / f"{rank}.npz", **results)
     group.any(False)  # nobody leaves while a peer still exchanges
+
+
+def forms(group, slots_per_rank):
+    """(name, dispatcher), one after another, because the ranks' nodes are not those of all."""
+    rows = PlainRows(torch.float32)
+    for form, nodes in node_layouts(group.size).items():
+        group.nodes = nodes
+        yield form, (NodeDispatcher if form.startswith("by") else AllToAllDispatcher)(group, slots_per_rank, rows)
+    yield "low_latency", LowLatencyDispatcher(AllToAllDispatcher(group, slots_per_rank, rows), SMALL_STEP_PAIRS)
+
+
+def node_layouts(size):
+    """Form -> the node of each rank. Halves are two nodes; in the last form, the first rank has one for itself."""
+    halves = tuple(rank * 2 // size for rank in range(size))
+    return {"all_to_all": halves, "by_node": halves, "by_uneven_node": (0,) + (1,) * (size - 1)}
+
+
+def one_round(dispatcher, x, slots, first_slot):
+    dispatcher.begin_step(slots.numel())
+    dispatched = dispatcher.dispatch(x, slots).wait()
+    own_slots = torch.arange(first_slot, first_slot + len(dispatched.counts))
+    slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
+    combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
+    return {
+        "rows": dispatched.rows_RD.numpy(),
+        "combined": combined.rows_RD[combined.places].numpy(),
+        "counts": np.array(dispatched.counts),
+        "bytes": np.array(dispatcher.traffic.bytes_sent),
+        "node_bytes": np.array(dispatcher.traffic.bytes_to_other_nodes),
+    }
 
 
 if __name__ == "__main__":

@@ -6,12 +6,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.dispatch import LocalDispatcher, PlainRows
+from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, PlainRows
+from runtime.dispatch_forms import (
+    COUNT_BYTES,
+    MAX_MESSAGE_BYTES,
+    SLOT_BYTES,
+    LowLatencyDispatcher,
+    NodeDispatcher,
+    new_dispatcher,
+)
 from runtime.model.moe import ReplicaTable
+from runtime.parallel import new_group
+from tests.runtime.dispatch_ranks import SMALL_STEP_PAIRS, node_layouts
 from tests.runtime.rank_processes import run_ranks
 
-SLOTS_PER_RANK, HIDDEN, TOP_K = 3, 5, 2
+SLOTS_PER_RANK, HIDDEN, TOP_K = 3, 16, 3
 ROW_BYTES = HIDDEN * 4
+FORMS = ["all_to_all", "by_node", "by_uneven_node", "low_latency"]
 
 # tokens of each rank, one line a round
 ROUNDS = {
@@ -68,7 +79,8 @@ def draw_inputs(size):
     return inputs
 
 
-def test_all_to_all_equals_local(exchange):
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_equals_local(exchange, form):
     """Every rank gets back, row for row and bit for bit, what it would compute with all slots at home."""
     size, inputs, results = exchange
 
@@ -76,16 +88,28 @@ def test_all_to_all_equals_local(exchange):
         for rank in range(size):
             x, slots = inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]
             expected, _ = scaled_by_slot(LocalDispatcher(size * SLOTS_PER_RANK, PlainRows(torch.float32)), x, slots)
-            assert torch.equal(torch.from_numpy(results[rank][f"combined_{number}"]), expected)
+            assert torch.equal(torch.from_numpy(results[rank][f"{form}_combined_{number}"]), expected)
 
 
-def test_all_to_all_counts_what_each_slot_got(exchange):
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_brings_the_same_rows_in_the_same_order(exchange, form):
+    """Slot by slot, sources in order, so that what experts compute together does not depend on the form."""
+    size, _, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        for rank in range(size):
+            rows = results[rank][f"{form}_rows_{number}"]
+            assert np.array_equal(rows, results[rank][f"all_to_all_rows_{number}"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_counts_what_each_slot_got(exchange, form):
     """The ranks' counts, one after another, are how often each slot was chosen on all ranks together."""
     size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):
         chosen = torch.cat([inputs[f"slots_{number}_{rank}"].flatten() for rank in range(size)])
-        counted = [count for rank in range(size) for count in results[rank][f"counts_{number}"].tolist()]
+        counted = [count for rank in range(size) for count in results[rank][f"{form}_counts_{number}"].tolist()]
         assert counted == chosen.bincount(minlength=size * SLOTS_PER_RANK).tolist()
 
 
@@ -98,8 +122,64 @@ def test_bytes_sent_are_the_rows_for_others(exchange):
         for number in range(len(ROUNDS[size])):
             ranks_chosen = inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK
             expected += int((ranks_chosen != rank).sum()) * ROW_BYTES
-            assert results[rank][f"bytes_{number}"] == expected
+            assert results[rank][f"all_to_all_bytes_{number}"] == expected
         assert expected > 0
+
+
+@pytest.mark.parametrize("form", ["by_node", "by_uneven_node"])
+def test_a_token_crosses_to_a_node_once(exchange, form):
+    """Between nodes go the tokens that the other node wants, each once with its slots: fewer bytes than pairs."""
+    size, inputs, results = exchange
+    nodes = torch.tensor(node_layouts(size)[form])
+    last = len(ROUNDS[size]) - 1
+    total = 0
+    for rank in range(size):
+        crossing = 0
+        for number in range(len(ROUNDS[size])):
+            nodes_chosen = nodes[inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK]
+            crossing += sum(len(set(chosen.tolist()) - {int(nodes[rank])}) for chosen in nodes_chosen)
+        assert results[rank][f"{form}_node_bytes_{last}"] == crossing * (ROW_BYTES + TOP_K * SLOT_BYTES)
+        total += crossing * (ROW_BYTES + TOP_K * SLOT_BYTES)
+
+    if form == "by_node":  # the layout of which all_to_all was counted too
+        assert total < sum(results[rank][f"all_to_all_node_bytes_{last}"] for rank in range(size))
+
+
+def test_small_steps_are_one_message_of_one_size(exchange):
+    """While no rank has more than fits, each pair of ranks exchanges the counts and room for the most; then rows."""
+    size, inputs, results = exchange
+    message_bytes = SLOTS_PER_RANK * COUNT_BYTES + SMALL_STEP_PAIRS * ROW_BYTES
+    was_large = False
+    for rank in range(size):
+        expected = 0
+        for number, tokens in enumerate(ROUNDS[size]):
+            if max(tokens) * TOP_K <= SMALL_STEP_PAIRS:
+                expected += (size - 1) * message_bytes
+            else:
+                was_large = True
+                expected += int((inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK != rank).sum()) * ROW_BYTES
+            assert results[rank][f"low_latency_bytes_{number}"] == expected
+
+    assert was_large
+
+
+@pytest.mark.parametrize(
+    ("nodes", "most_pairs", "form"),
+    [
+        ((0,), 8, LocalDispatcher),
+        ((0, 0), 0, AllToAllDispatcher),
+        ((0, 1), 0, AllToAllDispatcher),
+        ((0, 0, 1, 1), 0, NodeDispatcher),
+        ((0, 0, 1, 1), 8, LowLatencyDispatcher),
+        ((0, 0, 1, 1), 9, NodeDispatcher),
+    ],
+)
+def test_the_form_fits_the_unit(nodes, most_pairs, form):
+    """One message while it is short; by node where nodes have several ranks; no exchange at EP1."""
+    group = new_group(0, len(nodes), nodes)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, PlainRows(torch.float32), MAX_MESSAGE_BYTES // 8, most_pairs)
+
+    assert type(dispatcher) is form
 
 
 @st.composite

@@ -132,7 +132,7 @@ def test_a_permuted_map_moves_work_between_ranks_and_not_the_text(
             engine = Engine(demo, expert_map, group, torch.float32)
             group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
             text = greedy(engine, group, prompts[number:6:2], 8, set())
-            results[number] = text, engine.model.load.rows.sum(1).tolist(), engine.model.dispatcher.bytes_sent
+            results[number] = text, engine.model.load.rows.sum(1).tolist(), engine.model.dispatcher.traffic.bytes_sent
             group.any(False)
 
         port = free_port()
