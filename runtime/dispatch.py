@@ -14,9 +14,11 @@ A rank without tokens still takes part: the collectives are a group's, not a tok
 Models: torchtitan's `TokenDispatcher` (one interface, Local and AllToAll), DeepEP (vocabulary).
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -28,6 +30,7 @@ __all__ = [
     "AllToAllDispatcher",
     "Combined",
     "Dispatched",
+    "ExchangeTime",
     "LocalDispatcher",
     "Pending",
     "PlainRows",
@@ -98,11 +101,33 @@ class PlainRows:
 
 
 @dataclass
+class ExchangeTime:
+    """How many exchanges there were, and how long they took from their beginning to the arrival of the rows."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def timed(self, exchange: Callable[[], T]) -> Callable[[], T]:
+        """`exchange`, which begins now."""
+        began = time.monotonic()
+
+        def until_here() -> T:
+            result = exchange()
+            self.count += 1
+            self.seconds += time.monotonic() - began
+            return result
+
+        return until_here
+
+
+@dataclass
 class Traffic:
-    """What was dispatched so far; combine is not counted."""
+    """What was exchanged so far. Bytes are those of dispatch, without combine."""
 
     bytes_sent: int = 0  # to other ranks
     bytes_to_other_nodes: int = 0  # part of them
+    dispatch: ExchangeTime = field(default_factory=ExchangeTime)
+    combine: ExchangeTime = field(default_factory=ExchangeTime)
 
 
 class TokenDispatcher(Protocol):
@@ -170,7 +195,7 @@ class AllToAllDispatcher:
             sent, received = sizes_sent.sum(1).tolist(), sizes.sum(1).tolist()
             return Dispatched(rows_RD, sizes.sum(0).tolist(), pair_order, sent, received, grouping)
 
-        return Pending(self.group.begin(exchange), group_by_slot)
+        return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)), group_by_slot)
 
     def exchange(
         self, bytes_TB: Tensor, slots_TK: Tensor, pair_order: Tensor, sizes_sent: Tensor
@@ -201,7 +226,8 @@ class AllToAllDispatcher:
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """The same way back."""
         rows = rows_RD.index_select(0, _inverse(dispatched.grouping))
-        arrival = self.group.begin(lambda: self.group.all_to_all(rows, dispatched.received, dispatched.sent))
+        exchange = partial(self.group.all_to_all, rows, dispatched.received, dispatched.sent)
+        arrival = self.group.begin(self.traffic.combine.timed(exchange))
         return Pending(arrival, lambda returned: Combined(returned, _inverse(dispatched.pair_order)))
 
     def _sizes(self, slots_TK: Tensor) -> Tensor:

@@ -1,4 +1,8 @@
-"""What the experts of one rank received: counted where the rows arrive, so that the counts are the work done here.
+"""What the experts of one rank received, and where this rank's tokens went: counted where the rows are, while a step
+only adds.
+
+    rows    computed here by each local slot; summed over ranks and slots by expert, the load of a logical expert
+    sent    by this rank's tokens to each rank of the unit; how uneven that is, is the imbalance that they met
 
 It does not balance anything; it is what a balancer reads.
 """
@@ -10,13 +14,20 @@ __all__ = ["ExpertLoad"]
 
 
 class ExpertLoad:
-    """Rows computed so far by each local slot: `rows` is `[num_moe_layers, slots_per_rank]`."""
+    """(Token, choice) pairs: `rows` `[num_moe_layers, slots_per_rank]`, `sent` `[num_moe_layers, num_ranks]`."""
 
-    def __init__(self, local_experts: Tensor) -> None:
+    def __init__(self, local_experts: Tensor, num_ranks: int) -> None:
         """`local_experts` `[num_moe_layers, slots_per_rank]`: the logical expert in each slot of this rank."""
         self.local_experts = local_experts
         self.rows = torch.zeros_like(local_experts)
+        self.sent = torch.zeros(len(local_experts), num_ranks, dtype=torch.long)
 
-    def add(self, moe_layer: int, counts: list[int]) -> None:
+    def add(self, moe_layer: int, counts: list[int], sent: list[int]) -> None:
         """One dispatch of one layer."""
         self.rows[moe_layer] += torch.tensor(counts)
+        self.sent[moe_layer] += torch.tensor(sent)
+
+    def imbalance(self) -> Tensor:
+        """Of each layer, the most that a rank got of this rank's tokens over the mean, at least 1; 1 before any."""
+        mean = self.sent.float().mean(1)
+        return (self.sent.amax(1) / mean).where(mean > 0, 1.0)

@@ -7,7 +7,7 @@ Every metric carries model_name, unit and rank. What a user waits for is the gat
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
@@ -93,6 +93,21 @@ class _ModelCounters:
         crossed = CounterMetricFamily("tidemill_dispatch_node_bytes", "Dispatched to other nodes.", labels=LABELS)
         crossed.add_metric(self._labels, self._model.dispatcher.traffic.bytes_to_other_nodes)
         yield crossed
+        traffic = self._model.dispatcher.traffic
+        for name, time in (("dispatch", traffic.dispatch), ("combine", traffic.combine)):
+            taken = SummaryMetricFamily(
+                f"tidemill_{name}_seconds", "From its beginning to the last row.", labels=LABELS
+            )
+            taken.add_metric(self._labels, time.count, time.seconds)
+            yield taken
+        imbalance = GaugeMetricFamily(
+            "tidemill_expert_load_imbalance",
+            "Most rows of this rank's tokens for one rank, over the mean.",
+            labels=(*LABELS, "moe_layer"),
+        )
+        for layer, ratio in enumerate(self._model.load.imbalance().tolist()):
+            imbalance.add_metric((*self._labels, str(layer)), ratio)
+        yield imbalance
         rows = CounterMetricFamily(
             "tidemill_expert_rows", "Rows computed.", labels=(*LABELS, "moe_layer", "slot", "expert")
         )

@@ -53,7 +53,7 @@ class DeepseekV3(nn.Module):
         """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`)."""
         super().__init__()
         self.config, self.batching, self.overlap, self.nodes = config, batching, overlap, nodes
-        self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank])
+        self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank], group.size)
         self.dispatcher = self._dispatcher(group, dtype, small_step_tokens)
         self.rotary = RotaryTable(
             config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn

@@ -182,7 +182,7 @@ class MixtureOfExperts(nn.Module):
             dispatched = dispatching.wait()
         with self.span("experts"):
             rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
-        self.load.add(self.moe_layer, dispatched.counts)
+        self.load.add(self.moe_layer, dispatched.counts, dispatched.sent)
         with self.span("combine issue"):
             combining = self.dispatcher.combine(rows_RD, dispatched)
         yield Pause.COMBINING

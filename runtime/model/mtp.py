@@ -41,7 +41,7 @@ class MultiTokenPrediction(nn.Module):
         super().__init__()
         config = main.config
         self._main = [main]  # in a list, because its parameters are not this module's
-        self.load = ExpertLoad(torch.tensor([physical_to_logical]).chunk(group.size, 1)[group.rank])
+        self.load = ExpertLoad(torch.tensor([physical_to_logical]).chunk(group.size, 1)[group.rank], group.size)
         replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank)
         experts = MixtureOfExperts(config, dtype, 0, replicas, main.dispatcher, self.load, group.rank, main.batching)
         layer = Layer(config.num_hidden_layers, config, dtype, experts, main.batching)

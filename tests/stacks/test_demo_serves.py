@@ -168,6 +168,11 @@ def test_expert_parallelism_is_real(client, demo, launch, phase):
     slots_per_rank = len(layers[0]) // len(ranks)
     for number, rank in enumerate(ranks):
         assert total(rank, "tidemill_dispatch_bytes_total") > 0
+        assert total(rank, "tidemill_dispatch_seconds_count") > 0
+        assert total(rank, "tidemill_combine_seconds_sum") > 0
+        imbalances = [sample.value for sample in rank if sample.name == "tidemill_expert_load_imbalance"]
+        assert len(imbalances) == len(layers)
+        assert all(1 <= imbalance <= len(ranks) for imbalance in imbalances)
         held = {(s.labels["moe_layer"], s.labels["slot"], s.labels["expert"]) for s in rank if s.name == ROWS}
         assert held == {
             (str(layer), str(slot), str(expert))
