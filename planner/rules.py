@@ -355,5 +355,5 @@ def _absolute(path: str) -> str:
 
 def _slug(text: str) -> str:
     """`text` as a DNS label, for a fix."""
-    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-0123456789")[:MAX_DNS_LABEL].rstrip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:MAX_DNS_LABEL].rstrip("-")
     return slug or "tidemill"

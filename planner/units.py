@@ -71,7 +71,7 @@ def read_bytes(written: str) -> int | None:
 def as_we_spell(kind: Kind, written: Any) -> str | None:
     """`512GiB` for Kubernetes' `512Gi`; None where nobody can tell what was meant."""
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
-    if match is None:
+    if match is None or not float(match[1]):
         return None
     amount, unit = match.groups()
     folded = {each.casefold(): each for each in UNITS[kind]}

@@ -58,6 +58,7 @@ def test_a_quantity_outside_its_range_is_refused(written):
         ("link", "50GBps", "50GB/s"),
         ("time", "5m", "5min"),
         ("bytes", "80", None),
+        ("bytes", "0GiB", None),
         ("time", "5 fortnights", None),
         ("time", None, None),
     ],
