@@ -14,6 +14,6 @@ class MixedPhase(Phase):
         """A request comes, or is no longer wanted."""
         match message:
             case Prefill(request_id, prompt_ids, sampling):
-                self._scheduler.add(Request(request_id, prompt_ids, sampling))
+                self._add(Request(request_id, prompt_ids, sampling))
             case Abort(request_id):
                 self._scheduler.abort(request_id)

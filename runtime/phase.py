@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runtime.engine import Engine
 from runtime.launch import UnitLaunch
-from runtime.messages import Token
+from runtime.messages import Failed, Token
 from runtime.model.step import Chunk
 from runtime.network import Network
 from runtime.rank_metrics import RankMetrics
@@ -46,6 +46,14 @@ class Phase:
 
     def follow(self, request: Request) -> None:
         """After a token that is not the request's last: the next step goes on."""
+
+    def _add(self, request: Request) -> None:
+        """A request from the gateway, which may know other limits: it serves units of an older launch as well."""
+        most, asked = self._launch.limits.max_request_tokens, len(request.prompt_ids) + request.sampling.max_tokens
+        if asked > most:  # it would wait for pages for ever, and everybody behind it
+            self._network.say(Failed(request.id, f"it could grow to {asked:,} tokens, this unit takes {most:,}"))
+        else:
+            self._scheduler.add(request)
 
     def _postprocess(self, request: Request, chunk: Chunk, logits_V: Tensor) -> None:
         request.num_cached = chunk.end

@@ -18,7 +18,7 @@ class PrefillPhase(Phase):
             case Prefill(request_id, prompt_ids, sampling, kv_host, kv_port):
                 assert kv_host is not None
                 assert kv_port is not None
-                self._scheduler.add(Request(request_id, prompt_ids, sampling, kv_address=(kv_host, kv_port)))
+                self._add(Request(request_id, prompt_ids, sampling, kv_address=(kv_host, kv_port)))
             case Abort(request_id):
                 self._scheduler.abort(request_id)
 
