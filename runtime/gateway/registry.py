@@ -86,14 +86,15 @@ class Registry:
         """
         units = [unit for unit in self.units() if unit.is_ready]
         prefill, decode, mixed = (_loads(units, phase) for phase in ("prefill", "decode", "mixed"))
-        chosen = choose_ranks(prefill or mixed, decode or mixed, next(self._turns))
+        both = (prefill, decode) if prefill and decode else (mixed, mixed)  # a mixed rank is nobody's partner
+        chosen = choose_ranks(*both, next(self._turns))
         return chosen and (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
 
     def report(self) -> dict[str, Any]:
         """The body of /readyz. `pid`: whoever started a gateway here can tell that it is this one who answers."""
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
-        is_ready = ready_phases in ({"prefill", "decode"}, {"mixed"})
+        is_ready = {"prefill", "decode"} <= ready_phases or "mixed" in ready_phases
         return {"ready": is_ready, "pid": os.getpid(), "units": [_report_unit(unit) for unit in units]}
 
     def give_up(self, reason: str) -> None:

@@ -150,3 +150,26 @@ def test_a_mixed_rank_gets_a_request_as_a_whole(gateway, join, client, until):
     prompt = rank.hear()
     assert (prompt.prompt_ids[-2:], prompt.kv_host, prompt.kv_port) == ([5, 6], None, None)
     assert rank.heard.empty()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_mixed_rank_shares_no_request_with_a_unit_that_has_no_partner(gateway, join, client, until, phase):
+    """While a deployment changes from a pair to mixed units, half of the pair may be there: it gets nothing."""
+    half, mixed = join(phase=phase), join(phase="mixed")
+    for rank in (half, mixed):
+        rank.say(State("ready"))
+    until(lambda: gateway.ready_report()["ready"], "the mixed unit is enough, whoever else is there")
+    FakePair(mixed, mixed).reply = [70, 71, 72]
+    answer = client.completions.create(model="org/tiny", prompt=[5, 6], max_tokens=3, temperature=0)
+
+    assert answer.usage.completion_tokens == 3
+    assert mixed.hear().kv_host is None
+    assert half.heard.empty()
+
+
+def test_a_whole_pair_is_ready_beside_a_mixed_unit(gateway, pair, join, until):
+    """Every request has a pair of ranks."""
+    join(unit="mixed", phase="mixed").say(State("ready"))
+    until(lambda: gateway.state_of("mixed") == ["ready"], "the mixed unit is ready")
+
+    assert gateway.get("/readyz")[0] == 200
