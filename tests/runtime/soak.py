@@ -8,8 +8,8 @@ Every answer must be that of the request alone (of an aborted one, its beginning
 must not grow: what `Report` holds.
 """
 
+import os
 import random
-import resource
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ STOP_IDS = [7]
 
 @dataclass(frozen=True)
 class Report:
-    """What a soak found. Memory is the most that the process ever had, after the first half and at the end."""
+    """What a soak found. Memory is what the process has after the first half and at the end."""
 
     answered: int
     aborted: int
@@ -50,7 +50,7 @@ class Report:
         return (
             f"{self.answered} answered, {self.aborted} aborted, {self.preemptions} preemptions;"
             f" {len(self.wrong)} wrong answers, {self.pages_left_behind} pages left behind,"
-            f" {self.end_bytes / 1e6:.0f} MB at most, {growth:.1f} MB more than at half time"
+            f" {self.end_bytes / 1e6:.0f} MB at the end, {growth:.1f} MB more than at half time"
         )
 
 
@@ -79,7 +79,7 @@ def soak(engine: Engine, kind: str, number: int, seed: int) -> Report:
         for request_id in list(rank.done):
             answered += _take_away(rank, here, request_id, engine, wrong)
         if not half_time_bytes and answered + aborted >= number // 2:
-            half_time_bytes = _most_bytes()
+            half_time_bytes = _resident_bytes()
     caches = [scheduler.cache for scheduler in rank.schedulers]
     return Report(
         answered,
@@ -88,7 +88,7 @@ def soak(engine: Engine, kind: str, number: int, seed: int) -> Report:
         sum(cache.num_pages - cache.num_free_pages for cache in caches),
         wrong,
         half_time_bytes,
-        _most_bytes(),
+        _resident_bytes(),
     )
 
 
@@ -128,8 +128,9 @@ def _take_away(rank: Rank, here: dict[str, Wish], request_id: str, engine: Engin
     return 1
 
 
-def _most_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _resident_bytes() -> int:
+    """Now, not at most: behind the peak of another test of this process a leak would not show."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.runtime.soak import small_engine, soak
 
-MAX_GROWTH_BYTES = 8_000_000  # measured: 0; allocators keep what they once had
+MAX_GROWTH_BYTES = 8_000_000  # measured: 0.4 at most; allocators keep what they once had
 
 
 @pytest.fixture(scope="module")
