@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
 from planner.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
+from planner.habits import OTHER_NAMES
 from planner.section import Section
 from planner.spec import AUTO, UNION_TAGS, Spec
 from planner.units import QUANTITIES, Kind, as_we_spell
@@ -142,7 +143,9 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
     given: Any = data
     for part in parents:
         given = given[part]
-    close = close_to(key, [name for name in _section_at(detail["loc"]).model_fields if name not in given], cutoff=0.6)
+    free = [name for name in _section_at(detail["loc"]).model_fields if name not in given]
+    elsewhere = OTHER_NAMES.get(str(key))
+    close = elsewhere if elsewhere in free else close_to(key, free, cutoff=0.6)
     return _path((*parents, close)) if close else None
 
 

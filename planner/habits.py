@@ -1,0 +1,38 @@
+"""What our fields are called elsewhere, for "did you mean": who writes a spec has flags of an engine at hand.
+
+Only names that mean the same number or word are here; `data_parallel_size` follows from ours and
+`gpu_memory_utilization` has no counterpart, so that these stay unknown keys.
+
+Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-project/sglang
+python/sglang/srt/server_args.py; Kubernetes' Node and Container.
+"""
+
+__all__ = ["OTHER_NAMES"]
+
+OTHER_NAMES = {
+    # vLLM
+    "tensor_parallel_size": "attention_tp",
+    "max_num_seqs": "max_requests",
+    "max_model_len": "max_request_tokens",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "num_redundant_experts": "redundant_experts",
+    "dtype": "precision",
+    "quantization": "precision",
+    # SGLang
+    "tp": "attention_tp",
+    "tp_size": "attention_tp",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
+    "ep_num_redundant_experts": "redundant_experts",
+    "max_running_requests": "max_requests",
+    "context_length": "max_request_tokens",
+    "chunked_prefill_size": "max_batch_tokens",
+    "max_total_tokens": "max_kv_tokens",
+    "served_model_name": "name",
+    "model_path": "checkpoint",
+    "path": "checkpoint",
+    # Kubernetes
+    "replicas": "units",
+    "unschedulable": "cordoned",
+    "cpu": "cpus",
+}
