@@ -62,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's file. Raises CheckpointError."""
     try:
         value = json.loads(_read_bytes(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object")
@@ -71,20 +71,38 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor by its name: reads each file's header and holds it against its size. Raises CheckpointError."""
-    return {name: tensor for path in _tensor_files(folder) for name, tensor in _read_header(path)}
+    tensors: dict[str, StoredTensor] = {}
+    for path in _tensor_files(folder):
+        for name, tensor in _read_header(path):
+            if name in tensors:
+                raise CheckpointError(f"{folder}: {name} is in two files, {tensors[name].path.name} and {path.name}")
+            tensors[name] = tensor
+    return tensors
 
 
 def _tensor_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.exists():
+    if _exists(index):
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index} has no weight_map")
-        paths = [folder / str(name) for name in sorted(set(map(str, weight_map.values())))]
-        if missing := [path.name for path in paths if not path.exists()]:
+        paths = [folder / _file_name(name, index) for name in sorted(set(map(str, weight_map.values())))]
+        if missing := [path.name for path in paths if not _exists(path)]:
             raise CheckpointError(f"{index} names {len(paths)} files, of which {missing[0]} is not there")
         return paths
     return [folder / "model.safetensors"]
+
+
+def _file_name(name: str, index: Path) -> str:
+    """A shard lies beside its index (as a link, if need be): a checkpoint names no other files of this machine."""
+    if name in ("", ".", "..") or "/" in name:
+        raise CheckpointError(f"{index} names the file {name!r}, which is not the name of a file beside it")
+    return name
+
+
+def _exists(path: Path) -> bool:
+    """Without the errors that `Path.exists` has for names that no file can have, and folders that are closed to us."""
+    return os.path.exists(path)
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -97,7 +115,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             entries = _decode_header(file.read(header_bytes))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: {error}") from None
     data = 8 + header_bytes
     expected = data + max((entry.data_offsets[1] for entry in entries.values()), default=0)
@@ -105,9 +123,22 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise CheckpointError(
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
+    _check_offsets(path, entries)
     for name, entry in entries.items():
         start, end = entry.data_offsets
         yield name, StoredTensor(path, entry.dtype, entry.shape, data + start, end - start)
+
+
+def _check_offsets(path: Path, entries: dict[str, _TensorEntry]) -> None:
+    """Tensors follow each other without gaps, from 0 on: the format's own rule, so that none is read as another."""
+    so_far = 0
+    for name, entry in sorted(entries.items(), key=lambda named: named[1].data_offsets):
+        start, end = entry.data_offsets
+        if start != so_far or end < start:
+            raise CheckpointError(
+                f"{path} is damaged: {name} has bytes {start:,} to {end:,}, those before it end at {so_far:,}"
+            )
+        so_far = end
 
 
 def _decode_header(header: bytes) -> dict[str, _TensorEntry]:

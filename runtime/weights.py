@@ -94,6 +94,8 @@ def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> Non
 
 def _check_scales(name: str, index: Index, folder: Path) -> None:
     shape, scales = index[name].shape, index.get(name + SCALE)
+    if len(shape) != 2:
+        raise CheckpointError(f"{folder}: {name} is stored in FP8, which this runtime reads for matrices only")
     if scales is None:
         raise CheckpointError(f"{folder}: {name} is stored in FP8 without {name}{SCALE}, which scales it")
     expected = [num_blocks(size) for size in shape]

@@ -162,6 +162,15 @@ def test_fp8_that_cannot_be_read_is_refused_in_a_sentence(spoiled, name, change,
     assert words in spoiled({LAYER + name: change})
 
 
+def test_fp8_in_a_vector_is_refused_in_a_sentence(spoiled):
+    """Its scales would be of no blocks."""
+    norm = "model.norm.weight"
+
+    assert f"{norm} is stored in FP8, which this runtime reads for matrices only" in spoiled(
+        {norm: lambda values: values.to(E4M3)}
+    )
+
+
 def test_a_header_that_contradicts_itself_is_refused(wide_file, tmp_path):
     """Shape and type need another number of bytes than the tensor has."""
     data = (wide_file / WHOLE).read_bytes()

@@ -221,8 +221,9 @@ def test_a_file_that_goes_on_too_long_is_refused(copied, contiguous_map):
         b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": []}}',
         b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": "x"}}',
         b'{"a": {"dtype": "F32", "shape": 1, "data_offsets": [0, 0]}}',
+        b'{"a": ' + b"[" * 100_000,
     ],
-    ids=repr,
+    ids=lambda header: repr(header[:60]),
 )
 def test_a_garbage_header_is_refused(copied, contiguous_map, header):
     """No JSON, or JSON that describes no tensors."""
@@ -272,7 +273,7 @@ def test_a_config_of_another_model_is_refused(copied, contiguous_map, changes, w
     assert words in refusal(copied, contiguous_map)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", pytest.param("[" * 100_000, id="deep")])
 def test_a_config_that_is_no_json_object_is_refused(copied, contiguous_map, text):
     """Cut off, or something else."""
     (copied / "config.json").write_text(text)
@@ -300,3 +301,47 @@ def test_a_missing_shard_is_named(copied, contiguous_map):
     (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
 
     assert "gone.safetensors" in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/elsewhere.safetensors", "sub/a.safetensors", "..", ""])
+def test_a_shard_that_is_not_beside_its_index_is_refused(copied, contiguous_map, name):
+    """Whoever wrote the checkpoint does not choose which other files of this machine are read."""
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+
+    assert f"names the file {name!r}, which is not the name of a file beside it" in refusal(copied, contiguous_map)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_not_there(copied, contiguous_map):
+    """Too long for any file system."""
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "n" * 300}}))
+
+    assert "is not there" in refusal(copied, contiguous_map)
+
+
+def test_a_tensor_in_two_shards_is_refused(copied, contiguous_map):
+    """Which of them would count?"""
+    name = "model.norm.weight"
+    tensors = load_file(copied / "model.safetensors")
+    save_file({name: tensors[name] + 1}, copied / "other.safetensors")
+    weight_map = dict.fromkeys(tensors, "model.safetensors") | {"x": "other.safetensors"}
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    assert f"{name} is in two files, model.safetensors and other.safetensors" in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[(0, 8), (0, 8)], [(-8, 0), (0, 8)], [(4, 8), (8, 16)], [(0, 4), (8, 16)], [(8, 0), (8, 16)]],
+    ids=str,
+)
+def test_tensors_that_do_not_follow_each_other_are_refused(tmp_path, offsets):
+    """One over another, in the header, after a gap: the rule of the format, without which values are read as others."""
+    entries = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": each} for name, each in zip("ab", offsets, strict=True)
+    }
+    header = json.dumps(entries).encode()
+    data = bytes(max(end for _, end in offsets))
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+    with pytest.raises(CheckpointError, match=r"is damaged: . has bytes"):
+        index_tensors(tmp_path)
