@@ -47,11 +47,10 @@ FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_topk_prob": (False,),
     },
 }
-NUMBERS = (
+COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
     *("first_k_dense_replace", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
-    *("v_head_dim", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor"),
-    *("rms_norm_eps", "max_position_embeddings"),
+    *("v_head_dim", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "max_position_embeddings"),
 )
 
 
@@ -106,10 +105,11 @@ def read_model_config(folder: Path) -> ModelConfig:
     is_grouped = choices["topk_method"] != "greedy"
     theta, yarn = read_rope(document, path)
     config = ModelConfig(
-        **{key: _number(document, key, path) for key in NUMBERS},
-        **{key: _number(document, key, path) if is_grouped else 1 for key in groups},
+        **{key: _count(document, key, path) for key in COUNTS},
+        **{key: _count(document, key, path) if is_grouped else 1 for key in groups},
+        **{key: _number(document, key, path) for key in ("routed_scaling_factor", "rms_norm_eps")},
         **{key: choices[key] for key in ("scoring_func", "topk_method", "norm_topk_prob")},
-        q_lora_rank=None if document.get("q_lora_rank", 0) is None else _number(document, "q_lora_rank", path),
+        q_lora_rank=None if document.get("q_lora_rank", 0) is None else _count(document, "q_lora_rank", path),
         rope_theta=theta,
         yarn=yarn,
         power_of_two_scales=_quantisation(document, path).get("scale_fmt") == "ue8m0",
@@ -121,7 +121,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
     """The values of the keys that have few. Raises CheckpointError for another."""
     model_type = document.get("model_type")
-    if model_type not in FOR_MODEL_TYPE:
+    if not isinstance(model_type, str) or model_type not in FOR_MODEL_TYPE:
         raise _refused(path, "model_type", model_type, tuple(FOR_MODEL_TYPE))
     chosen = {}
     for key, values in (FOR_ALL | FOR_MODEL_TYPE[model_type]).items():
@@ -155,11 +155,20 @@ def _number(document: dict[str, Any], key: str, path: Path) -> Any:
     return value
 
 
+def _count(document: dict[str, Any], key: str, path: Path) -> int:
+    value, least = _number(document, key, path), 0 if key == "first_k_dense_replace" else 1
+    if not isinstance(value, int) or value < least:
+        raise CheckpointError(f"{path}: {key} is {value!r}, a whole number of at least {least} is needed")
+    return value
+
+
 def _check_groups(config: ModelConfig, path: Path) -> None:
     experts, groups = config.n_routed_experts, config.n_group
     if experts % groups:
         raise CheckpointError(f"{path}: n_group ({groups}) does not divide n_routed_experts ({experts})")
-    eligible = min(config.topk_group, groups) * experts // groups
+    if config.topk_group > groups:
+        raise CheckpointError(f"{path}: topk_group ({config.topk_group}) is more than n_group ({groups})")
+    eligible = config.topk_group * experts // groups
     if config.topk_method == "noaux_tc" and experts // groups < 2:
         raise CheckpointError(f"{path}: n_group ({groups}) leaves less than two of {experts} experts in a group")
     if config.num_experts_per_tok > eligible:
