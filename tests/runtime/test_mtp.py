@@ -111,6 +111,17 @@ def test_in_deterministic_mode_the_map_is_not_in_the_bits(folder):
         assert torch.equal(found, expected)
 
 
+def test_drafts_stay_near_as_the_main_models_tokens_do(folder):
+    """Under `local_first`, the replicas of the MTP layer are those on the rank."""
+    group, layer_map = GlooGroup(1, 2), [*EXPERTS, *EXPERTS]
+    engine = Engine(folder, [layer_map] * 2, group, torch.float32, nodes=["a", "b"])
+    mtp = MultiTokenPrediction(engine.model, layer_map, group, torch.float32)
+    experts = torch.tensor([[0], [0], [5], [5]])
+
+    for layer in (engine.model.model.layers[1], mtp._layer):
+        assert layer.mlp.replicas.choose(experts, group.rank).flatten().tolist() == [16, 16, 21, 21]
+
+
 def test_a_rank_reads_its_own_slots_of_the_mtp_layer(folder):
     """And neither the main model's tensors nor another rank's experts."""
     _, mtp, names = loaded(folder, group=GlooGroup(1, 4))
