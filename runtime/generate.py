@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from runtime.checkpoint import read_json, resolve
 from runtime.engine import Engine
-from runtime.errors import UsageError
+from runtime.errors import RuntimeFailure, UsageError
 from runtime.kv_cache import PAGE_TOKENS, PageTable, num_pages
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
@@ -79,7 +80,8 @@ def run(job: Job) -> None:
             wait_together(_start_ranks(job, scratch))
         outputs = _join(job, Path(scratch))
         if job.trace is not None:
-            join_traces([_trace_part(Path(scratch), rank) for rank in range(job.ep)], job.trace)
+            with _saying_what_cannot_be_written(job.trace):
+                join_traces([_trace_part(Path(scratch), rank) for rank in range(job.ep)], job.trace)
     json.dump({"outputs": outputs}, sys.stdout)
     print()
 
@@ -136,6 +138,8 @@ def _check(job: Job) -> None:
     for flag, path in (("--logits", job.logits), ("--trace", job.trace)):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no such folder to write it to")
+        if path is not None and path.is_dir():
+            raise UsageError(f"{flag} {path} is a folder, a file is needed")
     if job.nodes < 1 or job.ep % job.nodes:
         raise UsageError(f"--nodes ({job.nodes}) must divide --ep ({job.ep})")
     prompts = _read_prompts(job.prompt_ids)
@@ -236,9 +240,21 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
     total = sum(map(len, shares))
     if job.logits is not None:
         parts = [np.load(scratch / f"{rank}.npz", allow_pickle=False) for rank in range(job.ep)]
-        with job.logits.open("wb") as file:  # under the name as given: numpy would add an ending to it
+        with (
+            _saying_what_cannot_be_written(job.logits),
+            job.logits.open("wb") as file,
+        ):  # under the name as given: numpy would add an ending to it
             np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
     return [shares[n % job.ep][n // job.ep] for n in range(total)]
+
+
+@contextmanager
+def _saying_what_cannot_be_written(path: Path) -> Iterator[None]:
+    """A full disk, or a folder that is closed to us."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeFailure(f"cannot write {path}: {error.strerror}") from None
 
 
 def _trace_part(scratch: Path, rank: int) -> Path:

@@ -42,6 +42,8 @@ def call(tmp_path, capsys):
         ("[[7]]", ["--ep", "0"], "at least 1"),
         ("[[7]]", ["--dtype", "fp4"], "invalid choice"),
         ("[[7]]", ["--logits", "no/such/folder/a.npz"], "no such folder"),
+        ("[[7]]", ["--logits", "/tmp"], "--logits /tmp is a folder, a file is needed"),
+        ("[[7]]", ["--trace", "/tmp"], "--trace /tmp is a folder, a file is needed"),
         ("[[7]]", ["--expert-map", "no/such/map.json"], "No such file"),
         ("7", [], "must hold a list of lists"),
         ("[7]", [], "must hold a list of lists"),
@@ -106,3 +108,15 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path, capsys):
 
     assert status == 1
     assert f"there is no checkpoint folder {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--logits", "--trace"])
+def test_a_full_disk_is_one_sentence(run_runtime, tmp_path, flag):
+    """Status 1: the call was right."""
+    (tmp_path / "ids.json").write_text("[[7]]")
+    done = run_runtime(
+        *("generate", "bundled:demo", "--prompt-ids", tmp_path / "ids.json", "--max-tokens", "1", flag, "/dev/full")
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "tidemill: cannot write /dev/full: No space left on device"
