@@ -107,7 +107,7 @@ class GatewayPorts(_Part):
 
 
 class UnitLaunch(_Part, kw_only=True):
-    """The launch file of one prefill or decode unit."""
+    """The launch file of one unit."""
 
     version: Literal[1]
     kind: Literal["unit"]
@@ -169,6 +169,7 @@ def read_unit_launch(path: Path) -> UnitLaunch:
     _check_digest(path, "expert_map.sha256", launch.expert_map.sha256, launch.expert_map.physical_to_logical)
     _check_ranks(path, launch)
     _check_limits(path, launch.limits)
+    _check_kv_dtype(path, launch)
     _check_expert_map(path, launch)
     return launch
 
@@ -230,6 +231,14 @@ def _check_limits(path: Path, limits: Limits) -> None:
         raise LaunchError(
             f"the launch file {path} has room for {limits.kv_tokens} tokens of KV,"
             f" a request may have {limits.max_request_tokens}"
+        )
+
+
+def _check_kv_dtype(path: Path, launch: UnitLaunch) -> None:
+    kept = "bf16" if launch.precision == "fp8" else launch.precision
+    if launch.kv_cache.dtype != kept:
+        raise LaunchError(
+            f"the launch file {path} has KV in {launch.kv_cache.dtype}, precision {launch.precision} keeps it in {kept}"
         )
 
 

@@ -34,8 +34,8 @@ def launches(tmp_path_factory):
     """dtype -> a launch file with KV of that type."""
 
     def read(dtype):
-        changes = {"kv_cache__dtype": dtype, "kv_cache__bytes_per_token": BYTES_PER_TOKEN[dtype]}
-        return read_unit_launch(write(tmp_path_factory.mktemp("launch"), sealed(UNIT, **changes)))
+        kv = {"kv_cache__dtype": dtype, "kv_cache__bytes_per_token": BYTES_PER_TOKEN[dtype]}
+        return read_unit_launch(write(tmp_path_factory.mktemp("launch"), sealed(UNIT, precision=dtype, **kv)))
 
     return {dtype: read(dtype) for dtype in BYTES_PER_TOKEN}
 

@@ -17,6 +17,9 @@ BROKEN_RULES = {
     "ranks out of order": {"ranks": UNIT["ranks"][::-1]},
     "two ranks in one place": {"ranks": [{"node": "node-0", "local_rank": 0, "rank": rank} for rank in (0, 1)]},
     "no ranks": {"ranks": []},
+    "KV for less than one request": {"limits__kv_tokens": UNIT["limits"]["max_request_tokens"] - 1},
+    "KV of another type than the precision's": {"precision": "bf16"},
+    "FP8 with KV in FP32": {"precision": "fp8"},
     "no layers": {"expert_map__physical_to_logical": []},
 }
 MALFORMED = {
@@ -27,6 +30,7 @@ MALFORMED = {
     "an unknown phase": {"phase": "training"},
     "an unknown split": {"split": "by mood"},
     "an unknown precision": {"precision": "fp64"},
+    "a step of no tokens": {"limits__max_batch_tokens": 0},
     "an unknown KV wire version": {"kv_cache__wire_version": 2},
     "an expert that is no integer": {"expert_map__physical_to_logical": [[0, 1, 2, 0.5], [0, 1, 2, 0]]},
 }
