@@ -3,7 +3,7 @@
 Everything above this (requests, queues, sockets) speaks of requests; everything below of tensors. A step is a
 collective of the unit: all its ranks take it at the same time, with their own requests or none.
 
-It does not schedule: `prefill.py` and `decode.py` choose what a step works on.
+It does not schedule: `scheduler.py` chooses what a step works on.
 """
 
 from collections.abc import Callable, Sequence
