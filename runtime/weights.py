@@ -38,10 +38,11 @@ Index = dict[str, StoredTensor]
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor goes; `scales` if it is kept in FP8."""
+    """Where a tensor goes; `scales` if it is kept in FP8, `power_of_two` if these are to be."""
 
     values: Tensor
     scales: Tensor | None
+    power_of_two: bool
 
 
 @torch.no_grad()
@@ -66,11 +67,12 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
 def _places(model: nn.Module) -> dict[str, list[_Place]]:
     """Where each tensor of the checkpoint goes: one place, or one for each slot that holds the expert."""
     places: dict[str, list[_Place]] = defaultdict(list)
+    power_of_two = any(getattr(module, "power_of_two", False) for module in model.modules())
 
     def add(prefix: str, tensors: dict[str, Tensor]) -> None:
         for name, values in tensors.items():
             if not name.endswith(SCALE):
-                places[prefix + name].append(_Place(values, tensors.get(name + SCALE)))
+                places[prefix + name].append(_Place(values, tensors.get(name + SCALE), power_of_two))
 
     parameters = {name: parameter.data for name, parameter in model.named_parameters()}
     add("", {name: values for name, values in parameters.items() if ".mlp.experts." not in name})
@@ -157,6 +159,6 @@ def _put(part: Tensor | Quantised, place: _Place, first: int) -> None:
         values = dequantise_matrix(part) if isinstance(part, Quantised) else part
         place.values[first : first + len(values)] = values
         return
-    quantised = part if isinstance(part, Quantised) else quantise_matrix(part)
+    quantised = part if isinstance(part, Quantised) else quantise_matrix(part, place.power_of_two)
     place.values[first : first + len(quantised.codes)] = quantised.codes
     place.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales

@@ -13,7 +13,7 @@ The last block of a dimension is smaller where 128 does not divide it. A row cro
 its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
 
 DeepSeek-V3.1 was trained with the scales of groups rounded up to a power of two, and its config says so
-(`scale_fmt: ue8m0`); those of weights are then powers of two in the file.
+(`scale_fmt: ue8m0`); those of weights are then powers of two too, in the file or where they are made.
 
 Which matrices are in FP8 is their owners' choice. There is no FP8 kernel here: codes are widened to FP32, whose matmul
 adds exactly these products, so that a CPU computes the same numerics, slowly.
@@ -66,12 +66,14 @@ def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
     return Quantised(codes.flatten(1)[:, : x_RD.shape[1]].contiguous(), scales_RG)
 
 
-def quantise_matrix(w_NK: Tensor) -> Quantised:
+def quantise_matrix(w_NK: Tensor, power_of_two: bool = False) -> Quantised:
     """A matrix in weight blocks, as DeepSeek's checkpoints hold it."""
     rows, columns = w_NK.shape
     padded = F.pad(w_NK.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
     scales = _scales(blocks.abs().amax((1, 3)))
+    if power_of_two:
+        scales = _rounded_up(scales)
     codes = (blocks / scales[:, None, :, None]).to(E4M3).flatten(2).flatten(0, 1)
     return Quantised(codes[:rows, :columns].contiguous(), scales)
 

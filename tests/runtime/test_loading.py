@@ -124,6 +124,30 @@ def test_scales_are_powers_of_two_where_the_config_says_so(fp8_file, tmp_path):
     torch.testing.assert_close(one, other, rtol=0.2, atol=0.5)
 
 
+def test_weights_quantised_at_loading_have_the_configs_scales(tmp_path):
+    """Powers of two, so that V3.1's weights converted to BF16 are quantised again without any loss."""
+    folder = write_checkpoint(tmp_path / "v31", SIZES)
+    told = QUANTISED | {"quantization_config": FP8 | {"scale_fmt": "ue8m0"}}
+    (folder / "config.json").write_text(json.dumps(told))
+    first = values_of(engine(folder, E4M3))
+    save_file({name: values.bfloat16() for name, values in first.items()}, folder / WHOLE)
+    again = engine(folder, E4M3)
+    scales = [values for name, values in parameters(again.model).items() if name.endswith("_scale_inv")]
+
+    assert all((torch.frexp(each).mantissa == 0.5).all() for each in scales)
+    assert all(torch.equal(values, first[name]) for name, values in values_of(again).items() if "bias" not in name)
+
+
+def values_of(loaded):
+    """Parameters by name, those in FP8 as what they stand for."""
+    found = parameters(loaded.model)
+    return {
+        name: dequantise_matrix(Quantised(values, found[f"{name}_scale_inv"])) if values.dtype == E4M3 else values
+        for name, values in found.items()
+        if not name.endswith("_scale_inv")
+    }
+
+
 def test_the_names_of_scales_are_among_what_was_read(fp8_file, wide_file):
     """All of the file, scales too; scales that a file does not have are not."""
     for folder, dtype in ((fp8_file, E4M3), (fp8_file, torch.float32), (wide_file, E4M3)):
