@@ -111,7 +111,8 @@ class Fp8Rows:
 
 def pack(x: Quantised) -> Tensor:
     """Rows as they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
-    return torch.cat((x.codes.view(torch.uint8), x.scales.view(torch.uint8)), 1)
+    scales = x.scales.clone(memory_format=torch.contiguous_format)  # no rows of one group have a stride of 0
+    return torch.cat((x.codes.view(torch.uint8), scales.view(torch.uint8)), 1)
 
 
 def unpack(rows: Tensor, size: int) -> Quantised:

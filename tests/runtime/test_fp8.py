@@ -111,6 +111,7 @@ def test_a_row_travels_as_codes_and_scales(size, num_bytes):
     assert torch.equal(back.codes.view(torch.uint8), x.codes.view(torch.uint8))
     assert torch.equal(back.scales, x.scales)
     assert unpack(packed[:0], size).codes.shape == (0, size)
+    assert pack(quantise_rows(drawn(0, size))).shape == (0, num_bytes)
 
 
 def linear_of(w):
