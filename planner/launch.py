@@ -16,7 +16,7 @@ from planner import names
 from planner.canonical import digest_of
 from planner.check import CheckedSpec
 from planner.expert_map import ExpertMap
-from planner.memory import MemoryPlan
+from planner.memory import MemoryPlan, in_pages
 from planner.names import Ports
 from planner.parallelism import KV_BYTES, kv_dtype
 from planner.placement import Unit
@@ -26,7 +26,6 @@ __all__ = ["launch_documents"]
 
 LAUNCH_VERSION = 1
 KV_WIRE_VERSION = 1
-KV_PAGE_TOKENS = 64  # the runtime keeps KV in pages of this size
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "gateway", "ports")  # where things are, not what the ranks compute
 
 LaunchDocument = dict[str, Any]
@@ -130,10 +129,12 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
 
 
 def _kv_tokens(spec: PhaseSpec, phase: Phase, memory: Sequence[MemoryPlan]) -> int:
-    """Of one rank: what memory holds, or `max_requests` of full length in pages; at most what the spec allows."""
-    pages = -(-spec.max_request_tokens // KV_PAGE_TOKENS)
-    most = next((plan.kv_tokens for plan in memory if plan.phase == phase), spec.max_requests * pages * KV_PAGE_TOKENS)
-    return most if spec.max_kv_tokens is None else min(most, spec.max_kv_tokens)
+    """Of one rank, in whole pages: what memory holds or, where nobody knows, `max_requests` of full length."""
+    for plan in memory:
+        if plan.phase == phase:
+            return plan.kv_tokens
+    most = spec.max_requests * in_pages(spec.max_request_tokens)
+    return most if spec.max_kv_tokens is None else min(most, in_pages(spec.max_kv_tokens))
 
 
 def _sealed(document: LaunchDocument) -> LaunchDocument:

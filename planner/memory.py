@@ -11,7 +11,7 @@ Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
     reserve        context, library workspaces, CUDA graphs
     KV per token   of all layers                              576 x 2 B x 61 = 70,272 B
 
-The invariant: weights + activations + buffers + reserve + KV == usable bytes, where KV is whole tokens and what is
+The invariant: weights + activations + buffers + reserve + KV == usable bytes, where KV is whole pages and what is
 left of one. A layout fits when at least one request of full length does.
 
 On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
@@ -27,12 +27,15 @@ from planner.units import gb
 from planner.weights import Weights, weights_of
 from planner.working_memory import activation_bytes, buffer_bytes, largest_step_field
 
-__all__ = ["MemoryPlan", "fit_memory", "split_memory"]
+__all__ = ["MemoryPlan", "fit_memory", "in_pages", "split_memory"]
 
 # 3.5 GiB, "for safer deployment": github.com/ai-dynamo/aiconfigurator 095f58a5 systems/*.yaml, other_mem
 RESERVE_BYTES = 3_758_096_384
 # 2.51 GiB, assumed alike for all models: github.com/vllm-project/vllm issue 50576 (a DeepSeek model, 51 batch sizes)
 CUDA_GRAPH_BYTES = 2_695_091_978
+
+# The runtime keeps a request's KV in pages of so many tokens, as FlashMLA does: github.com/deepseek-ai/FlashMLA README
+KV_PAGE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class MemoryPlan:
     cuda_graphs: int
     kv_bytes_per_token: int
     max_request_tokens: int
+    max_kv_tokens: int | None
 
     @property
     def weight_bytes(self) -> int:
@@ -66,18 +70,19 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """Whole tokens."""
-        return max(0, self.free) // self.kv_bytes_per_token
+        """In whole pages: what fits, or what the spec allows if that is less."""
+        fitting = max(0, self.free) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
+        return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
 
     @property
     def full_requests(self) -> int:
         """Requests of full length that fit at a time."""
-        return self.kv_tokens // self.max_request_tokens
+        return self.kv_tokens // in_pages(self.max_request_tokens)
 
     @property
     def short(self) -> int:
         """Bytes that one request of full length lacks; 0 or less where it fits."""
-        return self.max_request_tokens * self.kv_bytes_per_token - self.free
+        return in_pages(self.max_request_tokens) * self.kv_bytes_per_token - self.free
 
 
 def fit_memory(spec: CheckedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[MemoryPlan, ...]:
@@ -105,12 +110,18 @@ def split_memory(checked: CheckedSpec, layout: PhaseLayout) -> MemoryPlan:
         cuda_graphs=0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES,  # prefill's shapes never repeat
         kv_bytes_per_token=model.kv_bytes_per_token(KV_BYTES[kv_dtype(layout.precision)]),
         max_request_tokens=spec.max_request_tokens,
+        max_kv_tokens=spec.max_kv_tokens,
     )
+
+
+def in_pages(num_tokens: int) -> int:
+    """The tokens for which whole pages have room that hold `num_tokens` of one request."""
+    return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
 
 
 def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
     """Names what binds: weights, the largest step, or the KV of one request, whichever is largest."""
-    request = plan.max_request_tokens * plan.kv_bytes_per_token
+    request = in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token
     parts = (
         (plan.weight_bytes, "ep_size"),
         (plan.activations + plan.buffers, largest_step_field(plan.phase)),

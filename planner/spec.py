@@ -239,8 +239,8 @@ class PhaseSpec(Section):
         default=None,
         ge=2,
         le=2**40,
-        description="Tokens of KV that one rank keeps at most (without it: as many as memory holds, or on `cpu` as"
-        " max_requests of full length need).",
+        description="Tokens of KV that one rank keeps at most, in whole pages of 64 (without it: what memory holds,"
+        " or on `cpu` what max_requests of full length need).",
         examples=[16_384],
     )
 

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.launch import KV_PAGE_TOKENS
+from planner.memory import KV_PAGE_TOKENS
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.errors import LaunchError
 from runtime.kv_cache import PAGE_TOKENS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.catalog import GPUS, MODELS
 from planner.errors import InfeasibleError
-from planner.memory import fit_memory
+from planner.memory import KV_PAGE_TOKENS, fit_memory
 from planner.parallelism import lay_out
 from planner.spec import Spec
 from planner.weights import weights_of
@@ -134,13 +134,29 @@ def test_the_published_units_fit(compiled):
 
 
 def test_plan_json_adds_up(compiled):
-    """Weights, activations, buffers, reserve and KV are the GPU, to a token."""
+    """Weights, activations, buffers, reserve and KV are the GPU, to a page."""
     for memory in compiled(PAIR).as_json()["memory"].values():
         parts = ("weights_bytes", "activation_bytes", "buffer_bytes", "reserve_bytes")
         rest = memory["gpu_bytes"] - sum(memory[part] for part in parts)
+        page_bytes = KV_PAGE_TOKENS * memory["kv_bytes_per_token"]
 
-        assert 0 <= rest - memory["kv_tokens"] * memory["kv_bytes_per_token"] < memory["kv_bytes_per_token"]
+        assert 0 <= rest - memory["kv_tokens"] * memory["kv_bytes_per_token"] < page_bytes
         assert sum(memory["weights"].values()) == memory["weights_bytes"]
+
+
+def test_a_request_takes_whole_pages(compiled):
+    """One token beyond a page is a page more: what is left of it is nobody's."""
+    pages = {tokens: compiled(decoding(max_request_tokens=tokens)).memory[1].full_requests for tokens in (64, 65, 128)}
+
+    assert pages[64] // 2 == pages[65] == pages[128]
+
+
+def test_less_kv_than_memory_holds_is_what_the_spec_allows(compiled):
+    """In the plan, in how many requests fit, and in what the ranks are told."""
+    plan = compiled(decoding(max_request_tokens=1000, max_kv_tokens=40_000))
+
+    assert plan.memory[1].kv_tokens == 40_000
+    assert plan.memory[1].full_requests == 40_000 // 1024
 
 
 def test_ranks_on_cpus_have_no_memory_of_their_own(plan_of):
@@ -259,6 +275,13 @@ class Checked:
 def compiled(plan_of):
     """A function: the plan of a spec given as data."""
     return lambda spec: plan_of(json.dumps(spec, indent=1))
+
+
+def decoding(**changes):
+    """The pair with another decode; short prompts, so that prefill's limit is the same."""
+    sections = {"prefill": PAIR["prefill"], "decode": PAIR["decode"] | changes}
+    tokens = sections["decode"]["max_request_tokens"]
+    return PAIR | sections | {"prefill": sections["prefill"] | {"max_request_tokens": tokens}}
 
 
 def laid_out(phase, section, model=DEEPSEEK):
