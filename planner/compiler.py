@@ -112,11 +112,11 @@ def _is_feasible(spec: CheckedSpec) -> bool:
 def _sampled(
     spec: CheckedSpec, layouts: Sequence[PhaseLayout], maps: Mapping[Phase, ExpertMap], loads: Loads
 ) -> dict[Phase, tuple[float, ...]]:
-    """Max over mean of the largest step that the limits allow, on all ranks of a unit."""
+    """Max over mean of the largest step that the limits allow, of all groups of a unit that share attention."""
     sampled = {}
     for each in layouts:
         section = spec.spec.phase(each.phase)
-        tokens = int(getattr(section, largest_step_field(each.phase))) * each.ep_size
+        tokens = int(getattr(section, largest_step_field(each.phase))) * each.dp_size
         sizes = Sizes(each.num_physical_experts, each.ep_size, each.nodes_per_unit)
         pairs = tokens * spec.model.num_experts_per_token
         sampled[each.phase] = max_over_mean_sampled(maps[each.phase], loads, sizes, pairs)

@@ -108,6 +108,16 @@ def test_a_plan_says_how_attention_is_shared(compiled):
     assert shared["memory"]["decode"]["activation_bytes"] < alone["memory"]["decode"]["activation_bytes"]
 
 
+def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
+    """128 requests of each eight GPUs are 16 of each GPU: as many pairs in a step, and as much luck."""
+    alone, shared = (
+        compiled(applied(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests})).sampled["decode"]
+        for gpus, requests in ((1, 16), (8, 128))
+    )
+
+    assert shared == alone
+
+
 def test_low_latency_buffers_are_as_the_library_reserves_them():
     """A slow reference: DeepEP's layout for 128 tokens, 7,168 channels and 288 experts, added up by hand."""
     dispatch_message, combine_message = 16 + 7168 * 2, 56 * 4 + 7168 * 2
