@@ -112,6 +112,7 @@ def test_at_most_half_stays_exposed(traces, busy, phase):
     """In every MoE layer, no more than half of the waiting for the link is left of what is without overlap."""
     for rank in range(SIZE):
         plain = exposed_us(traces[phase, "none", rank], busy[rank])
+        assert all(plain[layer] > 0 for layer in moe_layers())
         assert halves(exposed_us(traces[phase, OVERLAP[phase], rank], busy[rank]), plain)
 
 
