@@ -18,6 +18,8 @@ from planner.units import gb, read_bytes
 
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 
+MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_batch_tokens a rank
+
 
 @dataclass(frozen=True)
 class ExpertsCall:
@@ -73,6 +75,11 @@ def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Viol
     if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
+    if num_experts is not None and call.step_tokens is not None and call.experts_per_token > num_experts:
+        rule = f"S819 must be at most {num_experts}, the number of experts"
+        yield Violation(
+            "--experts-per-token", call.experts_per_token, rule, "a token takes each once", nearest(num_experts)
+        )
     if num_experts is not None and not {"groups", "nodes"} & wrong:
         yield from _uneven_groups(call, num_experts)
     yield from _wrong_options(call)
@@ -92,6 +99,9 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
     if call.coverage != "none" and call.policy == "hierarchical":
         rule, reason = "S814 must not be hierarchical with --coverage", "a group that stays on one node dies with it"
         yield Violation("--policy", call.policy, rule, reason, nearest("auto"))
+    if call.step_tokens is not None and call.step_tokens > MAX_STEP_TOKENS:
+        rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit computes more in one step"
+        yield Violation("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
     if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
         rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
         fix = Fix("for example 44.05MB", ({HERE: "44.05MB"},))

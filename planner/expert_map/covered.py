@@ -30,7 +30,7 @@ __all__ = ["bound_of_replicas", "solve_covered"]
 
 NONE = -1
 NUM_KICKS = 40  # tried 24 to 400 at EP144 with 576 slots, alpha 1.01: mean max over mean 1.011 to 1.004
-MANY_PAIRS = 144 * 1152  # of a GPU and a slot, beyond which a kick takes longer than it is worth
+LARGE_KICK = 144 * 1152 * 8**2  # GPUs x slots x (slots a GPU)^2, beyond which a kick takes longer than it is worth
 ROUNDING = 1e-9
 
 
@@ -41,7 +41,8 @@ def solve_covered(
 
     From `start_LGS`, where there is one, few slots are changed: only those that coverage and `enough_L` ask for.
     """
-    num_kicks = NUM_KICKS if sizes.num_gpus * sizes.num_slots <= MANY_PAIRS and start_LGS is None else 0
+    is_large = sizes.num_gpus * sizes.num_slots * sizes.slots_per_gpu**2 > LARGE_KICK
+    num_kicks = 0 if is_large or start_LGS is not None else NUM_KICKS
     start = np.zeros((0, 0, 0), np.int64) if start_LGS is None else start_LGS
     domains_PG = np.array(domains, dtype=np.int64)
     return _solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, domains_PG, enough_L, start, num_kicks)
