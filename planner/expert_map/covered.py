@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from planner.expert_map.balance import Sizes
 from planner.expert_map.compiled import compiled
-from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap, take
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, swap, take
 from planner.expert_map.order import rising
 from planner.expert_map.pack import pack
+from planner.expert_map.replicate import replicate
 from planner.expert_map.search import KICK_CHANGES, SEED, kick
 from planner.expert_map.weigh import Floats, Ints
 
@@ -57,20 +58,8 @@ def bound_of_replicas(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
 def _largest_replicas(loads_LE: Floats, num_slots: int, num_gpus: int, least: int) -> Floats:
     largest_L = np.zeros(loads_LE.shape[0])
     for index in range(loads_LE.shape[0]):
-        largest_L[index] = (loads_LE[index] / _replicate(loads_LE[index], num_slots, num_gpus, least)).max()
+        largest_L[index] = (loads_LE[index] / replicate(loads_LE[index], num_slots, num_gpus, 0.0, least)).max()
     return largest_L
-
-
-@compiled
-def _replicate(loads: Floats, num_slots: int, num_gpus: int, least: int) -> Ints:
-    """As `replicate`, from `least` replicas each on: no other way makes the largest smaller."""
-    counts = np.full(loads.size, least)
-    priorities = loads / least
-    for _ in range(num_slots - least * loads.size):
-        first = np.argmax(priorities)
-        counts[first] += 1
-        priorities[first] = loads[first] / counts[first] if counts[first] < num_gpus else -1.0
-    return counts
 
 
 @compiled
@@ -90,7 +79,7 @@ def _solve(
         if start_LGS.shape[0] > 0:
             take(layer, start_LGS[index])
         else:
-            pack(layer, _replicate(layer.loads, num_gpus * slots_per_gpu, num_gpus, 2))
+            pack(layer, replicate(layer.loads, num_gpus * slots_per_gpu, num_gpus, 0.0, 2))
         covered_L[index] = _cover(layer, domains)
         if not covered_L[index]:
             _deal(layer, domains)
@@ -98,9 +87,7 @@ def _solve(
         if covered_L[index]:
             _descend(layer, domains, enough_L[index])
             _kick_on(layer, domains, enough_L[index], num_kicks)
-        for gpu in range(num_gpus):
-            for slot in range(slots_per_gpu):
-                slots_LGS[index, gpu, slot] = layer.slots[gpu, slot]
+        keep(layer, slots_LGS, index)
     return slots_LGS, covered_L
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.expert_map.compiled import compiled
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["Layer", "clear", "copy", "fullest", "hand_over", "new_layer", "rehome", "reload", "swap", "take"]
+__all__ = ["Layer", "clear", "copy", "fullest", "hand_over", "keep", "new_layer", "rehome", "reload", "swap", "take"]
 
 
 class Layer(NamedTuple):
@@ -72,6 +72,14 @@ def take(layer: Layer, slots: Ints) -> None:
     for gpu in range(slots.shape[0]):
         for expert in slots[gpu]:
             layer.carried[gpu] += layer.weights[expert]
+
+
+@compiled
+def keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
+    """Write what is held to `slots_LGS[index]`."""
+    for gpu in range(slots_LGS.shape[1]):
+        for slot in range(slots_LGS.shape[2]):
+            slots_LGS[index, gpu, slot] = layer.slots[gpu, slot]
 
 
 @compiled

@@ -23,7 +23,7 @@ from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.covered import bound_of_replicas
 from planner.expert_map.domains import count_uncovered
-from planner.expert_map.layer import Layer, fullest, new_layer, swap, take
+from planner.expert_map.layer import Layer, fullest, keep, new_layer, swap, take
 from planner.expert_map.moves import count_moves
 from planner.expert_map.renew import align
 from planner.expert_map.weigh import Floats, Ints, scale
@@ -139,9 +139,7 @@ def _settle(loads_LE: Floats, slots_LGS: Ints, gpus_per_node: int, within_nodes:
             _carry(layer, gpus_per_node, expert, 1.0)
         while _relieve(layer, gpus_per_node, within_nodes):
             pass
-        for gpu in range(layer.carried.size):
-            for slot in range(layer.slots.shape[1]):
-                settled_LGS[index, gpu, slot] = layer.slots[gpu, slot]
+        keep(layer, settled_LGS, index)
     return settled_LGS
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.expert_map.compiled import compiled
-from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, swap, take
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, swap, take
 from planner.expert_map.search import SEED, kick
 from planner.expert_map.weigh import Floats, Ints
 
@@ -45,7 +45,7 @@ def relocate(loads_LE: Floats, previous_LGS: Ints, enough_L: Floats, num_nodes: 
         if layer.carried.max() <= enough_L[index]:
             undo(layer, before, enough_L[index])
             reached_L[index] = True
-        slots_LGS[index] = layer.slots
+        keep(layer, slots_LGS, index)
     return slots_LGS, reached_L
 
 

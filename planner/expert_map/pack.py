@@ -14,7 +14,7 @@ from planner.expert_map.layer import Layer, clear, rehome
 from planner.expert_map.order import rising
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["pack", "part_repeats"]
+__all__ = ["pack", "swap_repeats"]
 
 
 @compiled
@@ -80,7 +80,7 @@ def _make_room(layer: Layer, filled: Ints, expert: int) -> int:
 
 
 @compiled
-def part_repeats(slots: Ints, loads: Floats, counts: Ints) -> bool:
+def swap_repeats(slots: Ints, loads: Floats, counts: Ints) -> bool:
     """Swap a second replica on a GPU for the most similar one of a GPU that lacks the expert; whether none is left."""
     for gpu in range(slots.shape[0]):
         for slot in range(1, slots.shape[1]):

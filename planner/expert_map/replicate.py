@@ -20,11 +20,11 @@ __all__ = ["replicate"]
 
 
 @compiled
-def replicate(loads: Floats, num_slots: int, num_gpus: int, shift: float = 0.0) -> Ints:
-    """Replicas of each expert, `[E]`, at least 1 each and `num_slots` in all; `shift` above -1."""
-    counts = np.ones(loads.size, np.int64)
-    priorities = loads / (1 + shift)
-    for _ in range(num_slots - loads.size):
+def replicate(loads: Floats, num_slots: int, num_gpus: int, shift: float = 0.0, least: int = 1) -> Ints:
+    """Replicas of each expert, `[E]`, at least `least` each and `num_slots` in all; `shift` above -1."""
+    counts = np.full(loads.size, least)
+    priorities = loads / (least + shift)
+    for _ in range(num_slots - least * loads.size):
         first = np.argmax(priorities)
         counts[first] += 1
         more = counts[first] < num_gpus

@@ -13,8 +13,8 @@ from planner.expert_map.balance import Effort
 from planner.expert_map.compiled import compiled
 from planner.expert_map.descend import descend, even_out
 from planner.expert_map.eplb import eplb_counts, eplb_slots
-from planner.expert_map.layer import Layer, copy, fullest, hand_over, new_layer, reload, swap, take
-from planner.expert_map.pack import pack, part_repeats
+from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, reload, swap, take
+from planner.expert_map.pack import pack, swap_repeats
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import Floats, Ints
 
@@ -75,14 +75,14 @@ def _solve(
         descend(best, done_L[index])
         kicks_left -= _search(best, trial, done_L[index], no_worse, num_starts, num_kicks // 2)
         num_open += best.carried.max() > done_L[index]
-        _keep(best, slots_LGS, index)
+        keep(best, slots_LGS, index)
     for index in range(num_layers if kicks_left > num_open else 0):
         reload(best, loads_LE[index])
         reload(trial, loads_LE[index])
         take(best, slots_LGS[index])
         if best.carried.max() > done_L[index]:
             _kick_on(best, trial, done_L[index], 0.0, kicks_left // num_open, SEED + 1)
-            _keep(best, slots_LGS, index)
+            keep(best, slots_LGS, index)
     return slots_LGS
 
 
@@ -95,18 +95,11 @@ def _take_eplbs(layer: Layer) -> float:
     num_gpus, slots_per_gpu = layer.slots.shape
     counts = eplb_counts(layer.loads, num_gpus * slots_per_gpu)
     slots, carried = eplb_slots(layer.loads, counts, num_gpus, slots_per_gpu)
-    if counts.max() <= num_gpus and part_repeats(slots, layer.loads, counts):
+    if counts.max() <= num_gpus and swap_repeats(slots, layer.loads, counts):
         take(layer, slots)
     else:
         pack(layer, replicate(layer.loads, num_gpus * slots_per_gpu, num_gpus, 0.0))
     return carried
-
-
-@compiled
-def _keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
-    for gpu in range(slots_LGS.shape[1]):
-        for slot in range(slots_LGS.shape[2]):
-            slots_LGS[index, gpu, slot] = layer.slots[gpu, slot]
 
 
 @compiled

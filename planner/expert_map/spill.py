@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from planner.expert_map.balance import FrontPoint, Sizes
 from planner.expert_map.compiled import compiled
-from planner.expert_map.layer import Layer, hand_over, new_layer, reload, swap, take
+from planner.expert_map.layer import Layer, hand_over, keep, new_layer, reload, swap, take
 from planner.expert_map.moves import relieve_cheaply, undo
 from planner.expert_map.weigh import Floats, Ints, count_replicas, max_over_mean
 
@@ -82,9 +82,7 @@ def spill(
             if is_dear and layer.carried.max() <= enough:
                 undo(layer, before, enough)
             carried_QL[level, index] = layer.carried.max()
-            for gpu in range(num_gpus):
-                for slot in range(slots_per_gpu):
-                    slots_QLGS[level, index, gpu, slot] = layer.slots[gpu, slot]
+            keep(layer, slots_QLGS[level], index)
     return slots_QLGS, carried_QL
 
 
