@@ -13,6 +13,7 @@ from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.bound import bind
 from planner.expert_map.covered import bound_of_replicas, solve_covered
 from planner.expert_map.moves import count_moves
+from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.renew import align, part_repeats
 from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
@@ -35,14 +36,14 @@ def make_covered_map(
     slots_LGS, covered_L = _solve(loads_LE, sizes, domains, bound_L)
     moved_slots = None
     if previous is not None:
-        previous_LGS = np.array(previous, dtype=np.int64).reshape(slots_LGS.shape)
+        previous_LGS = as_slots(previous, sizes)
         slots_LGS = _renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, domains)
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
     return ExpertMap(
         num_logical_experts=loads_LE.shape[1],
-        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads_LE), -1).tolist())),
-        max_over_mean=tuple(max_over_mean(loads_LE, slots_LGS).round(6).tolist()),
-        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
+        physical_to_logical=as_rows(slots_LGS),
+        max_over_mean=as_ratios(max_over_mean(loads_LE, slots_LGS)),
+        bound=as_bounds(bound_L),
         binding=binding,
         policy="global",
         policy_reason=REASON,
@@ -63,9 +64,9 @@ def _bind(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]
 def _solve(loads_LE: Floats, sizes: Sizes, domains: Domains, bound_L: Floats) -> tuple[Ints, Ints]:
     """Slots `[L, G, S]`, and which layers are covered."""
     num_experts = loads_LE.shape[1]
-    if sizes.slots_per_gpu >= num_experts:  # every GPU holds every expert
-        slots = np.arange(sizes.slots_per_gpu) % num_experts
-        return np.tile(slots, (len(loads_LE), sizes.num_gpus, 1)), np.ones(len(loads_LE), dtype=np.int64)
+    if holds_everything(sizes, num_experts):
+        slots_LGS = slots_of_everything(len(loads_LE), sizes, num_experts)
+        return slots_LGS, np.ones(len(loads_LE), dtype=np.int64)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_LGS, covered_L = solve_covered(loads_LE, sizes, domains, mean_L * bound_L * GOOD_ENOUGH)
     return slots_LGS, covered_L.astype(np.int64)
@@ -75,7 +76,7 @@ def _renew(
     loads_LE: Floats, previous_LGS: Ints, fresh_LGS: Ints, sizes: Sizes, keep_within: float, domains: Domains
 ) -> Ints:
     """The previous map with as few changes as coverage and the fresh map's balance ask for; else the fresh one."""
-    if sizes.slots_per_gpu >= loads_LE.shape[1]:
+    if holds_everything(sizes, loads_LE.shape[1]):
         return align(fresh_LGS, previous_LGS)
     enough_L = _fullest(loads_LE, fresh_LGS) * (1 + keep_within)
     near_LGS, covered_L = solve_covered(loads_LE, sizes, domains, enough_L, part_repeats(loads_LE, previous_LGS))

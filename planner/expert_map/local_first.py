@@ -25,13 +25,13 @@ from planner.expert_map.covered import bound_of_replicas
 from planner.expert_map.domains import count_uncovered
 from planner.expert_map.layer import Layer, fullest, keep, new_layer, swap, take
 from planner.expert_map.moves import count_moves
+from planner.expert_map.outcome import PRINTED, as_bounds, as_ratios, as_rows, as_slots, holds_everything
 from planner.expert_map.renew import align
 from planner.expert_map.weigh import Floats, Ints, scale
 
 __all__ = ["carried_local_first", "keep_good", "settle"]
 
 NONE = -1
-PRINTED = 1e-6  # max over mean is rounded to it
 
 
 def settle(
@@ -43,16 +43,15 @@ def settle(
 ) -> ExpertMap:
     """`expert_map` made even under the rule. `within_nodes`: experts stay on the nodes that they are on."""
     loads_LE = scale(loads)
-    shape = (len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu)
-    slots_LGS = np.array(expert_map.physical_to_logical, dtype=np.int64).reshape(shape)
-    if sizes.slots_per_gpu < loads_LE.shape[1]:  # else every GPU holds every expert
+    slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
+    if not holds_everything(sizes, loads_LE.shape[1]):
         slots_LGS = _settle(loads_LE, slots_LGS, sizes.num_gpus // sizes.num_nodes, within_nodes)
     bound_L, binding = _bind(expert_map, loads_LE, sizes)
     return replace(
         expert_map,
-        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(shape[0], -1).tolist())),
-        max_over_mean=tuple(_max_over_mean(loads_LE, slots_LGS, sizes).round(6).tolist()),
-        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
+        physical_to_logical=as_rows(slots_LGS),
+        max_over_mean=as_ratios(_max_over_mean(loads_LE, slots_LGS, sizes)),
+        bound=as_bounds(bound_L),
         binding=binding,
         split="local_first",
     )
@@ -72,10 +71,7 @@ def keep_good(
     `settled` came from the previous map with few changes.
     """
     loads_LE = scale(loads)
-    shape = (len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu)
-    slots_LGS, previous_LGS = (
-        np.array(each, dtype=np.int64).reshape(shape) for each in (settled.physical_to_logical, previous)
-    )
+    slots_LGS, previous_LGS = as_slots(settled.physical_to_logical, sizes), as_slots(previous, sizes)
     ratio_L = _max_over_mean(loads_LE, previous_LGS, sizes)
     enough_L = np.array(fresh.max_over_mean) * (1 + keep_within) + PRINTED
     is_covered_L = np.array([not domains or count_uncovered([row], domains) == 0 for row in previous])
@@ -83,8 +79,8 @@ def keep_good(
     slots_LGS = align(np.where(kept_L[:, None, None], previous_LGS, slots_LGS), previous_LGS)
     return replace(
         settled,
-        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(shape[0], -1).tolist())),
-        max_over_mean=tuple(_max_over_mean(loads_LE, slots_LGS, sizes).round(6).tolist()),
+        physical_to_logical=as_rows(slots_LGS),
+        max_over_mean=as_ratios(_max_over_mean(loads_LE, slots_LGS, sizes)),
         moved_slots=count_moves(slots_LGS, previous_LGS, loads_LE.shape[1]),
     )
 

@@ -13,6 +13,7 @@ from planner.expert_map.balance import Effort, ExpertMap, FrontPoint, Policy, Si
 from planner.expert_map.bound import bind
 from planner.expert_map.hierarchy import choose_policy, experts_of_nodes
 from planner.expert_map.moves import count_moves
+from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
 from planner.expert_map.renew import renew
 from planner.expert_map.search import solve
 from planner.expert_map.spill import LEVELS, front_of, homes_of_groups, knee, spill
@@ -51,7 +52,7 @@ def make_map(
         slots_LGS = solve_policy(loads_LE, sizes, bound_L, effort)
     moved_slots = None
     if previous is not None:
-        previous_LGS = np.array(previous, dtype=np.int64).reshape(slots_LGS.shape)
+        previous_LGS = as_slots(previous, sizes)
         slots_LGS = renew(
             loads_LE, previous_LGS, slots_LGS, sizes, keep_within, within_nodes=within_nodes, may_spill=may_spill
         )
@@ -61,9 +62,9 @@ def make_map(
             (dispatch,) = front_of(loads_LE, slots_LGS[None], homes_LE, sizes)
     return ExpertMap(
         num_logical_experts=loads_LE.shape[1],
-        physical_to_logical=tuple(map(tuple, slots_LGS.reshape(len(loads_LE), -1).tolist())),
-        max_over_mean=tuple(max_over_mean(loads_LE, slots_LGS).round(6).tolist()),
-        bound=tuple((np.floor(bound_L * 1e6) / 1e6).tolist()),
+        physical_to_logical=as_rows(slots_LGS),
+        max_over_mean=as_ratios(max_over_mean(loads_LE, slots_LGS)),
+        bound=as_bounds(bound_L),
         binding=binding,
         policy=chosen,
         policy_reason=reason,
@@ -89,9 +90,8 @@ def _why_spilled(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
     """Slots `[L, G, S]`, any expert on any GPU."""
     num_experts = loads_LE.shape[1]
-    if sizes.slots_per_gpu >= num_experts:  # every GPU holds every expert, some for nothing: no other way to fill them
-        slots = np.arange(sizes.slots_per_gpu) % num_experts
-        return np.tile(slots, (len(loads_LE), sizes.num_gpus, 1))
+    if holds_everything(sizes, num_experts):
+        return slots_of_everything(len(loads_LE), sizes, num_experts)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     return solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, mean_L * bound_L * GOOD_ENOUGH, effort)
 

@@ -20,6 +20,7 @@ import numpy as np
 from planner.expert_map.balance import ExpertMap, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.local_first import carried_local_first
+from planner.expert_map.outcome import as_slots
 from planner.expert_map.weigh import Floats, count_replicas, gpu_loads, scale
 
 __all__ = ["max_over_mean_sampled"]
@@ -33,7 +34,7 @@ def max_over_mean_sampled(
 ) -> tuple[float, ...]:
     """Expected load of the fullest GPU / mean in a step of `num_pairs` token-expert pairs, for each layer."""
     loads_LE = scale(loads)
-    slots_LGS = np.array(expert_map.physical_to_logical, dtype=np.int64).reshape(len(loads_LE), sizes.num_gpus, -1)
+    slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
     if expert_map.split == "local_first":
         pairs = zip(loads_LE, slots_LGS, strict=True)
         carried_LG = np.stack([carried_local_first(*each, sizes.num_nodes) for each in pairs])
