@@ -1,8 +1,9 @@
 """Facts about models and GPUs, each with its source. No other file names a model or a GPU.
 
-A figure that was not read anywhere, only concluded, has a source that begins with `assumed`: plans say so too. What
-could not be found is left out. Only what a pass reads stands here: speeds join with the passes that use them. A model
-that is not listed comes with its `config.json` (`model_config.py`), a GPU with its figures in the spec (`GpuSpec`).
+A source is a repository, a commit and a path, or the number of an issue. A figure that was not read anywhere, only
+concluded, has a source that begins with `assumed`: plans say so too. What could not be found is left out. Only what a
+pass reads stands here: speeds join with the passes that use them. A model that is not listed comes with its
+`config.json` (`model_config.py`), a GPU with its figures in the spec (`GpuSpec`).
 
 Units: bytes; GB is 1e9 bytes, GiB is 2^30. Links are one way, as one GPU sees them.
 """
@@ -20,7 +21,7 @@ ASSUMED = "assumed"
 class Indexer:
     """The small attention that picks which tokens the large one reads (DeepSeek sparse attention).
 
-    Source: github.com/deepseek-ai/DeepSeek-V3.2-Exp inference/model.py, class Indexer.
+    Source: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer.
     """
 
     num_heads: int
@@ -116,13 +117,18 @@ class Model:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a rank runs on, and how it is tied to others. `cpu` has none of the figures: its memory is the host's."""
+    """What a rank runs on, and how it is tied to others. `cpu` has none of the figures: its memory is the host's.
+
+    GPUs of a domain are tied by switches, where one GPU can send all it has to one other, or in a mesh, where each pair
+    has links of its own (`peer_gb_per_s`) and the whole is reached only by sending to all others at once.
+    """
 
     device: Literal["cpu", "cuda"]  # as PyTorch calls it; ROCm's is `cuda` too
     sources: Mapping[str, str]  # of each figure
-    nominal_gb: int | None = None  # what it is sold as
+    nominal_gb: int | None = None  # what it is sold as: no pass counts with it
     usable_bytes: int | None = None  # what the driver lets a process allocate, its own context included
-    nvlink_gb_per_s: float | None = None  # or what takes its place inside a node
+    nvlink_gb_per_s: float | None = None  # to all of its domain together; or what takes NVLink's place inside a node
+    peer_gb_per_s: float | None = None  # to one other of a mesh; without it, all of `nvlink_gb_per_s`
     nvlink_domain: int | None = None  # GPUs that reach each other by it
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
@@ -157,27 +163,9 @@ _DEEPSEEK_V3 = Model(
     f"positions, and that R1 is alike: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-{{V3,R1}}_config.json",
 )
 
-_DEEPSEEK_V32 = Model(
-    num_layers=61,
-    num_dense_layers=3,
-    hidden_size=7168,
-    vocab_size=129_280,
-    attention=LatentAttention(
-        num_heads=128,
-        q_lora_rank=1536,
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        indexer=Indexer(num_heads=64, head_dim=128),
-    ),
-    dense_intermediate_size=18_432,
-    expert_intermediate_size=2048,
-    num_routed_experts=256,
-    num_experts_per_token=8,
-    num_shared_experts=1,
-    num_expert_groups=8,
-    max_position_embeddings=163_840,
+_DEEPSEEK_V32 = replace(
+    _DEEPSEEK_V3,
+    attention=replace(_DEEPSEEK_V3_ATTENTION, indexer=Indexer(num_heads=64, head_dim=128)),
     source="github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/config_671B_v3.2.json; "
     f"positions: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-V3.2_config.json",
 )
@@ -196,7 +184,7 @@ _DEEPSEEK_V2 = Model(
     num_expert_groups=8,
     max_position_embeddings=163_840,
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_236B.json; "
-    "positions: original_seq_len 4096 x rope_factor 40, inference/model.py",
+    "positions: original_seq_len 4096 x rope_factor 40, inference/model.py there",
 )
 
 _DEEPSEEK_V2_LITE = Model(
@@ -215,7 +203,7 @@ _DEEPSEEK_V2_LITE = Model(
     num_expert_groups=1,
     max_position_embeddings=163_840,
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_16B.json; groups and positions "
-    "(original_seq_len 4096 x rope_factor 40): the defaults of inference/model.py",
+    "(original_seq_len 4096 x rope_factor 40): the defaults of inference/model.py there",
 )
 
 _QWEN3_235B = Model(
@@ -239,9 +227,7 @@ _KIMI_K2 = Model(
     num_dense_layers=1,
     hidden_size=7168,
     vocab_size=163_840,
-    attention=LatentAttention(
-        num_heads=64, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
-    ),
+    attention=replace(_DEEPSEEK_V3_ATTENTION, num_heads=64),
     dense_intermediate_size=18_432,
     expert_intermediate_size=2048,
     num_routed_experts=384,
@@ -263,10 +249,25 @@ MODELS = {
 }
 
 _SYSTEMS = f"{_AICONFIGURATOR}/systems"
-_NVIDIA_RESOURCE = "github.com/NVIDIA/k8s-device-plugin README; kubernetes.io, Schedule GPUs"
+_AZURE = "articles/virtual-machines/sizes/gpu-accelerated/includes"
+_NVIDIA_RESOURCE = "github.com/NVIDIA/k8s-device-plugin 592307d8 docs/quick_start.md"
+
+
+def _of_system(system: str, *figures: str) -> dict[str, str]:
+    """One file that says several figures."""
+    return dict.fromkeys(figures, f"{system}.yaml")
+
+
+_H800_SYSTEM = "github.com/ai-dynamo/aiconfigurator 77f0282e src/aiconfigurator/systems/h800_sxm"
+_H20_SYSTEM = "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm"
+_H20_MEMORY = "github.com/modelscope/DiffSynth-Studio issue 1238: 96G, PyTorch's total capacity 95.00 GiB"
+_MI300X_LINKS = (
+    f"github.com/MicrosoftDocs/azure-compute-docs 2bc777fd {_AZURE}/ndmi300xv5-series-summary.md: 128 GB/s a link and "
+    "896 GB/s a GPU, both ways"
+)
 
 GPUS = {
-    "cpu": Gpu(device="cpu", sources={"device": "no GPU at all: each rank is a process"}),
+    "cpu": Gpu(device="cpu", sources={}),  # no GPU at all: each rank is a process
     "h800": Gpu(
         device="cuda",
         nominal_gb=80,
@@ -276,12 +277,11 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
-        sources={
-            "device": "github.com/deepseek-ai/open-infra-index, day 6: the GPU of DeepSeek's own service",
-            "usable_bytes": "github.com/deepseek-ai/profile-data, totalGlobalMem in the traces",
-            "nvlink_gb_per_s": "github.com/ai-dynamo/aiconfigurator 77f0282e src/aiconfigurator/systems/h800_sxm.yaml",
-            "nvlink_domain": "open-infra-index, day 6: 8 GPUs a node",
-            "nic_gbps": "github.com/deepseek-ai/DeepEP README: CX7 400 Gb/s, one a GPU",
+        sources=_of_system(_H800_SYSTEM, "nominal_gb", "nvlink_gb_per_s", "nvlink_domain")
+        | {
+            "usable_bytes": "github.com/deepseek-ai/profile-data 44960242 train.json, totalGlobalMem",
+            "nic_gbps": "github.com/deepseek-ai/DeepEP dd758caf docs/legacy.md: CX7 400 Gb/s",
+            "gpus_per_nic": "github.com/deepseek-ai/DeepEP dd758caf docs/legacy.md: each with one",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
@@ -294,11 +294,10 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
-        sources={
+        sources=_of_system(f"{_SYSTEMS}/h100_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
+        | {
             "usable_bytes": "github.com/vllm-project/vllm issue 27508: total capacity 79.11 GiB, as the H800's rounds",
-            "nvlink_gb_per_s": f"{_SYSTEMS}/h100_sxm.yaml",
-            "nvlink_domain": f"{_SYSTEMS}/h100_sxm.yaml",
-            "nic_gbps": f"{_SYSTEMS}/h100_sxm.yaml",
+            "gpus_per_nic": f"github.com/MicrosoftDocs/azure-compute-docs a18807c4 {_AZURE}/ndh100v5-series-summary.md",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
@@ -311,48 +310,47 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
-        sources={
-            "usable_bytes": "PyTorch's out-of-memory messages: total capacity 139.80 or 139.81 GiB, the lower; "
-            "nvidia-smi reports 143,771 MiB (thundergolfer.com/blog/nvidia-gpu-memory-capacity), 0.6 GB more",
-            "nvlink_gb_per_s": f"{_SYSTEMS}/h200_sxm.yaml",
-            "nvlink_domain": f"{_SYSTEMS}/h200_sxm.yaml",
-            "nic_gbps": f"{_SYSTEMS}/h200_sxm.yaml",
+        sources=_of_system(f"{_SYSTEMS}/h200_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
+        | {
+            "usable_bytes": "github.com/vllm-project/vllm issue 34553: PyTorch's total capacity 139.81 GiB, rounded "
+            "down to 139.80 GiB",
+            "gpus_per_nic": "github.com/MicrosoftDocs/azure-compute-docs a18807c4 "
+            f"{_AZURE}/nd-h200-v5-series-summary.md",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
     "h20": Gpu(
         device="cuda",
         nominal_gb=96,
-        usable_bytes=101_873_352_704,
+        usable_bytes=102_005_473_280,
         nvlink_gb_per_s=450,
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=2,
         kubernetes_resource="nvidia.com/gpu",
-        sources={
-            "usable_bytes": "assumed: nvidia-smi's 97,871 MiB less 717 MiB, what the driver keeps of a B200",
-            "nvlink_gb_per_s": "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm.yaml",
-            "nvlink_domain": "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm.yaml",
-            "nic_gbps": "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm.yaml: "
-            "25 GB/s a GPU, that is four NICs of 400 Gb/s on a node of eight",
+        sources=_of_system(_H20_SYSTEM, "nvlink_gb_per_s", "nvlink_domain")
+        | {
+            "nominal_gb": _H20_MEMORY,
+            "usable_bytes": _H20_MEMORY,
+            "nic_gbps": f"{_H20_SYSTEM}.yaml: 25 GB/s a GPU, that is 400 Gb/s for two",
+            "gpus_per_nic": "github.com/deepseek-ai/DeepEP issue 137: nvidia-smi topo, a NIC beside every second GPU",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
     "b200": Gpu(
         device="cuda",
         nominal_gb=180,
-        usable_bytes=191_514_017_792,
+        usable_bytes=191_501_854_310,
         nvlink_gb_per_s=900,
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
-        sources={
-            "usable_bytes": "CUDA's 182,642 MiB where nvidia-smi reports 183,359 (github.com/javydekoning/aws-hashcat, "
-            "AWS p6-b200); 178.36 GiB: github.com/pytorch/ao pull request 4002",
-            "nvlink_gb_per_s": f"{_SYSTEMS}/b200_sxm.yaml",
-            "nvlink_domain": f"{_SYSTEMS}/b200_sxm.yaml",
-            "nic_gbps": "assumed: 400 to 800 Gb/s are built, the lower",
+        sources=_of_system(f"{_SYSTEMS}/b200_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain")
+        | {
+            "usable_bytes": "github.com/pytorch/ao pull request 4002: the driver's 178.35 GiB",
+            "nic_gbps": "github.com/eawlot3000/reading 2591c779 nvidia/DGX-B200.md: 400 Gb/s; nodes with 800 are built",
+            "gpus_per_nic": "github.com/eawlot3000/reading 2591c779 nvidia/DGX-B200.md: 8 for 8 GPUs",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
@@ -365,12 +363,12 @@ GPUS = {
         nic_gbps=800,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
-        sources={
-            "usable_bytes": "github.com/vllm-project/vllm issue 43951: total capacity 184.31 GiB; "
-            f"nvidia-smi reports 189,471 MiB ({_SYSTEMS}/gb200.yaml)",
-            "nvlink_gb_per_s": f"{_SYSTEMS}/gb200.yaml",
-            "nvlink_domain": f"{_SYSTEMS}/gb200.yaml: num_gpus_per_rack",
-            "nic_gbps": f"{_SYSTEMS}/gb200.yaml: inter_rack_bw",
+        sources=_of_system(f"{_SYSTEMS}/gb200", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
+        | {
+            "nominal_gb": "assumed: what is said of it is 186 to 192 GB",
+            "usable_bytes": "github.com/vllm-project/vllm issue 43951: total capacity 184.31 GiB",
+            "gpus_per_nic": "github.com/MicrosoftDocs/azure-compute-docs 2af9ad07 "
+            f"{_AZURE}/nd-gb200-v6-series-summary.md: 4 for 4 GPUs",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
@@ -379,16 +377,23 @@ GPUS = {
         nominal_gb=192,
         usable_bytes=206_141_652_992,
         nvlink_gb_per_s=448,
+        peer_gb_per_s=64,
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="amd.com/gpu",
         sources={
-            "usable_bytes": "rocm-smi, VRAM Total Memory; ROCm's own test of rocm_smi_vram.h has it from hardware",
-            "nvlink_gb_per_s": "assumed: 7 Infinity Fabric links of 64 GB/s, one to each other GPU of the node",
-            "nvlink_domain": "github.com/MicrosoftDocs/azure-docs nd-mi300x-v5-series.md: 8 GPUs a node",
-            "nic_gbps": "github.com/MicrosoftDocs/azure-docs nd-mi300x-v5-series.md: 8 x 400 Gigabit NDR",
-            "kubernetes_resource": "instinct.docs.amd.com/projects/k8s-device-plugin",
+            "nominal_gb": f"github.com/MicrosoftDocs/azure-compute-docs 4e09f799 {_AZURE}/ndmi300xv5-series-specs.md",
+            "usable_bytes": "github.com/ROCm/legacy-rocm-build issue 4750: rocm-smi's VRAM Total Memory",
+            "nvlink_gb_per_s": _MI300X_LINKS,
+            "peer_gb_per_s": _MI300X_LINKS,
+            "nvlink_domain": "github.com/ROCm/legacy-rocm-build 089d7513 docs/conceptual/gpu-arch/mi300.md: 7 links a "
+            "GPU, 8 GPUs fully connected",
+            "nic_gbps": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
+            f"{_AZURE}/ndmi300xv5-series-summary.md: 400 Gb/s",
+            "gpus_per_nic": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
+            f"{_AZURE}/ndmi300xv5-series-summary.md: each its own",
+            "kubernetes_resource": "github.com/ROCm/k8s-device-plugin 8bfe66bd example/pod/jax-multi-gpu.yaml",
         },
     ),
 }

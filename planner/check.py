@@ -135,16 +135,16 @@ def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Fou
 
 
 def _own_gpu(spec: GpuSpec) -> Gpu:
-    return Gpu(
-        device="cuda",
-        usable_bytes=spec.memory,
-        nvlink_gb_per_s=spec.nvlink and spec.nvlink / BITS_PER_BYTE,
-        nvlink_domain=spec.nvlink_domain,
-        nic_gbps=spec.nic,
-        gpus_per_nic=spec.gpus_per_nic,
-        kubernetes_resource=spec.kubernetes_resource,
-        sources={"usable_bytes": "the spec"},
-    )
+    figures = {
+        "usable_bytes": spec.memory,
+        "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,
+        "nvlink_domain": spec.nvlink_domain,
+        "nic_gbps": spec.nic,
+        "gpus_per_nic": spec.gpus_per_nic,
+        "kubernetes_resource": spec.kubernetes_resource,
+    }
+    known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
+    return Gpu(device="cuda", sources=dict.fromkeys(known, "the spec"), **known)
 
 
 def _given_keys(document: Document, misspelt: frozenset[str]) -> dict[str, Any]:

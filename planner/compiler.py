@@ -60,6 +60,7 @@ def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Pla
     documents = launch_documents(spec, placement.units, maps, memory)
     return Plan(
         spec=spec.spec,
+        model=spec.model,
         gpu=spec.gpu,
         decisions=decisions,
         layouts=layouts,

@@ -12,7 +12,7 @@ from typing import Any
 
 from planner import names
 from planner.canonical import digest_of, pretty_json
-from planner.catalog import Gpu
+from planner.catalog import Gpu, Model
 from planner.coverage import FailureDomains, uncovered_experts
 from planner.decide import Decision
 from planner.errors import InfeasibleError, Problem
@@ -35,6 +35,7 @@ class Plan:
     """What `compile_plan` decided for `spec`."""
 
     spec: Spec
+    model: Model
     gpu: Gpu
     decisions: tuple[Decision, ...]  # what the spec leaves open
     layouts: tuple[PhaseLayout, ...]
@@ -90,6 +91,9 @@ class Plan:
             "spec_digest": digest_of(self.spec.model_dump(mode="json")),
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "gpu": _gpu_json(self.gpu),
+            "sources": {"model": self.model.source}
+            | {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()},
             "assumed": {f"cluster.gpu.{figure}": self.gpu.sources[figure] for figure in self.gpu.assumed},
             "decisions": [asdict(decision) for decision in self.decisions],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
@@ -163,6 +167,11 @@ class Plan:
             "unit_digest": self.unit_document(unit)["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
+
+
+def _gpu_json(gpu: Gpu) -> dict[str, Any]:
+    """The figures that are known of it, as the catalog or the spec has them."""
+    return {figure: getattr(gpu, figure) for figure in gpu.sources}
 
 
 def _phase_json(layout: PhaseLayout) -> dict[str, Any]:

@@ -51,10 +51,38 @@ def _head(plan: Plan) -> str:
         (
             f"Plan {plan.name}",
             f"  digest    {plan.digest}",
+            _model(plan),
             f"  cluster   {num_nodes} nodes of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
+            *_gpu(plan),
             *assumed,
         )
     )
+
+
+def _model(plan: Plan) -> str:
+    written, model = plan.spec.model, plan.model
+    name = written if isinstance(written, str) else written.config
+    experts = f"{model.num_routed_experts} experts, {model.num_experts_per_token} a token"
+    return f"  model     {name}: {model.num_layers} layers, {model.num_moe_layers} of them with {experts}"
+
+
+def _gpu(plan: Plan) -> Iterator[str]:
+    """The figures that the plan counts with; what a GPU is sold as only stands beside."""
+    gpu = plan.gpu
+    if gpu.usable_bytes is None:
+        return
+    sold = f", sold as {gpu.nominal_gb} GB" if gpu.nominal_gb else ""
+    yield f"  a GPU     {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
+    links = []
+    if gpu.nvlink_gb_per_s:
+        mesh = f", {gpu.peer_gb_per_s:g} to each" if gpu.peer_gb_per_s else ""
+        domain = f" in a domain of {gpu.nvlink_domain}" if gpu.nvlink_domain else ""
+        links.append(f"NVLink or alike {gpu.nvlink_gb_per_s:g} GB/s one way{domain}{mesh}")
+    if gpu.nic_gbps:
+        sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
+        links.append(f"NIC {gpu.nic_gbps:g} Gb/s{sharing}")
+    if links:
+        yield f"            {'; '.join(links)}"
 
 
 def _decisions(plan: Plan) -> str:

@@ -284,7 +284,7 @@ class ExpertLoadSpec(Section):
         default=1.01,
         ge=0,
         le=4,
-        description="Experts' popularity has density x^-alpha on [1, 256], where 1.01 is like DeepSeek-R1's.",
+        description="Experts' popularity has density x^-alpha on [1, 256], where 1.01 is as measured in service.",
         examples=[1.01],
     )
     seed: int = Field(default=0, ge=0, le=2**53, description="Another seed, other hot experts.", examples=[0])

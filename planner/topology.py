@@ -5,6 +5,9 @@ Glossary:
     rail            the NICs of equal number on all nodes; rank r of a node uses its own, or the one it shares
     leaf            the switch that a node's NICs are attached to; between leaves traffic climbs to the spine
 
+    mesh            a domain without switches: each pair of GPUs has links of its own, and one to one is a part of a
+                    GPU's whole (MI300X: 64 of 448 GB/s). Behind switches (NVLink) it is the whole
+
 A message between domains takes the sender's NIC and the receiver's; what is not on the same rail changes rails over
 NVLink, which is faster. Spines are taken to be non-blocking: a spec does not say otherwise.
 
@@ -31,7 +34,8 @@ class Topology:
     nodes: tuple[str, ...]
     domains: tuple[str, ...]  # of each node
     leaves: tuple[str, ...]  # of each node; empty where the spec does not say
-    nvlink_gb_per_s: float
+    nvlink_gb_per_s: float  # of a rank to all others of its domain together
+    peer_gb_per_s: float  # of a rank to one other of its domain
     nic_gb_per_s: float  # a rank's share of its NIC
     gpus_per_nic: int
 
@@ -53,7 +57,7 @@ class Topology:
         if rank_a == rank_b:
             return float("inf")
         if self.domains[self.node(rank_a)] == self.domains[self.node(rank_b)]:
-            return self.nvlink_gb_per_s
+            return self.peer_gb_per_s
         return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
 
 
@@ -69,6 +73,7 @@ def topology_of(unit: Unit, nodes: Mapping[str, Node], gpu: Gpu, gpus_per_node: 
         domains=_domains(placed, gpu, gpus_per_node),
         leaves=tuple(node.leaf for node in placed),
         nvlink_gb_per_s=gpu.nvlink_gb_per_s,
+        peer_gb_per_s=gpu.peer_gb_per_s or gpu.nvlink_gb_per_s,
         nic_gb_per_s=gpu.nic_gbps / BITS_PER_BYTE / sharing,
         gpus_per_nic=gpu.gpus_per_nic,
     )

@@ -11,8 +11,9 @@ dispatch, and 14,336 B in BF16 to combine.
 
 A token's experts are taken as drawn independently; gates that pick among few groups of experts reach fewer domains, so
 that normal dispatch is an upper bound there. Mixed units dispatch prompts the normal way, which is most of their
-tokens. Replicas are taken to be chosen equally; with `split: local_first` less leaves a node. It estimates bytes, not
-time: seconds are bytes over bandwidth, to compare links with, no more.
+tokens. What one GPU of a domain receives comes from all others alike, so that in a mesh it has the links to all of
+them, as behind switches. Replicas are taken to be chosen equally; with `split: local_first` less leaves a node. It
+estimates bytes, not time: seconds are bytes over bandwidth, to compare links with, no more.
 
 Source: github.com/deepseek-ai/DeepEP README; open-infra-index, day 6 (FP8 dispatch, BF16 combine).
 """

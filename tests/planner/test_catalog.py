@@ -3,17 +3,18 @@
 import ast
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
-from planner.catalog import GPUS, MODELS
+from planner.catalog import ASSUMED, GPUS, MODELS, Gpu
 from planner.model_config import read_model_config
 
 ROOT = Path(__file__).parents[2]
-FIGURES = ("usable_bytes", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps", "kubernetes_resource")
-NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in (MODELS.keys() | GPUS.keys()) - {"cpu"}))
+FIGURES = [field.name for field in fields(Gpu) if field.name not in ("device", "sources")]
+SOURCE = re.compile(r"github\.com/[\w-]+/[\w.-]+ ([0-9a-f]{8} [\w/.{},-]+|issue [0-9]+|pull request [0-9]+)")
+NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in (MODELS.keys() | GPUS.keys()) - {"cpu"}), re.I)
 
 # Published totals, in billions of parameters: DeepSeek-V3 and V2 READMEs, Qwen3 and Kimi-K2 model cards. The total of
 # V3 is without its MTP layer.
@@ -26,13 +27,32 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
+@pytest.mark.parametrize("name", GPUS)
 def test_every_figure_of_a_gpu_has_a_source(name):
-    """Read somewhere, or marked as assumed."""
+    """A repository, a commit and a path, or an issue; or it is marked as assumed. Nothing else has a source."""
     gpu = GPUS[name]
+    unsourced = [
+        figure
+        for figure, source in gpu.sources.items()
+        if not (SOURCE.match(source) or source.startswith(f"{ASSUMED}: "))
+    ]
 
-    assert [figure for figure in FIGURES if getattr(gpu, figure) is None] == []
-    assert [figure for figure in FIGURES if figure not in gpu.sources] == []
+    assert gpu.sources.keys() == {figure for figure in FIGURES if getattr(gpu, figure) is not None}
+    assert unsourced == []
+
+
+@pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
+def test_every_gpu_has_all_figures(name):
+    """What a pass reads is there; only a mesh has a bandwidth of its own to one peer."""
+    assert {figure for figure in FIGURES if getattr(GPUS[name], figure) is None} <= {"peer_gb_per_s"}
+
+
+def test_the_links_of_a_mesh_add_up():
+    """One to each other GPU of the domain."""
+    meshes = [gpu for gpu in GPUS.values() if gpu.peer_gb_per_s]
+
+    assert [gpu.peer_gb_per_s * (gpu.nvlink_domain - 1) for gpu in meshes] == [gpu.nvlink_gb_per_s for gpu in meshes]
+    assert meshes
 
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
@@ -47,13 +67,13 @@ def test_what_nobody_read_is_marked():
     """The list of assumed figures; one that is found leaves it."""
     assumed = {name: gpu.assumed for name, gpu in GPUS.items() if gpu.assumed}
 
-    assert assumed == {"h20": ("usable_bytes",), "b200": ("nic_gbps",), "mi300x": ("nvlink_gb_per_s",)}
+    assert assumed == {"gb200": ("nominal_gb",)}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_a_source(name):
     """A repository, a commit and a path."""
-    assert re.search(r"github\.com/[\w-]+/[\w.-]+ [0-9a-f]{8} ", MODELS[name].source)
+    assert SOURCE.match(MODELS[name].source)
 
 
 @pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())
@@ -77,6 +97,7 @@ def test_no_model_and_no_gpu_is_named_outside_the_catalog():
         for node in strings(ast.parse(path.read_text()))
         if NAMES.search(node.value)
     ]
+    named += [path.name for path in (ROOT / "templates").glob("*.j2") if NAMES.search(path.read_text())]
 
     assert named == []
 

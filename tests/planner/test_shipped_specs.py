@@ -72,12 +72,25 @@ def test_a_plan_does_not_depend_on_the_processor():
     assert len(digests) == 1
 
 
-def test_assumed_figures_are_told():
-    """H20's usable memory was not read anywhere: the plan says so, and why that much."""
-    plan = compile_plan(check_spec(SPECS / "h20.yaml"))
+def test_assumed_figures_are_told(spec_file):
+    """What a GB200 is sold as was not read anywhere: the plan says so, and what is said of it."""
+    text = (SPECS / "h20.yaml").read_text()
+    for here, there in (("gpu: h20", "gpu: gb200"), ("nodes: 8 ", "nodes: 16 "), ("per_node: 8", "per_node: 4")):
+        text = text.replace(here, there)
+    plan = compile_plan(check_spec(spec_file(text, "gb200.yaml")))
 
-    assert plan.as_json()["assumed"].keys() == {"cluster.gpu.usable_bytes"}
-    assert "usable_bytes of h20 is assumed: nvidia-smi's 97,871 MiB" in plan_text(plan)
+    assert plan.as_json()["assumed"].keys() == {"cluster.gpu.nominal_gb"}
+    assert "nominal_gb of gb200 is assumed: what is said of it is 186 to 192 GB" in plan_text(plan)
+
+
+def test_memory_that_a_gpu_is_sold_with_stands_apart():
+    """What an H800's driver gives is counted with; the 80 GB of its name are only shown, with the source of both."""
+    plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
+    document = plan.as_json()
+
+    assert "84.9 GB (79.1 GiB) to allocate, sold as 80 GB" in plan_text(plan)
+    assert document["memory"]["decode"]["gpu_bytes"] == document["gpu"]["usable_bytes"] == 84_943_110_144
+    assert document["sources"].keys() == {"model", *(f"cluster.gpu.{figure}" for figure in document["gpu"])}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -37,6 +37,14 @@ def test_a_domain_may_be_a_rack():
     assert (gb200.bandwidth(0, 71), gb200.bandwidth(0, 72)) == (900, 100)
 
 
+def test_one_gpu_of_a_mesh_has_one_link_to_another():
+    """A seventh of what it has to all; between nodes the NIC, as behind switches."""
+    mi300x = topology("mi300x")
+
+    assert (mi300x.bandwidth(0, 7), mi300x.bandwidth(0, 8)) == (64, 50)
+    assert sum(mi300x.bandwidth(0, peer) for peer in range(1, 8)) == mi300x.nvlink_gb_per_s
+
+
 def test_two_gpus_that_share_a_nic_share_its_bandwidth():
     """Four NICs on a node of eight: four rails, and half a NIC a GPU."""
     h20 = topology("h20")
