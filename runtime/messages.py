@@ -21,6 +21,7 @@ __all__ = [
     "Handover",
     "HandoverReply",
     "Hello",
+    "Logprobs",
     "Prefill",
     "RankState",
     "Refused",
@@ -38,7 +39,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the next token is drawn. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
 
     `top_k` 0 keeps all tokens. A penalty is taken off the logits of tokens that were generated before: the frequency's
-    once for each time, the presence's once.
+    once for each time, the presence's once. The repetition's (1: none) divides those of the prompt's tokens as well, or
+    multiplies them where they are negative. `num_logprobs`: with each token its logprob, and so many of the likeliest.
     """
 
     max_tokens: int
@@ -49,6 +51,15 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    num_logprobs: int | None = None
+
+
+class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The natural logarithm of a token's probability, and of the likeliest tokens' in its place, best first."""
+
+    chosen: float
+    best: list[tuple[int, float]]
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.lower):
@@ -82,6 +93,7 @@ class Token(_Message):
     request_id: str
     token_id: int
     finish_reason: FinishReason | None
+    logprobs: Logprobs | None = None
 
 
 class Failed(_Message):

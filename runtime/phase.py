@@ -13,7 +13,7 @@ from runtime.model.step import Chunk
 from runtime.network import Network
 from runtime.rank_metrics import RankMetrics
 from runtime.request import Request
-from runtime.sampling import finish_reason, sample
+from runtime.sampling import finish_reason, logprobs, sample
 from runtime.scheduler import Scheduler
 
 __all__ = ["Phase"]
@@ -59,10 +59,10 @@ class Phase:
         request.num_cached = chunk.end
         if request.is_prefilling:
             return
-        token_id = sample(logits_V, request.sampling, chunk.end - 1, request.generated)
+        token_id = sample(logits_V, request.sampling, chunk.end - 1, request.generated, request.prompt_ids)
         request.generated.append(token_id)
         reason = finish_reason(token_id, len(request.generated), request.sampling)
-        self._network.say(Token(request.id, token_id, reason))
+        self._network.say(Token(request.id, token_id, reason, logprobs(logits_V, token_id, request.sampling)))
         if reason is None:
             self.follow(request)
         else:

@@ -1,12 +1,15 @@
 """Drawing the next token of one request.
 
     logits -> penalties -> temperature -> top_k -> top_p -> a draw       (temperature 0: penalties -> the best)
+       `----> logprobs
 
-The draw at a position depends on the request's seed, that position and, under penalties, on what the request generated
-before, so a request continues the same way whichever rank it moves to. Logprobs are not here yet.
+The draw at a position depends on the request's seed, that position and, under penalties, on the tokens before it, so a
+request continues the same way whichever rank it moves to. Logprobs are the model's own: of the logits before penalties
+and temperature, so that they say what the model thinks whatever was asked of the draw.
 
-Sources: OpenAI API reference, "Frequency and presence penalties"; the order and what is counted (generated tokens, not
-the prompt's) are vLLM's.
+Sources: OpenAI API reference, "Frequency and presence penalties"; Keskar et al., "CTRL" (arXiv 1909.05858) section 4.1,
+for the repetition's, with transformers' rule for negative logits. The order, what each penalty counts (generated
+tokens; the repetition's the prompt's too) and which logits logprobs are of (`raw_logprobs`) are vLLM's.
 """
 
 from collections import Counter
@@ -15,14 +18,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.messages import FinishReason, Sampling
+from runtime.messages import FinishReason, Logprobs, Sampling
 
-__all__ = ["finish_reason", "sample"]
+__all__ = ["finish_reason", "logprobs", "sample"]
 
 
-def sample(logits_V: Tensor, sampling: Sampling, position: int, generated: Sequence[int] = ()) -> int:
-    """The token that follows `position`, where the request has `generated` these tokens before."""
-    logits_V = _penalised(logits_V, sampling, generated)
+def sample(
+    logits_V: Tensor,
+    sampling: Sampling,
+    position: int,
+    generated: Sequence[int] = (),
+    prompt_ids: Sequence[int] = (),
+) -> int:
+    """The token that follows `position`, where the request has `generated` these tokens after its prompt."""
+    logits_V = _penalised(_less_of_the_same(logits_V, sampling, {*prompt_ids, *generated}), sampling, generated)
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
@@ -32,11 +41,30 @@ def sample(logits_V: Tensor, sampling: Sampling, position: int, generated: Seque
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
 
 
+def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | None:
+    """Of the token that was drawn and the likeliest ones, if they were asked for."""
+    if sampling.num_logprobs is None:
+        return None
+    logprobs_V = logits_V.log_softmax(-1)
+    best = logprobs_V.topk(min(sampling.num_logprobs, len(logprobs_V)))
+    return Logprobs(logprobs_V[token_id].item(), list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+
+
 def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> FinishReason | None:
     """Why the request ends with this token, its `num_generated`-th; None when it goes on."""
     if token_id in sampling.stop_ids:
         return "stop"
     return "length" if num_generated >= sampling.max_tokens else None
+
+
+def _less_of_the_same(logits_V: Tensor, sampling: Sampling, seen: set[int]) -> Tensor:
+    """logit / repetition_penalty of tokens that the request has; times it where the logit is negative."""
+    if not seen or sampling.repetition_penalty == 1:
+        return logits_V
+    tokens = torch.tensor(list(seen))
+    of_seen = logits_V[tokens]
+    factors = torch.where(of_seen < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+    return logits_V.index_copy(0, tokens, of_seen * factors)
 
 
 def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -121,10 +121,15 @@ async def _read_all(generation: Generation, num_choices: int) -> list[Piece]:
     pieces: list[list[Piece]] = [[] for _ in range(num_choices)]
     while (piece := await generation.next_piece()) is not None:
         pieces[piece.index].append(piece)
-    return [
-        Piece(index, "".join(piece.text for piece in parts), parts[-1].finish_reason)
-        for index, parts in enumerate(pieces)
-    ]
+    return [_joined(parts) for parts in pieces]
+
+
+def _joined(parts: list[Piece]) -> Piece:
+    last = parts[-1]
+    logprobs = [token for part in parts for token in part.logprobs or ()]
+    return replace(
+        last, text="".join(part.text for part in parts), logprobs=None if last.logprobs is None else logprobs
+    )
 
 
 async def _events(

@@ -1,7 +1,7 @@
 """What an HTTP body asks of the ranks: prompts as token ids, sampling, stop strings, all within the limits.
 
-Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, a random seed, 16 tokens for a
-completion (OpenAI's) and for a chat all that is left.
+Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, no logprobs, a random seed, 16 tokens
+for a completion (OpenAI's) and for a chat all that is left.
 The invariant: len(prompt_ids) + sampling.max_tokens <= max_request_tokens.
 It does not know HTTP, and it does not choose ranks.
 """
@@ -61,6 +61,8 @@ def chat_call(raw: bytes, model: ServedModel) -> Call:
     _check_model(body, model)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
     prompt_ids = _chat_prompt(body.messages, model.tokenizer)
     return _call(body, [prompt_ids], body.max_completion_tokens or body.max_tokens, model.max_request_tokens, model)
 
@@ -111,7 +113,9 @@ def _plain(message: Message) -> str:
     return "".join(part.text for part in message.content)
 
 
-def _call(body: Body, prompts: list[list[int]], asked: int | None, default: int, model: ServedModel) -> Call:
+def _call(
+    body: CompletionBody | ChatBody, prompts: list[list[int]], asked: int | None, default: int, model: ServedModel
+) -> Call:
     return Call(
         requests=tuple(
             GenerationRequest(
@@ -144,7 +148,7 @@ def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
     )
 
 
-def _sampling(body: Body, max_tokens: int, tokenizer: Tokenizer) -> Sampling:
+def _sampling(body: CompletionBody | ChatBody, max_tokens: int, tokenizer: Tokenizer) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -154,4 +158,6 @@ def _sampling(body: Body, max_tokens: int, tokenizer: Tokenizer) -> Sampling:
         top_k=max(body.top_k or 0, 0),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        num_logprobs=body.num_logprobs,
     )

@@ -11,13 +11,14 @@ It does not try again on other ranks.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
 from runtime.gateway.calls import Call, GenerationRequest
 from runtime.gateway.errors import rank_failed, unavailable
+from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.rank import Rank
 from runtime.gateway.registry import Registry
 from runtime.gateway.text import TextStream
@@ -32,18 +33,22 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Piece:
-    """What choice `index` grew by; `text` may be empty. The last piece of a choice has its finish_reason."""
+    """What choice `index` grew by; `text` may be empty. The last piece of a choice has its finish_reason.
+
+    `logprobs` is None where nobody asked for them.
+    """
 
     index: int
     text: str
     finish_reason: FinishReason | None
+    logprobs: Sequence[TokenLogprobs] | None = None
 
 
 class Generation:
     """The prompts of one call, answered side by side. Whoever makes one closes it."""
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
-        self._answers = [Answer(TextStream(tokenizer.token_bytes, request.stops)) for request in call.requests]
+        self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
         self._flights = [self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)]
         self.num_prompt_tokens = sum(len(request.prompt_ids) for request in call.requests)
@@ -62,10 +67,10 @@ class Generation:
             answer = self._answers[index]
             if answer.finish_reason is not None:
                 continue  # tokens that were on their way when a stop string ended the answer
-            text = answer.take(message)
+            piece = answer.take(message)
             if answer.finish_reason is not None:
                 self._flights[index].end()
-            return Piece(index, text, answer.finish_reason)
+            return piece
         return None
 
     def close(self) -> None:
@@ -86,19 +91,30 @@ class Generation:
 class Answer:
     """One choice so far."""
 
-    def __init__(self, text: TextStream) -> None:
-        self._text = text
+    def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self._index = index
+        self._text = TextStream(tokenizer.token_bytes, request.stops)
+        self._logprobs = None if request.sampling.num_logprobs is None else LogprobStream(tokenizer)
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
 
-    def take(self, token: Token) -> str:
-        """The text that one more token makes certain."""
+    def take(self, token: Token) -> Piece:
+        """What one more token makes certain."""
         self.num_tokens += 1
+        num_characters_before = self._text.num_characters
         text = "" if token.finish_reason == "stop" else self._text.push(token.token_id)
         if token.finish_reason is not None:
             text += self._text.finish()
         self.finish_reason = "stop" if self._text.is_stopped else token.finish_reason
-        return text
+        return Piece(self._index, text, self.finish_reason, self._logprobs_of(text, token, num_characters_before))
+
+    def _logprobs_of(self, text: str, token: Token, offset: int) -> Sequence[TokenLogprobs] | None:
+        if self._logprobs is None:
+            return None
+        if token.finish_reason != "stop" and token.logprobs is not None:
+            self._logprobs.push(token.token_id, token.logprobs, offset)
+        is_whole = self.finish_reason is not None and not self._text.is_stopped
+        return self._logprobs.release(len(text), all_of_them=is_whole)
 
 
 class Flight:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.gateway.generation import Piece
+from runtime.gateway.logprobs import TokenLogprobs
+from runtime.gateway.tokenizer import Spelling
 
 __all__ = ["ChatDialect", "CompletionDialect", "Dialect", "chunk", "usage", "usage_chunk", "whole"]
 
@@ -46,7 +48,12 @@ class CompletionDialect(Dialect):
 
     def choice(self, piece: Piece) -> Json:
         """The text, plain."""
-        return {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish_reason}
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": None if piece.logprobs is None else _columns(piece.logprobs),
+            "finish_reason": piece.finish_reason,
+        }
 
     def delta(self, piece: Piece, *, is_first: bool) -> Json:
         """The text, plain."""
@@ -61,13 +68,13 @@ class ChatDialect(Dialect):
     def choice(self, piece: Piece) -> Json:
         """The assistant's message."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": piece.index, "message": message, "logprobs": None, "finish_reason": piece.finish_reason}
+        return {"index": piece.index, "message": message} | _chat_ending(piece)
 
     def delta(self, piece: Piece, *, is_first: bool) -> Json:
         """The message's growth; nothing but the finish_reason when it ends without text."""
         role = {"role": "assistant"} if is_first else {}
         content = {"content": piece.text} if is_first or piece.text else {}
-        return {"index": piece.index, "delta": role | content, "logprobs": None, "finish_reason": piece.finish_reason}
+        return {"index": piece.index, "delta": role | content} | _chat_ending(piece)
 
 
 def whole(dialect: Dialect, choices: Sequence[Piece], usage: Json) -> Json:
@@ -105,3 +112,37 @@ def _document(dialect: Dialect, name: str, choices: list[Json]) -> Json:
         "model": dialect.model,
         "choices": choices,
     }
+
+
+def _columns(tokens: Sequence[TokenLogprobs]) -> Json:
+    """Logprobs as completions have them: a list for each property, `text_offset` counted in the whole answer."""
+    return {
+        "tokens": [_key(token.token) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            {_key(other): logprob for other, logprob in (*token.best, (token.token, token.logprob))} for token in tokens
+        ],
+        "text_offset": [token.offset for token in tokens],
+    }
+
+
+def _key(token: Spelling) -> str:
+    """A token as a key of an object: OpenAI's form for bytes that are no text, which would be alike as U+FFFD."""
+    if token.content is None or token.content == token.name.encode():
+        return token.name
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
+
+
+def _chat_ending(piece: Piece) -> Json:
+    """What a chat's choice ends with, whole or not."""
+    logprobs = None if piece.logprobs is None else {"content": list(map(_row, piece.logprobs)), "refusal": None}
+    return {"logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+
+def _row(token: TokenLogprobs) -> Json:
+    """Logprobs as chats have them: an object for each token."""
+    return _entry(token.token, token.logprob) | {"top_logprobs": [_entry(*other) for other in token.best]}
+
+
+def _entry(token: Spelling, logprob: float) -> Json:
+    return {"token": token.name, "logprob": logprob, "bytes": None if token.content is None else list(token.content)}

@@ -6,8 +6,9 @@ A parameter has one of three fates, so that nothing a caller asks for is dropped
     anything else       refused by name
 
 `null` always means absent. It does not know limits or tokens (`calls.py` does).
-Source: OpenAI API reference, "Create completion" and "Create chat completion"; `top_k` is vLLM's and others', with 0
-or -1 for all tokens.
+Source: OpenAI API reference, "Create completion" and "Create chat completion"; `top_k`, with 0 or -1 for all tokens,
+and `repetition_penalty`, with 1 for none, are vLLM's and others'. Completions' `logprobs` may be 20, as a chat's
+`top_logprobs` may; OpenAI's own limit is 5 there.
 """
 
 import re
@@ -23,7 +24,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "n": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
@@ -36,6 +36,7 @@ MISSING_FIELD = re.compile(r"field `(\w+)`$")
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 StopString = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -73,6 +74,7 @@ class Body(_Part):
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
     seed: Int64 | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=4)] | None = None
     stream: bool | None = None
@@ -85,16 +87,32 @@ class Body(_Part):
 
 
 class CompletionBody(Body, kw_only=True):
-    """`prompt` is a text, texts, token ids, or lists of token ids; several prompts give several choices."""
+    """`prompt` is a text, texts, token ids, or lists of token ids; several prompts give several choices.
+
+    `logprobs` is how many of the likeliest tokens each token comes with, besides its own logprob.
+    """
 
     prompt: str | list[str | int | list[int]]
+    logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None: no logprobs at all."""
+        return self.logprobs
 
 
 class ChatBody(Body, kw_only=True):
-    """`max_completion_tokens` is the newer name of `max_tokens`."""
+    """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None: no logprobs at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 BodyKind = TypeVar("BodyKind", CompletionBody, ChatBody)
@@ -133,7 +151,7 @@ def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Types count: `logprobs: 0` asks for something, `logprobs: false` does not."""
+    """Types count: `n: true` is not `n: 1`."""
     return any(type(value) is type(nothing) and value == nothing for nothing in neutral)
 
 

@@ -19,6 +19,7 @@ class TextStream:
 
     def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]) -> None:
         self._token_bytes = token_bytes
+        self.num_characters = 0  # of all tokens so far, whether they are told or held back
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matcher = StopMatcher(stops)
 
@@ -30,7 +31,9 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """The text that this token makes certain, often none."""
         known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
-        return self._matcher.push(self._utf8.decode(self._token_bytes[token_id] if known else b""))
+        text = self._utf8.decode(self._token_bytes[token_id] if known else b"")
+        self.num_characters += len(text)
+        return self._matcher.push(text)
 
     def finish(self) -> str:
         """What was held back; a character that was never completed becomes U+FFFD."""

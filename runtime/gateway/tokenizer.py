@@ -25,7 +25,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runtime.checkpoint import read_json
 from runtime.errors import CheckpointError
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A token by itself: `content` is None where it has no text; `name` stands for it then."""
+
+    name: str
+    content: bytes | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,13 @@ class Tokenizer:
         """A plain prompt's ids, with BOS exactly once where the checkpoint wants it."""
         ids = self.encoder.encode(text, add_special_tokens=False).ids
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+
+    def spelling(self, token_id: int) -> Spelling:
+        """The token by itself. A special token goes by its name, one that only the model knows by its number."""
+        content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
+        if content:
+            return Spelling(content.decode(errors="replace"), content)
+        return Spelling(self.encoder.id_to_token(token_id) or f"token_id:{token_id}", None)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """A conversation's ids, up to where the assistant speaks. Raises jinja2.TemplateError if refused."""

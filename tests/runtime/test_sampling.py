@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.messages import Sampling
-from runtime.sampling import finish_reason, sample
+from runtime.sampling import finish_reason, logprobs, sample
 
 NUM_DRAWS = 200
 TINY = [1e-4, 1e-30, 1e-40, 1e-300, 5e-324]
@@ -151,6 +151,42 @@ def test_a_penalty_ends_a_repetition():
 
     assert generated == [0, 0, 1, 0]
     assert {sample(logits, sampling(presence_penalty=2.0, temperature=0.01), n, [0]) for n in range(20)} == {1}
+
+
+@given(
+    logit_lists, st.lists(st.integers(0, 29), max_size=8), st.lists(st.integers(0, 29), max_size=8), st.floats(0.1, 2)
+)
+def test_a_repetition_penalty_is_transformers_formula(logits, prompt_ids, generated, penalty):
+    """Tokens of the prompt and of the output alike: logit / penalty, or x penalty where it is negative."""
+    prompt_ids, generated = ([token for token in ids if token < len(logits)] for ids in (prompt_ids, generated))
+    settings = sampling(temperature=0.0, repetition_penalty=penalty)
+    chosen = sample(torch.tensor(logits), settings, 0, generated, prompt_ids)
+    expected = [
+        (logit * penalty if logit < 0 else logit / penalty) if token in {*prompt_ids, *generated} else logit
+        for token, logit in enumerate(logits)
+    ]
+
+    assert expected[chosen] == pytest.approx(max(expected), abs=1e-4)
+
+
+@given(logit_lists, st.integers(0, 29), st.integers(0, 20))
+def test_logprobs_are_of_the_logits_as_the_model_made_them(logits, token_id, num_logprobs):
+    """Natural logarithms of the softmax, for the token and the likeliest ones, best first; no penalty in them."""
+    token_id %= len(logits)
+    settings = sampling(temperature=0.3, top_k=1, frequency_penalty=2.0, num_logprobs=num_logprobs)
+    expected = torch.tensor(logits).double().softmax(-1).log()
+    found = logprobs(torch.tensor(logits), token_id, settings)
+
+    assert found.chosen == pytest.approx(expected[token_id].item(), abs=1e-4)
+    assert [value for _, value in found.best] == pytest.approx(
+        expected.sort(descending=True).values[:num_logprobs].tolist(), abs=1e-4
+    )
+    assert all(value == pytest.approx(expected[other].item(), abs=1e-4) for other, value in found.best)
+
+
+def test_nobody_pays_for_logprobs_that_nobody_asked_for():
+    """None, and not an empty list."""
+    assert logprobs(torch.zeros(4), 2, sampling()) is None
 
 
 @given(st.integers(0, 9), st.integers(1, 20), st.integers(1, 20))

@@ -3,10 +3,13 @@
 import json
 import subprocess
 
+import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
+from tokenizers import Tokenizer
 
-from tests.stacks.deployments import DEMO_SPEC, Tidemill, get_json, samples, total
+from runtime.gateway.tokenizer import load_tokenizer
+from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, Tidemill, get_json, samples, total
 
 MODEL = "tidemill-demo"
 PROMPT = "The baker opened the shop at dawn and"
@@ -138,6 +141,28 @@ def test_served_text_equals_the_offline_text(client, demo, tmp_path):
     assert [choice.text for choice in sorted(served.choices, key=lambda choice: choice.index)] == expected
 
 
+def test_served_logprobs_are_the_models_own(client, demo, tmp_path):
+    """From the first token on, whatever was asked of the draw: log-softmax of one offline process's logits."""
+    prompt = [0, 5, 100, 2000]
+    request = {"model": MODEL, "prompt": [prompt], "max_tokens": 12, "logprobs": 2}
+    drawn = {"temperature": 1.5, "seed": 3, "frequency_penalty": 1.0, "extra_body": {"repetition_penalty": 1.3}}
+    served = [client.completions.create(**request, **wish).choices[0].logprobs for wish in ({"temperature": 0}, drawn)]
+    ids_by_name = _ids_by_name()
+    outputs = [[ids_by_name[name] for name in logprobs.tokens] for logprobs in served]
+    (tmp_path / "ids.json").write_text(json.dumps([prompt + output for output in outputs]))
+    files = ("--prompt-ids", tmp_path / "ids.json", "--logits", tmp_path / "logits.npz")
+
+    demo.run("generate", "bundled:demo", *files, "--max-tokens", "1")
+
+    logits = np.load(tmp_path / "logits.npz")
+    for number, (output, logprobs) in enumerate(zip(outputs, served, strict=True)):
+        before = logits[str(number)].astype(np.float64)[len(prompt) - 1 : -1]  # what each token was drawn from
+        expected = before - np.log(np.exp(before).sum(-1, keepdims=True))
+        assert logprobs.token_logprobs == pytest.approx(expected[range(len(output)), output], abs=1e-3)
+        best = [max(likeliest.values()) for likeliest in logprobs.top_logprobs]
+        assert best == pytest.approx(expected.max(-1), abs=1e-3)
+
+
 def test_disaggregation_is_real(client, demo):
     """Decode computes no prompt token, and prefill sends exactly the prompt's latents, plus framing."""
     sent_before = [
@@ -209,9 +234,18 @@ def _rows_of_replicas(ranks: list[list], layers: list[list[int]]) -> list[float]
     ]
 
 
+def _ids_by_name() -> dict[str, int]:
+    """Of tokens as `logprobs` name them: text, or `bytes:\\xe2\\x80` where they are none by themselves."""
+    contents = load_tokenizer(CHECKPOINT).token_bytes
+    return {_name(content): token_id for token_id, content in enumerate(contents) if content}
+
+
+def _name(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
 def _decoder():
-    from tokenizers import Tokenizer
-
-    from tests.stacks.deployments import CHECKPOINT
-
     return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).decode

@@ -27,7 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import digest_of
-from runtime.messages import FromGateway, Hello, Prefill, State, Token
+from runtime.messages import FromGateway, Hello, Logprobs, Prefill, State, Token
 from runtime.wire import FrameReader, encode_frame
 
 ADDRESS = "127.0.0.1"
@@ -43,6 +43,7 @@ KV_DIGEST = "sha256:" + "a" * 64
 UNIT_DIGEST = "sha256:" + "b" * 64
 MAX_REQUEST_TOKENS = 128
 PATIENCE_S = 10
+LOGPROB = -0.5
 
 
 def eventually(condition, what):
@@ -261,6 +262,7 @@ class FakePair:
 
     With `reply` (token ids, the last one being the stop id or the last of max_tokens) they answer every prompt: the
     first token from the prefill rank, the others from the decode rank, the last not before `last_may_come` is set.
+    Each token's logprob is `LOGPROB`, and the likeliest are the ids from 0 on.
     """
 
     def __init__(self, prefill: FakeRank, decode: FakeRank):
@@ -276,7 +278,10 @@ class FakePair:
             if is_last:
                 await asyncio.to_thread(self.last_may_come.wait, PATIENCE_S)
             finish_reason = None if not is_last else "stop" if token_id in prompt.sampling.stop_ids else "length"
-            (self.prefill if index == 0 else self.decode).say(Token(prompt.request_id, token_id, finish_reason))
+            best = [(other, LOGPROB - other) for other in range(prompt.sampling.num_logprobs or 0)]
+            logprobs = None if prompt.sampling.num_logprobs is None else Logprobs(LOGPROB, best)
+            speaker = self.prefill if index == 0 else self.decode
+            speaker.say(Token(prompt.request_id, token_id, finish_reason, logprobs))
 
 
 unit_numbers = itertools.count()

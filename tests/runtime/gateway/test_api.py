@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from runtime.messages import Abort, Failed, Prefill, Token
+from tests.runtime.gateway.conftest import LOGPROB
 
 MODEL = "org/tiny"
 EOS_ID = 1
@@ -115,6 +116,45 @@ def test_a_stream_joins_to_the_text_and_ends_with_usage(client, pair, ids, is_ch
     assert last.usage.completion_tokens == len(pair.reply)
     if is_chat:
         assert [c.delta.role for c in choices] == ["assistant"] + [None] * (len(choices) - 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_tells_logprobs_in_columns(client, pair, tokenizer, stream):
+    """Tokens, their logprobs, the likeliest in their places with the token itself, and where each begins."""
+    pair.reply = [*(tokenizer.token_bytes.index(letter) for letter in (b"a", b"\xc3", b"\xa9")), EOS_ID]
+
+    answer = client.completions.create(model=MODEL, prompt="mill", logprobs=1, stream=stream)
+
+    of_choices = [chunk.choices[0].logprobs for chunk in answer] if stream else [answer.choices[0].logprobs]
+    assert [token for logprobs in of_choices for token in logprobs.tokens] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
+    assert [offset for logprobs in of_choices for offset in logprobs.text_offset] == [0, 1, 1]
+    assert [value for logprobs in of_choices for value in logprobs.token_logprobs] == [LOGPROB] * 3
+    assert of_choices[0].top_logprobs[0] == {"<｜begin▁of▁sentence｜>": LOGPROB, "a": LOGPROB}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_tells_logprobs_in_rows(client, pair, ids, stream):
+    """An object for each token, with its bytes and the likeliest in its place; their bytes are the text."""
+    pair.reply = [*ids("grinds 日本語"), EOS_ID]
+    wish = {"messages": [{"role": "user", "content": "mill"}], "logprobs": True, "top_logprobs": 2}
+
+    answer = client.chat.completions.create(model=MODEL, stream=stream, **wish)
+
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    rows = [row for choice in choices for row in choice.logprobs.content]
+    assert bytes(byte for row in rows for byte in row.bytes).decode() == "grinds 日本語"
+    assert {row.logprob for row in rows} == {LOGPROB}
+    assert [(other.token, other.logprob, other.bytes) for other in rows[0].top_logprobs] == [
+        ("<｜begin▁of▁sentence｜>", LOGPROB, None),
+        ("<｜end▁of▁sentence｜>", LOGPROB - 1, None),
+    ]
+
+
+def test_an_answer_has_no_logprobs_unless_asked(client, pair, ids):
+    """The key is there, as OpenAI has it, and empty."""
+    pair.reply = [*ids("tide"), EOS_ID]
+
+    assert client.completions.create(model=MODEL, prompt="mill").choices[0].logprobs is None
 
 
 def test_the_first_chunk_comes_before_the_last_token(client, pair, ids):

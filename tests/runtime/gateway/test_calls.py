@@ -97,6 +97,23 @@ def test_penalties_reach_the_ranks(model, name, asked, sent):
     assert sampling.frequency_penalty + sampling.presence_penalty == sent
 
 
+def test_a_repetition_penalty_reaches_the_ranks(model):
+    """1 is none, and what is meant where nothing is said."""
+    asked = [completion(model, repetition_penalty=value).requests[0].sampling for value in (None, 1, 1.25)]
+
+    assert [sampling.repetition_penalty for sampling in asked] == [1, 1, 1.25]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sent"), [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0)], ids=str
+)
+def test_a_chat_asks_for_logprobs_in_two_words(model, wishes, sent):
+    """Whether at all, and how many of the likeliest tokens; a completion has one word, whose 0 asks for its own."""
+    assert chat(model, **wishes).requests[0].sampling.num_logprobs == sent
+    assert chat(model, logprobs=True, top_logprobs=3).requests[0].sampling.num_logprobs == 3
+    assert [completion(model, logprobs=n).requests[0].sampling.num_logprobs for n in (None, 0, 20)] == [None, 0, 20]
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_chat_knows_both_names_of_max_tokens(model, name):
     """The newer name means the same."""
@@ -107,8 +124,10 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
     ("wishes", "param"),
     [
         *[({name: value}, name) for name, value in [("n", 2), ("best_of", 3), ("echo", True), ("suffix", "x")]],
-        *[({"logprobs": value}, "logprobs") for value in (0, 5, True)],
-        *[({name: 0.5}, name) for name in ("repetition_penalty", "min_p", "top_k")],
+        *[({"logprobs": value}, "logprobs") for value in (-1, 21, True, False)],
+        *[({name: 0.5}, name) for name in ("min_p", "top_k")],
+        *[({"repetition_penalty": value}, "repetition_penalty") for value in (0, -1, 2.5)],
+        ({"top_logprobs": 5}, "top_logprobs"),
         *[({name: 2.5}, name) for name in ("frequency_penalty", "presence_penalty")],
         ({"top_k": -2}, "top_k"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
@@ -154,6 +173,10 @@ def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "name"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "system comes first"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "one parameter"),
+        ({"top_logprobs": 3}, "only for logprobs"),
+        ({"logprobs": False, "top_logprobs": 3}, "only for logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )
 def test_a_chat_refuses_what_its_template_cannot_say(model, wishes, complaint):
