@@ -29,8 +29,9 @@ from runtime.kv_cache import PAGE_TOKENS, PageTable, num_pages
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
 from runtime.model.step import Chunk
-from runtime.parallel import Group, MeetingPoint, new_group
+from runtime.parallel import Group, new_group
 from runtime.processes import Child, wait_together
+from runtime.rendezvous import MeetingPoint
 from runtime.trace import join as join_traces
 from runtime.trace import recording
 

@@ -15,7 +15,6 @@ It carries no tensors by name and sends no objects: shapes are agreed by the cal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -24,25 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.errors import PeerLost
-from runtime.sockets import listen
+from runtime.rendezvous import MeetingPoint, meet
 from runtime.trace import link
 
-__all__ = ["GlooGroup", "Group", "MeetingPoint", "SoloGroup", "new_group"]
+__all__ = ["GlooGroup", "Group", "SoloGroup", "new_group"]
 
 T = TypeVar("T")
 
-JOIN_TIMEOUT = timedelta(seconds=300)  # the slowest rank's weights must be loaded by then
 STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
-
-
-@dataclass(frozen=True)
-class MeetingPoint:
-    """Where the ranks of a unit find each other. `leads`: this rank serves it; `address`: where this rank binds."""
-
-    leader: str
-    port: int
-    leads: bool
-    address: str
 
 
 class Group(Protocol):
@@ -108,7 +96,9 @@ class GlooGroup:
     def join(self, meeting: MeetingPoint) -> None:
         """Meet at the store, then connect to every peer."""
         try:
-            self._store = _store(meeting, self.size)  # kept: the leader serves it for as long as the group lives
+            self._store = meet(
+                meeting, self.rank, self.size
+            )  # kept: the leader serves it for as long as the group lives
             self._backend = _gloo(self._store, self.rank, self.size, meeting.address)
         except RuntimeError as error:
             where = f"{meeting.leader}:{meeting.port}"
@@ -131,15 +121,6 @@ class GlooGroup:
     def begin(self, exchange: Callable[[], T]) -> "Future[T]":
         """On the exchange thread."""
         return self._exchanges.submit(link(exchange))
-
-
-def _store(meeting: MeetingPoint, size: int) -> dist.Store:
-    if not meeting.leads:
-        return dist.TCPStore(meeting.leader, meeting.port, size, is_master=False, timeout=JOIN_TIMEOUT)
-    listener = listen(meeting.address, meeting.port, "rendezvous").detach()
-    return dist.TCPStore(
-        meeting.address, meeting.port, size, True, JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener
-    )
 
 
 def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:

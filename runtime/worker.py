@@ -8,9 +8,7 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 
 import os
 import queue
-import socket
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,26 +16,24 @@ from pathlib import Path
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.decode import Arrival, DecodePhase
 from runtime.engine import Engine
-from runtime.errors import RuntimeFailure
 from runtime.kv_transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
 from runtime.messages import Hello
 from runtime.metrics_server import serve_metrics
 from runtime.mixed import MixedPhase
 from runtime.network import Inbox, Network
-from runtime.parallel import Group, MeetingPoint, new_group
+from runtime.parallel import Group, new_group
 from runtime.phase import Phase
 from runtime.precision import DTYPES
 from runtime.prefill import PrefillPhase
 from runtime.rank_metrics import RankMetrics
+from runtime.rendezvous import MeetingPoint
 from runtime.sockets import check_address, listen
 
 __all__ = ["Addresses", "run_rank"]
 
 PHASES: dict[str, type[Phase]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
-RESOLVE_TIMEOUT_S = 120.0
-RESOLVE_RETRY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -115,22 +111,9 @@ def _bring_up(
     )
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")
-    leader = _resolve(addresses.leader)
-    leads = leader == addresses.address and place.local_rank == 0
-    group.join(MeetingPoint(leader, launch.ports.rendezvous, leads, addresses.address))
+    first_of_node = place.local_rank == 0
+    group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
     return engine, group
-
-
-def _resolve(host: str) -> str:
-    """The IP of the unit's leader. In a cluster its name may appear only after this pod has started."""
-    deadline = time.monotonic() + RESOLVE_TIMEOUT_S
-    while True:
-        try:
-            return socket.gethostbyname(host)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise RuntimeFailure(f"the unit's leader {host} has no address: {error.strerror}") from None
-        time.sleep(RESOLVE_RETRY_S)
 
 
 def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:

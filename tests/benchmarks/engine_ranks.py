@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from runtime.parallel import MeetingPoint, SoloGroup, new_group
+from runtime.parallel import SoloGroup, new_group
+from runtime.rendezvous import MeetingPoint
 from tests.benchmarks.engine_workloads import our_engine, our_step, seconds
 from tests.runtime.rank_processes import fork_ranks
 

@@ -13,7 +13,8 @@ import torch
 
 from runtime.dispatch import AllToAllDispatcher, PlainRows
 from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
-from runtime.parallel import GlooGroup, MeetingPoint
+from runtime.parallel import GlooGroup
+from runtime.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"

@@ -15,7 +15,8 @@ import torch
 from runtime.engine import Engine
 from runtime.model.step import Chunk
 from runtime.overlap import OVERLAPS
-from runtime.parallel import MeetingPoint, new_group
+from runtime.parallel import new_group
+from runtime.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"

@@ -18,7 +18,8 @@ import torch
 from runtime.engine import Engine
 from runtime.model.step import Chunk
 from runtime.overlap import OVERLAPS
-from runtime.parallel import GlooGroup, MeetingPoint
+from runtime.parallel import GlooGroup
+from runtime.rendezvous import MeetingPoint
 from runtime.trace import recording
 from tests.runtime.overlap_ranks import contiguous_map
 from tests.runtime.rank_processes import fork_ranks

@@ -13,7 +13,8 @@ from runtime.checkpoint import index_tensors
 from runtime.engine import Engine
 from runtime.errors import CheckpointError
 from runtime.generate import greedy
-from runtime.parallel import GlooGroup, MeetingPoint, SoloGroup
+from runtime.parallel import GlooGroup, SoloGroup
+from runtime.rendezvous import MeetingPoint
 
 EP = 4
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.")
