@@ -156,5 +156,5 @@ def _expert_loads(spec: CheckedSpec) -> Loads:
     """As measured, else as drawn."""
     if spec.measured_loads is not None:
         return spec.measured_loads
-    drawn = spec.spec.expert_load
-    return draw_loads(drawn.alpha, drawn.seed, spec.model.num_moe_layers, spec.model.num_routed_experts)
+    drawn, model = spec.spec.expert_load, spec.model
+    return draw_loads(drawn.alpha, drawn.seed, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)

@@ -28,7 +28,8 @@ from planner.expert_map.balance import (
     slots_bind,
 )
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
-from planner.expert_map.loads import Loads, draw_loads, read_loads
+from planner.expert_map.drawn import draw_loads, draw_windows
+from planner.expert_map.loads import Loads, read_loads
 from planner.expert_map.stages import LinkTotal, Stage, link_totals, stage_moves
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "consecutive_domains",
     "count_uncovered",
     "draw_loads",
+    "draw_windows",
     "fewest_slots_per_gpu",
     "is_prepared",
     "link_totals",

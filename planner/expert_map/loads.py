@@ -1,44 +1,20 @@
-"""Where the load of experts comes from: measured and read from a file, or drawn.
+"""The load of experts, as measured and read from a file; `drawn` has loads that nobody measured.
 
 Loads are token counts, or means of them; `weigh` makes whole numbers of them, so that every later decision compares
 integers and comes out alike on any machine.
-
-What is drawn: the popularity of each expert of each layer independently from the density x^-alpha on [1, 256], the
-model that the published measurements of expert-parallel imbalance use (alpha 1.01 resembles DeepSeek-R1's routing). No
-sampling noise of a step, no likeness between layers.
 """
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 from planner.errors import Violation
 
-__all__ = ["Loads", "draw_loads", "read_loads"]
+__all__ = ["Loads", "read_loads"]
 
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
-MOST_POPULAR = 256.0  # as popular as so many least popular experts
-TOKENS_OF_LEAST_POPULAR = 1000
 MAX_LOAD = 2**53
-
-
-def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int) -> Loads:
-    """`[num_layers][num_experts]` token counts; the same for the same arguments, on any machine."""
-    generator = random.Random(seed)  # noqa: S311 (its sequence is promised never to change, which numpy's is not)
-    return tuple(
-        tuple(round(TOKENS_OF_LEAST_POPULAR * _popularity(generator.random(), alpha)) for _ in range(num_experts))
-        for _ in range(num_layers)
-    )
-
-
-def _popularity(uniform: float, alpha: float) -> float:
-    """The inverse of the distribution with density x^-alpha on [1, 256]."""
-    if alpha == 1:
-        return float(MOST_POPULAR**uniform)
-    exponent = 1 - alpha
-    return float((1 + uniform * (MOST_POPULAR**exponent - 1)) ** (1 / exponent))
 
 
 def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Loads | Violation:
