@@ -1,14 +1,25 @@
-"""What a decode rank does: requests arrive with their KV, and get one more token a step until they are finished."""
+"""What a decode rank does: requests arrive with their KV, and get one more token a step until they are finished.
 
+An Abort comes on the gateway's line and may overtake the handover that it is about. So an Abort for a request that is
+not here is remembered, and the request dropped when it comes; if it never does, its id is forgotten after many others.
+"""
+
+from collections import deque
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.messages import Abort, Handover
+from runtime.engine import Engine
+from runtime.launch import UnitLaunch
+from runtime.messages import Handover
+from runtime.network import Network
 from runtime.phase import Phase
+from runtime.rank_metrics import RankMetrics
 from runtime.request import Request
 
 __all__ = ["Arrival", "DecodePhase"]
+
+MOST_REMEMBERED = 4096  # assumed: more than are aborted while a handover takes its 30 s at the most
 
 
 @dataclass(frozen=True)
@@ -19,22 +30,32 @@ class Arrival:
     latents: Tensor
 
 
-class DecodePhase(Phase):
+class DecodePhase(Phase[Arrival]):
     """Requests come from prefill ranks and stay to their ends."""
 
-    def take(self, message: Arrival | Abort) -> None:
-        """A request comes, or is no longer wanted."""
-        match message:
-            case Arrival(handover, latents):
-                self._scheduler.add(
-                    Request(
-                        handover.request_id,
-                        handover.prompt_ids,
-                        handover.sampling,
-                        generated=[handover.first_token_id],
-                        num_cached=len(handover.prompt_ids),
-                        latents=latents,
-                    )
-                )
-            case Abort(request_id):
-                self._scheduler.abort(request_id)
+    def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
+        super().__init__(engine, launch, network, metrics)
+        self._aborted_before_arrival: deque[str] = deque(maxlen=MOST_REMEMBERED)
+
+    def arrive(self, message: Arrival) -> None:
+        """A prompt with its latents and its first token, unless nobody waits for it any more."""
+        handover = message.handover
+        if handover.request_id in self._aborted_before_arrival:
+            return
+        self._scheduler.add(
+            Request(
+                handover.request_id,
+                handover.prompt_ids,
+                handover.sampling,
+                generated=[handover.first_token_id],
+                num_cached=len(handover.prompt_ids),
+                latents=message.latents,
+            )
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Nobody waits for this request any more, be it here or on its way."""
+        was_here = super().abort(request_id)
+        if not was_here:
+            self._aborted_before_arrival.append(request_id)
+        return was_here

@@ -4,11 +4,14 @@
 ask: `has_work`. act: `step`, which may work on nothing, because another rank of the unit has something to do.
 """
 
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
 from torch import Tensor
 
 from runtime.engine import Engine
 from runtime.launch import UnitLaunch
-from runtime.messages import Failed, Token
+from runtime.messages import Abort, Failed, Token
 from runtime.model.step import Chunk
 from runtime.network import Network
 from runtime.rank_metrics import RankMetrics
@@ -18,18 +21,31 @@ from runtime.scheduler import Scheduler
 
 __all__ = ["Phase"]
 
+Arriving = TypeVar("Arriving")
 
-class Phase:
-    """One rank's requests."""
+
+class Phase(ABC, Generic[Arriving]):
+    """One rank's requests. A phase says as what they come."""
 
     def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
         self._engine, self._launch, self._network, self._metrics = engine, launch, network, metrics
         self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
         metrics.watch_requests(self._scheduler)
 
-    def take(self, message: object) -> None:
+    def take(self, message: Arriving | Abort) -> None:
         """A request comes, or is no longer wanted."""
-        raise NotImplementedError
+        if isinstance(message, Abort):
+            self.abort(message.request_id)
+        else:
+            self.arrive(message)
+
+    @abstractmethod
+    def arrive(self, message: Arriving) -> None:
+        """A request comes."""
+
+    def abort(self, request_id: str) -> bool:
+        """Nobody waits for this request any more; whether it was here."""
+        return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
         """A request runs or waits."""

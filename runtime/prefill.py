@@ -2,25 +2,22 @@
 
 from torch import Tensor
 
-from runtime.messages import Abort, FromGateway, Handover, Prefill
+from runtime.messages import Handover, Prefill
 from runtime.phase import Phase
 from runtime.request import Request
 
 __all__ = ["PrefillPhase"]
 
 
-class PrefillPhase(Phase):
+class PrefillPhase(Phase[Prefill]):
     """Requests come from the gateway and leave with their first token."""
 
-    def take(self, message: FromGateway) -> None:
-        """A request comes, or is no longer wanted."""
-        match message:
-            case Prefill(request_id, prompt_ids, sampling, kv_host, kv_port):
-                assert kv_host is not None
-                assert kv_port is not None
-                self._add(Request(request_id, prompt_ids, sampling, kv_address=(kv_host, kv_port)))
-            case Abort(request_id):
-                self._scheduler.abort(request_id)
+    def arrive(self, message: Prefill) -> None:
+        """A prompt, and where its request goes from here."""
+        assert message.kv_host is not None
+        assert message.kv_port is not None
+        kv_address = (message.kv_host, message.kv_port)
+        self._add(Request(message.request_id, message.prompt_ids, message.sampling, kv_address=kv_address))
 
     def follow(self, request: Request) -> None:
         """The first token is said: hand the request over."""

@@ -69,11 +69,13 @@ class Scheduler:
         self.running.remove(request)
         self.cache.free(request.table)
 
-    def abort(self, request_id: str) -> None:
-        """Nobody waits for this request any more, wherever it is."""
+    def abort(self, request_id: str) -> bool:
+        """Nobody waits for this request any more, wherever it is; whether it was here."""
+        num_before = len(self.waiting) + len(self.running)
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
         for request in [request for request in self.running if request.id == request_id]:
             self.end(request)
+        return len(self.waiting) + len(self.running) < num_before
 
     def _make_room(self) -> None:
         number = 0

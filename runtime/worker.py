@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.decode import Arrival, DecodePhase
@@ -32,7 +33,7 @@ from runtime.sockets import check_address, listen
 
 __all__ = ["Addresses", "run_rank"]
 
-PHASES: dict[str, type[Phase]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
+PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
 
 
@@ -68,7 +69,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         step_for_ever(phase, group, inbox)
 
 
-def step_for_ever(phase: Phase, group: Group, inbox: Inbox) -> None:
+def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
     """The lockstep loop. Raises PeerLost when the unit breaks."""
     while True:
         while not inbox.empty():
@@ -120,13 +121,13 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
 
 
-def _take(phase: Phase, message: object) -> None:
+def _take(phase: Phase[Any], message: object) -> None:
     """A message, or what ended the network thread."""
     if isinstance(message, BaseException):
         raise message
     phase.take(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: Phase) -> None:
+def _wait_for_work(inbox: Inbox, phase: Phase[Any]) -> None:
     with suppress(queue.Empty):
         _take(phase, inbox.get(timeout=IDLE_WAIT_S))
