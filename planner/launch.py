@@ -81,6 +81,7 @@ def _gateway_document(spec: CheckedSpec, kv_tokens: int) -> LaunchDocument:
             "model": _served_model(spec),
             "checkpoint": _checkpoint(spec),
             "limits": _limits(first, last, kv_tokens),
+            "max_queued_requests": spec.spec.gateway.max_queued_requests,
             "ports": {"http": spec.spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
         }
     )

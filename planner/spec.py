@@ -306,6 +306,14 @@ class GatewaySpec(Section):
         description="HTTP port, at least 1024 since no process runs as root.",
         examples=[8000],
     )
+    max_queued_requests: int = Field(
+        default=64,
+        ge=0,
+        le=65_536,
+        description="Requests that may wait for one decode or mixed rank beyond its max_requests, where more are"
+        " answered with 429.",
+        examples=[64],
+    )
 
 
 class Spec(Section):

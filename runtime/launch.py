@@ -154,7 +154,13 @@ class GatewayLaunch(_Part, kw_only=True):
     model: Model
     checkpoint: Checkpoint
     limits: Limits
+    max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
     ports: GatewayPorts
+
+    @property
+    def most_requests_per_rank(self) -> int:
+        """That a decode or mixed rank is given at a time: in its cache, waiting for it, or still in prefill."""
+        return self.limits.max_requests + self.max_queued_requests
 
 
 _Launch = TypeVar("_Launch", UnitLaunch, GatewayLaunch)

@@ -40,6 +40,7 @@ class GatewayMetrics:
         self.itl = histogram("inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS_S)
         self.e2e = histogram("e2e_request_latency_seconds", "Time to the last token, if it came.", E2E_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
+        self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
         self.generation_tokens = counter("generation_tokens_total", "Tokens generated.")
 
 

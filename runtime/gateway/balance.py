@@ -7,7 +7,7 @@ It counts requests, not their tokens or KV.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Chosen", "RankLoad", "choose_ranks", "least_loaded"]
+__all__ = ["Chosen", "RankLoad", "choose_ranks", "least_loaded", "room"]
 
 
 @dataclass(frozen=True, order=True)
@@ -40,6 +40,11 @@ def choose_ranks(first: Sequence[RankLoad], rest: Sequence[RankLoad], turn: int)
     if not first or not rest:
         return None
     return Chosen(least_loaded(first, turn), least_loaded(rest, turn))
+
+
+def room(ranks: Sequence[RankLoad], most: int) -> int:
+    """How many more requests the ranks may have together, each at most so many."""
+    return sum(max(most - load.num_requests, 0) for load in ranks)
 
 
 def least_loaded(ranks: Sequence[RankLoad], turn: int) -> RankLoad:

@@ -1,16 +1,17 @@
 """What the gateway says when it cannot answer, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with four ways to make it; each message is a sentence that the caller can act on.
+One exception with five ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong, or asks for what this server does not do
     404 unknown_model(...)    another model's name
+    429 overloaded(...)       every rank has as many requests as it may have
     503 unavailable(...)      nobody can answer right now
     503 rank_failed(...)      the ranks gave the request up; asking again may help
 """
 
 from dataclasses import dataclass
 
-__all__ = ["ApiError", "invalid", "rank_failed", "unavailable", "unknown_model"]
+__all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model"]
 
 RETRY_AFTER_S = 1
 
@@ -31,7 +32,7 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Retry-After where asking again may help."""
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -43,6 +44,12 @@ def unknown_model(asked: str, served: str) -> ApiError:
     """A model that is not served here."""
     message = f"the model {asked!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def overloaded(num_asked: int, num_free: int) -> ApiError:
+    """More requests than the ranks may have at a time."""
+    message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
+    return ApiError(429, message, type="rate_limit_error", code="overloaded")
 
 
 def unavailable(message: str) -> ApiError:

@@ -17,7 +17,7 @@ from typing import Literal
 from uuid import uuid4
 
 from runtime.gateway.calls import Call, GenerationRequest
-from runtime.gateway.errors import rank_failed, unavailable
+from runtime.gateway.errors import overloaded, rank_failed, unavailable
 from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.rank import Rank
 from runtime.gateway.registry import Registry
@@ -45,9 +45,11 @@ class Piece:
 
 
 class Generation:
-    """The prompts of one call, answered side by side. Whoever makes one closes it."""
+    """The prompts of one call, answered side by side: all of them, or none is begun. Whoever makes one closes it."""
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
+        """Raises ApiError where nobody can take them."""
+        _check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
         self._flights = [self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)]
@@ -80,12 +82,20 @@ class Generation:
 
     def _start(self, index: int, request: GenerationRequest, registry: Registry, metrics: GatewayMetrics) -> "Flight":
         pair = registry.choose_ranks()
-        if pair is None:
-            raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
+        assert pair is not None  # there was room
         clock = RequestClock(metrics, len(request.prompt_ids))
         flight = Flight(*pair, clock, lambda message: self._arrivals.put_nowait((index, message)))
         flight.start(request)
         return flight
+
+
+def _check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
+    room = registry.room()
+    if room is None:
+        raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
+    if num_requests > room:
+        metrics.rejected.inc(num_requests)
+        raise overloaded(num_requests, room)
 
 
 class Answer:

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Literal
 
 from runtime.errors import WireError
-from runtime.gateway.balance import RankLoad, choose_ranks
+from runtime.gateway.balance import RankLoad, choose_ranks, room
 from runtime.gateway.rank import Rank
 from runtime.messages import FromRank, Hello, Rejected
 from runtime.sockets import notice_a_vanished_peer
@@ -48,8 +48,9 @@ class Unit:
 class Registry:
     """All ranks that ever presented themselves, by unit and number."""
 
-    def __init__(self, kv_digest: str) -> None:
+    def __init__(self, kv_digest: str, most_requests_per_rank: int) -> None:
         self._kv_digest = kv_digest
+        self._most_requests_per_rank = most_requests_per_rank
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -84,11 +85,16 @@ class Registry:
 
         None while no unit of a phase is ready.
         """
-        units = [unit for unit in self.units() if unit.is_ready]
-        prefill, decode, mixed = (_loads(units, phase) for phase in ("prefill", "decode", "mixed"))
-        both = (prefill, decode) if prefill and decode else (mixed, mixed)  # a mixed rank is nobody's partner
-        chosen = choose_ranks(*both, next(self._turns))
+        chosen = choose_ranks(*self._loads(), next(self._turns))
         return chosen and (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
+
+    def room(self) -> int | None:
+        """How many more requests may come; None while no unit of a phase is ready.
+
+        The rank that a request stays with to its end counts: it has its latents in memory while the request waits.
+        """
+        first, rest = self._loads()
+        return room(rest, self._most_requests_per_rank) if first and rest else None
 
     def report(self) -> dict[str, Any]:
         """The body of /readyz. `pid`: whoever started a gateway here can tell that it is this one who answers."""
@@ -109,6 +115,12 @@ class Registry:
             writer.close()
         if self._connections:
             await asyncio.wait(self._connections)
+
+    def _loads(self) -> tuple[list[RankLoad], list[RankLoad]]:
+        """Of the ranks that can compute prompts, and of those that can go on."""
+        units = [unit for unit in self.units() if unit.is_ready]
+        prefill, decode, mixed = (_loads(units, phase) for phase in ("prefill", "decode", "mixed"))
+        return (prefill, decode) if prefill and decode else (mixed, mixed)  # a mixed rank is nobody's partner
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
         rank = self._admit(await _read_hello(frames), writer)

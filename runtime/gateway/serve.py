@@ -41,9 +41,8 @@ def run(launch: GatewayLaunch, address: str) -> None:
         closing(listen(address, launch.ports.registry, "registry")) as ranks,
         serve_metrics(measured, address, launch.ports.metrics),
     ):
-        gateway = Gateway(
-            model, Registry(launch.kv_digest), GatewayMetrics(measured, model.name), started=int(time.time())
-        )
+        registry = Registry(launch.kv_digest, launch.most_requests_per_rank)
+        gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), started=int(time.time()))
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))
 

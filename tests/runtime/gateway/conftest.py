@@ -42,6 +42,7 @@ CHAT_TEMPLATE = (
 KV_DIGEST = "sha256:" + "a" * 64
 UNIT_DIGEST = "sha256:" + "b" * 64
 MAX_REQUEST_TOKENS = 128
+MAX_REQUESTS, MAX_QUEUED_REQUESTS = 8, 2
 PATIENCE_S = 10
 LOGPROB = -0.5
 
@@ -157,11 +158,12 @@ def start_gateway(checkpoint, tmp_path_factory):
             "model": {"name": "org/tiny"},
             "checkpoint": {"uri": str(checkpoint), "digest": f"sha256:{config_digest}"},
             "limits": {
-                "max_requests": 8,
+                "max_requests": MAX_REQUESTS,
                 "max_request_tokens": MAX_REQUEST_TOKENS,
                 "max_batch_tokens": 256,
                 "kv_tokens": 4096,
             },
+            "max_queued_requests": MAX_QUEUED_REQUESTS,
             "ports": ports,
         }
         launch_file = folder / "gateway.launch.json"

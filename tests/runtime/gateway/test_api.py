@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from runtime.messages import Abort, Failed, Prefill, Token
-from tests.runtime.gateway.conftest import LOGPROB
+from tests.runtime.gateway.conftest import LOGPROB, MAX_QUEUED_REQUESTS, MAX_REQUESTS
 
 MODEL = "org/tiny"
 EOS_ID = 1
@@ -300,6 +300,30 @@ def test_a_request_that_a_rank_gives_up_is_a_503_with_its_reason(client, pair):
 
     with pytest.raises(openai.InternalServerError, match="the decode rank has no room"):
         client.completions.create(model=MODEL, prompt="mill")
+
+
+def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
+    """What came first is kept; the next call is told to come again, is counted, and reaches no rank."""
+    answer_all, pair.prefill.on_prefill = pair.prefill.on_prefill, None
+    most, before = MAX_REQUESTS + MAX_QUEUED_REQUESTS, gateway.metric("tidemill_num_requests_rejected_total")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(client.completions.create, model=MODEL, prompt=["mill"] * (most - 1))
+        flying = [pair.prefill.hear() for _ in range(most - 1)]
+        with pytest.raises(openai.RateLimitError) as error:
+            client.completions.create(model=MODEL, prompt=["mill", "tide"], stream=True)
+        for prompt in flying:
+            pair.prefill.say(Token(prompt.request_id, EOS_ID, "stop"))
+        answered = first.result()
+    pair.reply, pair.prefill.on_prefill = [EOS_ID], answer_all
+    again = client.completions.create(model=MODEL, prompt=["mill"] * most)
+
+    assert (error.value.status_code, error.value.body["code"]) == (429, "overloaded")
+    assert error.value.response.headers["retry-after"] == "1"
+    assert "room for 1 more requests now, this call makes 2" in error.value.body["message"]
+    assert gateway.metric("tidemill_num_requests_rejected_total") == before + 2
+    assert len(answered.choices) == most - 1
+    assert len(again.choices) == most
+    assert pair.decode.heard.empty()
 
 
 def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):

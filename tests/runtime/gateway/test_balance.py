@@ -1,9 +1,11 @@
 """The choice of ranks: the fewest requests, in turn among equals, the same whatever order the ranks are listed in."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.gateway.balance import Chosen, RankLoad, choose_ranks, least_loaded
+from runtime.gateway.balance import Chosen, RankLoad, choose_ranks, least_loaded, room
 
 loads = st.lists(
     st.builds(RankLoad, st.sampled_from(["unit-0", "unit-1"]), st.integers(0, 3), st.integers(0, 3)),
@@ -49,6 +51,18 @@ def test_consecutive_turns_use_every_equal_rank(ranks, turn):
     equals = {load for load in ranks if load.num_requests == fewest}
 
     assert {least_loaded(ranks, turn + step) for step in range(len(equals))} == equals
+
+
+@given(loads, st.integers(0, 4), st.integers(0, 9))
+def test_what_there_is_room_for_fits(ranks, most, turn):
+    """So many requests, each given to the least loaded, fill the ranks to their most, and one more does not fit."""
+    num_before = [load.num_requests for load in ranks]
+    for _ in range(room(ranks, most)):
+        chosen = least_loaded(ranks, turn)
+        ranks = [replace(load, num_requests=load.num_requests + (load == chosen)) for load in ranks]
+
+    assert [load.num_requests for load in ranks] == [max(most, before) for before in num_before]
+    assert room(ranks, most) == 0
 
 
 @given(loads, st.integers(0, 100), st.randoms())
