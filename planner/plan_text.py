@@ -237,13 +237,26 @@ def _traffic(plan: Plan) -> str:
     """Expected, of one MoE layer of the largest step."""
     if not plan.traffic:
         return ""
-    rows = [("traffic", "busiest", "place", "MB in by dispatch", "MB out by combine", "GB/s")]
+    shared = any(link.attention_bytes for each in plan.traffic for link in each.links)
+    rows = [("traffic", "of one", "place", "MB in", "MB out", *(["MB shared"] if shared else []), "GB/s", "us")]
     for each in plan.traffic:
         for link in each.links:
-            mark = link.kind + (" <-- busiest" if link == each.busiest else "")
-            sizes = (f"{link.dispatch_bytes / 1e6:,.1f}", f"{link.combine_bytes / 1e6:,.1f}")
-            rows.append((each.phase, mark, link.place, *sizes, f"{link.gb_per_s:,.0f}"))
-    return _table(rows)
+            sizes = [link.dispatch_bytes, link.combine_bytes, *([link.attention_bytes] if shared else [])]
+            columns = [f"{size / 1e6:,.1f}" for size in sizes]
+            mark = " <- busiest" if link == each.busiest else ""
+            rows.append(
+                (
+                    each.phase,
+                    link.kind,
+                    link.place,
+                    *columns,
+                    f"{link.gb_per_s:,.0f}",
+                    f"{link.microseconds:,.0f}{mark}",
+                )
+            )
+    sharing = "; shared each way by the GPUs of an attention group" if shared else ""
+    note = f"Of the largest step, one MoE layer: in by dispatch, out by combine{sharing}; us at full bandwidth."
+    return "\n".join([_table(rows), *_filled(note)])
 
 
 def _failures(plan: Plan) -> str:
@@ -259,6 +272,11 @@ def _failures(plan: Plan) -> str:
         lines.append(f"  No expert goes dark when one {coverage} dies (coverage: {coverage}).")
     lines.append("  Replicas elsewhere help only a runtime that goes on without a dead rank; ours does not yet.")
     return "\n".join(lines)
+
+
+def _filled(note: str) -> list[str]:
+    """A sentence below a table."""
+    return textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _runnable(plan: Plan) -> str:

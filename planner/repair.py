@@ -74,6 +74,8 @@ def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
     if spec.spec.schedule is None:
         for phase in spec.spec.phases:
             yield from _most([f"{phase}.units"], spec.spec.phase(phase).units, works)
+    for phase in spec.spec.phases:
+        yield from _first(_shared_attention(spec, phase), works)
     yield from _first(_larger_gpus(spec), works)
 
 
@@ -179,6 +181,14 @@ def _more_nodes(spec: CheckedSpec) -> Iterator[Change]:
     change = _nodes_for(spec, {phase: spec.spec.phase(phase).ep_size for phase in spec.spec.phases})
     if change:
         yield change
+
+
+def _shared_attention(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
+    """More GPUs of a node to a request's attention: each then has fewer heads, and their part of the weights."""
+    section = spec.spec.phase(phase)
+    on_node = min(section.ep_size, spec.spec.cluster.gpus_per_node)
+    sizes = range(section.attention_tp + 1, on_node + 1)
+    yield from ({f"{phase}.attention_tp": size} for size in sizes if on_node % size == 0)
 
 
 def _larger_gpus(spec: CheckedSpec) -> Iterator[Change]:

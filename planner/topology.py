@@ -60,6 +60,10 @@ class Topology:
             return self.peer_gb_per_s
         return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
 
+    def group_gb_per_s(self, num_ranks: int) -> float:
+        """GB/s from one rank to all others of `num_ranks` of its domain together."""
+        return min(self.nvlink_gb_per_s, (num_ranks - 1) * self.peer_gb_per_s)
+
 
 def topology_of(unit: Unit, nodes: Mapping[str, Node], gpu: Gpu, gpus_per_node: int) -> Topology | None:
     """The topology of `unit`; None where the GPU's links are not known, as on `cpu`."""

@@ -6,6 +6,11 @@ layers the one with the fullest GPU is shown: a step waits for it. Two ways of s
                              and from there over NVLink to the GPUs
     low latency (decode)     a token goes once for each of its experts, to the GPU that has it
 
+Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
+attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
+sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it,
+inside the node.
+
 Combine takes the same ways back. Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to
 dispatch, and 14,336 B in BF16 to combine.
 
@@ -15,11 +20,13 @@ tokens. What one GPU of a domain receives comes from all others alike, so that i
 them, as behind switches. Replicas are taken to be chosen equally; with `split: local_first` less leaves a node. It
 estimates bytes, not time: seconds are bytes over bandwidth, to compare links with, no more.
 
-Source: github.com/deepseek-ai/DeepEP README; open-infra-index, day 6 (FP8 dispatch, BF16 combine).
+Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine);
+github.com/NVIDIA/nccl-tests 03a204a1 doc/PERFORMANCE.md (all-reduce), whose place is that of RowParallelLinear in
+github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.catalog import Model
 from planner.check import CheckedSpec
@@ -31,7 +38,7 @@ from planner.spec import Phase, Precision
 from planner.topology import Topology, topology_of
 from planner.working_memory import largest_step_field
 
-__all__ = ["LinkLoad", "PhaseTraffic", "expected_traffic"]
+__all__ = ["LinkLoad", "PhaseTraffic", "all_reduce_bytes", "expected_traffic"]
 
 SCALE_CHANNELS = 128
 SCALE_BYTES = 4
@@ -46,11 +53,14 @@ class LinkLoad:
     dispatch_bytes: int
     combine_bytes: int
     gb_per_s: float
+    attention_bytes: int = 0  # each way, where GPUs share attention
+    attention_gb_per_s: float | None = None  # to the others of the group, which in a mesh is a part of the whole
 
     @property
     def microseconds(self) -> float:
-        """Both ways one after the other, at the link's full bandwidth."""
-        return (self.dispatch_bytes + self.combine_bytes) / self.gb_per_s / 1e3
+        """One after the other, at the link's full bandwidth."""
+        sharing = self.attention_bytes / (self.attention_gb_per_s or self.gb_per_s)
+        return ((self.dispatch_bytes + self.combine_bytes) / self.gb_per_s + sharing) / 1e3
 
 
 @dataclass(frozen=True)
@@ -83,14 +93,22 @@ def expected_traffic(
         section = spec.spec.phase(layout.phase)
         of_group = int(getattr(section, largest_step_field(layout.phase)))
         tokens = -(-of_group // layout.attention_tp)
+        sharing = all_reduce_bytes(
+            of_group * spec.model.hidden_size * _wide_bytes(layout.precision), layout.attention_tp
+        )
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:
                 topology = topology_of(unit, nodes, spec.gpu, spec.spec.cluster.gpus_per_node)
-                links += _links(unit.name, topology, shares, tokens, spec.model, layout) if topology else []
+                links += _links(unit.name, topology, shares, tokens, sharing, spec.model, layout) if topology else []
         if links:
             traffic.append(PhaseTraffic(layout.phase, layer, tokens, _fullest(links)))
     return tuple(traffic)
+
+
+def all_reduce_bytes(size: int, num_gpus: int) -> int:
+    """Into each of `num_gpus`, and out of it, for the sum of as many arrays of `size` bytes on all of them."""
+    return round(2 * (num_gpus - 1) * size / num_gpus)
 
 
 def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int) -> tuple[list[float], int]:
@@ -109,9 +127,9 @@ def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int) -> tuple[lis
 
 
 def _links(
-    unit: str, topology: Topology, shares: Sequence[float], tokens: int, model: Model, layout: PhaseLayout
+    unit: str, topology: Topology, shares: Sequence[float], tokens: int, sharing: int, model: Model, layout: PhaseLayout
 ) -> list[LinkLoad]:
-    """Messages that arrive, link by link, times the bytes of one."""
+    """Messages that arrive, link by link, times the bytes of one; `sharing` bytes are the same on all GPUs."""
     arriving = _Arriving(topology, shares, tokens, model.num_experts_per_token, normal=layout.phase != "decode")
     dispatch, combine = _message_bytes(model.hidden_size, layout.precision)
 
@@ -122,7 +140,10 @@ def _links(
 
     ranks, nodes = range(topology.num_ranks), range(len(topology.nodes))
     node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
-    links = [fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())]
+    gpu = fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())
+    if sharing:
+        gpu = replace(gpu, attention_bytes=sharing, attention_gb_per_s=topology.group_gb_per_s(layout.attention_tp))
+    links = [gpu]
     if len(set(topology.domains)) > 1:
         rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in ranks})
         names = [f"{topology.nodes[node]} rail {rail}" for node, rail in rails]
@@ -190,8 +211,12 @@ def _message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
     """Of one token, to dispatch and to combine."""
     if precision == "fp8":
         return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
-    width = 4 if precision == "fp32" else 2
-    return width * hidden_size, width * hidden_size
+    return _wide_bytes(precision) * hidden_size, _wide_bytes(precision) * hidden_size
+
+
+def _wide_bytes(precision: Precision) -> int:
+    """Of a value that is summed: never in FP8."""
+    return 4 if precision == "fp32" else 2
 
 
 def _fullest(links: Sequence[LinkLoad]) -> tuple[LinkLoad, ...]:

@@ -211,6 +211,22 @@ def test_every_printed_change_would_do(wrong, path, compiled):
         compiled(applied(spec, change))
 
 
+def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
+    """One node of H20: EP8 of the published model lacks 8 GB, which three quarters of each GPU's heads have."""
+    limits = {"max_requests": 16, "max_request_tokens": 4096, "max_batch_tokens": 512}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")}
+    spec |= {"cluster": {"gpu": "h20", "nodes": 1, "gpus_per_node": 8}}
+    spec |= {"mixed": {"ep_size": 8, "precision": "fp8"} | limits}
+    with pytest.raises(InfeasibleError) as error:
+        compiled(spec)
+    change, *_ = error.value.problems[0].changes
+
+    assert change == {"mixed.attention_tp": 4}
+    assert compiled(applied(spec, change)).memory[0].full_requests >= 1
+    with pytest.raises(InfeasibleError):
+        compiled(applied(spec, {"mixed.attention_tp": 2}))
+
+
 def test_a_change_is_the_smallest_of_its_field(compiled):
     """One token more in a batch, and it does not fit any more."""
     spec = applied(PAIR, {"prefill.max_batch_tokens": 200_000})

@@ -11,7 +11,7 @@ from planner.catalog import GPUS
 from planner.inventory import Node
 from planner.placement import Unit
 from planner.topology import topology_of
-from planner.traffic import _Arriving, _message_bytes
+from planner.traffic import _Arriving, _message_bytes, all_reduce_bytes
 from tests.planner.test_memory import PAIR
 
 
@@ -103,6 +103,49 @@ def followed(shape, shares, top_k, *, normal):
             if shape.leaves[here] != shape.leaves[there]:
                 arrived["leaf", shape.leaves[there]] += messages
     return arrived
+
+
+@given(values=st.lists(st.integers(0, 255), min_size=1, max_size=6), num_gpus=st.integers(1, 6))
+def test_sharing_attention_sends_what_a_ring_sends(values, num_gpus):
+    """The slow reference: arrays summed around a ring, part by part, every byte into a GPU counted."""
+    arrays = [[(gpu + 1) * value for value in values * num_gpus] for gpu in range(num_gpus)]
+    expected, received = [sum(column) for column in zip(*arrays, strict=True)], ring_all_reduce(arrays)
+
+    assert arrays == [expected] * num_gpus
+    assert received == [all_reduce_bytes(len(expected), num_gpus)] * num_gpus
+
+
+def ring_all_reduce(arrays):
+    """Sum `arrays` in place, one byte a value; the bytes that each GPU received."""
+    num_gpus, received = len(arrays), [0] * len(arrays)
+    part_size = len(arrays[0]) // num_gpus
+    for step in range(2 * (num_gpus - 1)):
+        messages = []
+        for gpu, array in enumerate(arrays):
+            start = (gpu - step) % num_gpus * part_size
+            messages.append(((gpu + 1) % num_gpus, start, array[start : start + part_size]))
+        for to, start, part in messages:
+            received[to] += len(part)
+            for offset, value in enumerate(part):
+                summing = step < num_gpus - 1
+                arrays[to][start + offset] = arrays[to][start + offset] + value if summing else value
+    return received
+
+
+def test_shared_attention_is_on_the_busiest_gpu(plan_of):
+    """128 requests of 7,168 BF16 values, summed over 8 GPUs of a node, at all of NVLink; alone it would be nothing."""
+    spec = PAIR | {"decode": PAIR["decode"] | {"attention_tp": 8}}
+    traffic = plan_of(json.dumps(spec, indent=1)).as_json()["traffic"]
+    sharing = {phase: [link["attention_bytes"] for link in each["links"]] for phase, each in traffic.items()}
+
+    assert sharing == {"prefill": [0, 0, 0], "decode": [2 * 7 * 128 * 7168 * 2 // 8, 0, 0]}
+    assert traffic["decode"]["links"][0]["attention_gb_per_s"] == 200
+
+
+def test_half_of_a_mesh_shares_by_half_of_its_links():
+    """Four GPUs of eight reach each other by three links of 64 GB/s; behind switches by all they have."""
+    assert [topology("mi300x").group_gb_per_s(gpus) for gpus in (2, 4, 8)] == [64, 192, 448]
+    assert [topology("h800").group_gb_per_s(gpus) for gpus in (2, 4, 8)] == [200, 200, 200]
 
 
 def test_the_plan_names_its_busiest_link(plan_of):
