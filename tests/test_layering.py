@@ -1,6 +1,7 @@
 """Who may import whom. `stacks -> planner -> templates`; `runtime` stands alone; nothing imports `stacks`."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_packages_import_only_downwards(package):
     ]
 
     assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(OURS))
+def test_no_file_imports_itself_in_a_circle(package):
+    """Not by way of others either, nor inside a function: each file can be read after those that it imports."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules(package)}
+    imported = {
+        name: {other for module, part in imports(path) for other in (module, f"{module}.{part}") if other in names}
+        for name, path in names.items()
+    }
+
+    assert len(list(TopologicalSorter(imported).static_order())) == len(names)
 
 
 def test_only_the_provider_speaks_to_kubernetes():

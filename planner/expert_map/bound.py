@@ -33,11 +33,11 @@ no expert twice on a GPU, as ours.
 
 import numpy as np
 
-from planner.expert_map.balance import BoundKind, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.hierarchy import fullest_node_bound
 from planner.expert_map.order import rising
 from planner.expert_map.replicate import replicate
+from planner.expert_map.types import BoundKind, Sizes
 from planner.expert_map.weigh import Floats
 
 __all__ = ["bind"]

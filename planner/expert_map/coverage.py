@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.bound import bind
 from planner.expert_map.covered import bound_of_replicas, solve_covered
 from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.renew import align, part_repeats
+from planner.expert_map.types import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
 
 __all__ = ["make_covered_map"]

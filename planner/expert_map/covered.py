@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.expert_map.balance import Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, swap, take
 from planner.expert_map.order import rising
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.search import KICK_CHANGES, SEED, kick
+from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["bound_of_replicas", "solve_covered"]

@@ -14,7 +14,7 @@ It needs no numpy: who only validates specs asks here.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from planner.expert_map.balance import Domains
+from planner.expert_map.types import Domains
 
 __all__ = ["consecutive_domains", "count_uncovered", "fewest_slots_per_gpu"]
 

@@ -10,9 +10,9 @@ Source: github.com/deepseek-ai/EPLB; `tests/planner/expert_map/eplb_reference.py
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.expert_map.balance import Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.order import rising
+from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["eplb_counts", "eplb_fullest_of_layers", "eplb_slots"]

@@ -12,7 +12,7 @@ Source: github.com/deepseek-ai/EPLB (`rebalance_experts_hierarchical`).
 
 import numpy as np
 
-from planner.expert_map.balance import Policy, Sizes
+from planner.expert_map.types import Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["choose_policy", "experts_of_nodes", "fullest_node_bound"]

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.expert_map.balance import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.covered import bound_of_replicas
 from planner.expert_map.domains import count_uncovered
@@ -27,6 +26,7 @@ from planner.expert_map.layer import Layer, fullest, keep, new_layer, swap, take
 from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import PRINTED, as_bounds, as_ratios, as_rows, as_slots, holds_everything
 from planner.expert_map.renew import align
+from planner.expert_map.types import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.weigh import Floats, Ints, scale
 
 __all__ = ["carried_local_first", "keep_good", "settle"]

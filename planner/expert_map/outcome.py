@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.balance import Sizes
+from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["PRINTED", "as_bounds", "as_ratios", "as_rows", "as_slots", "holds_everything", "slots_of_everything"]

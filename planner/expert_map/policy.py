@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.balance import Effort, ExpertMap, FrontPoint, Policy, Sizes
 from planner.expert_map.bound import bind
 from planner.expert_map.hierarchy import choose_policy, experts_of_nodes
 from planner.expert_map.moves import count_moves
@@ -17,6 +16,7 @@ from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, 
 from planner.expert_map.renew import renew
 from planner.expert_map.search import solve
 from planner.expert_map.spill import LEVELS, front_of, homes_of_groups, knee, spill
+from planner.expert_map.types import Effort, ExpertMap, FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints, max_over_mean, scale
 
 __all__ = ["make_map"]

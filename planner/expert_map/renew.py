@@ -6,10 +6,10 @@ whose nodes and GPUs are numbered anew so that most stays where it is. A layer t
 
 import numpy as np
 
-from planner.expert_map.balance import Sizes
 from planner.expert_map.eplb import eplb_fullest_of_layers
 from planner.expert_map.moves import relocate
 from planner.expert_map.spill import homes_of_groups, spill
+from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, max_over_mean
 
 __all__ = ["align", "match", "part_repeats", "renew"]

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.balance import ExpertMap, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.local_first import carried_local_first
 from planner.expert_map.outcome import as_slots
+from planner.expert_map.types import ExpertMap, Sizes
 from planner.expert_map.weigh import Floats, count_replicas, gpu_loads, scale
 
 __all__ = ["max_over_mean_sampled"]

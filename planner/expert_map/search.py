@@ -9,13 +9,13 @@ numbers are our own (xorshift), the same on every machine, and it is a count tha
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.expert_map.balance import Effort
 from planner.expert_map.compiled import compiled
 from planner.expert_map.descend import descend, even_out
 from planner.expert_map.eplb import eplb_counts, eplb_slots
 from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, reload, swap, take
 from planner.expert_map.pack import pack, swap_repeats
 from planner.expert_map.replicate import replicate
+from planner.expert_map.types import Effort
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["SEED", "kick", "solve"]

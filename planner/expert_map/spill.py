@@ -28,10 +28,10 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.expert_map.balance import FrontPoint, Sizes
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, hand_over, keep, new_layer, reload, swap, take
 from planner.expert_map.moves import relieve_cheaply, undo
+from planner.expert_map.types import FrontPoint, Sizes
 from planner.expert_map.weigh import Floats, Ints, count_replicas, max_over_mean
 
 __all__ = ["LEVELS", "front_of", "homes_of_groups", "knee", "spill"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.expert_map.balance import Sizes
+from planner.expert_map.types import Sizes
 
 __all__ = ["LinkTotal", "Stage", "Transfer", "link_totals", "stage_moves"]
 
