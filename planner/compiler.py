@@ -3,6 +3,7 @@
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -12,6 +13,7 @@ from planner.decide import decide
 from planner.errors import InfeasibleError
 from planner.expert_map import Domains, ExpertMap, Loads, Sizes, balance, draw_loads, max_over_mean_sampled, slots_bind
 from planner.failures import report_failures
+from planner.inventory import nodes_of
 from planner.launch import launch_documents
 from planner.memory import MemoryPlan, fit_memory, split_memory
 from planner.parallelism import PhaseLayout, lay_out
@@ -99,15 +101,27 @@ def _split(spec: CheckedSpec, phase: Phase) -> MemoryPlan | None:
 
 
 def _is_feasible(spec: CheckedSpec) -> bool:
-    """The passes that can say no; none after them does."""
+    """The passes that can say no; none after them does.
+
+    A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
+    units stand takes a placement, which takes seconds for a large system.
+    """
     try:
         layouts, _ = _fit(spec)
         check_room(spec, layouts)
+        if spec.spec.coverage == "rack" and _fits_a_rack(spec, layouts):
+            return False
         units = place_units(spec, layouts).units if spec.spec.coverage == "rack" else ()
         require_coverage(spec, layouts, failure_domains(spec, layouts, units))
     except InfeasibleError:
         return False
     return True
+
+
+def _fits_a_rack(spec: CheckedSpec, layouts: Sequence[PhaseLayout]) -> bool:
+    cluster = spec.spec.cluster
+    largest = cluster.rack_size or max(Counter(node.rack for node in nodes_of(cluster) if not node.unusable).values())
+    return min(each.nodes_per_unit for each in layouts) <= largest
 
 
 def _sampled(

@@ -93,8 +93,9 @@ def _layouts(spec: CheckedSpec, phase: Phase) -> Iterator[Numbers]:
         for redundant in _redundant(section, num_logical, size)
         if (num_logical + redundant) % size == 0
     ]
-    right = [(size, redundant) for size, redundant in even if redundant <= num_logical * (size - 1)]
-    for size, redundant in right or even:  # where none is right, the rules say why
+    in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
+    right = [(size, redundant) for size, redundant in in_groups if redundant <= num_logical * (size - 1)]
+    for size, redundant in right or in_groups or even:  # where none is right, the rules say why
         decided = {"ep_size": size, "redundant_experts": redundant} | requests
         yield {field: number for field, number in decided.items() if _is_auto(section, field)}
 
@@ -106,9 +107,7 @@ def _ep_sizes(spec: CheckedSpec, section: PhaseSpec) -> Sequence[int]:
     per_node, most = spec.spec.cluster.gpus_per_node, 2 * spec.model.num_routed_experts
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
     beyond = list(range(2 * per_node, most + 1, per_node))
-    sizes = [*within, *beyond] if spec.gpu.usable_bytes else [*reversed(within), *beyond]
-    in_groups = [size for size in sizes if size % section.attention_tp == 0]
-    return in_groups or sizes  # where none is right, the rules say why
+    return [*within, *beyond] if spec.gpu.usable_bytes else [*reversed(within), *beyond]
 
 
 def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, SpecError
 from tests.planner.test_memory import PAIR, applied
 
 
@@ -85,6 +85,18 @@ def test_auto_and_the_number_it_becomes_plan_alike(compiled):
     written = compiled(PAIR).as_json()
 
     assert {key for key in auto if auto[key] != written[key]} == {"decisions", "digest"}
+
+
+def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
+    """285 slots: of units that fill nodes, only one GPU holds them evenly, which leaves no two to share attention."""
+    changes = {"decode.ep_size": "auto", "decode.redundant_experts": 29, "decode.attention_tp": 2}
+    with pytest.raises(SpecError) as error:
+        compiled(applied(PAIR, changes))
+
+    assert [problem.message.partition(";")[0] for problem in error.value.problems] == [
+        "decode.redundant_experts (29) must be at most 0 (256 experts x 0 further GPUs)",
+        "decode.attention_tp (2) must divide ep_size (1) and gpus_per_node (8)",
+    ]
 
 
 AUTO_FIELDS = [f"{phase}.{field}" for phase in ("prefill", "decode") for field in ("ep_size", "redundant_experts")]
