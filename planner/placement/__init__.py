@@ -9,8 +9,10 @@ good is counted, in this order, each beside a bound (`quality.py`):
 
 How the files go together:
     place.py     the pass `place_units`: which search, and what becomes of a previous plan
-    task.py      units, and cells of nodes that stand alike; quality.py counts how good a split of them is
-    greedy.py    fill.py places units one by one, improve.py changes hands, step by step, in an arrangement.py
+    task.py      units, and cells of nodes that stand alike
+    quality.py   counts how good a split of them is, beside what none can beat (bound.py)
+    greedy.py    fill.py places units one by one, improve.py changes hands, step by step, in an arrangement.py: where
+                 there are leaves first among them (leafwise.py), then among racks
     exact.py     small tasks to the end, as an integer program (program.py: HiGHS)
     nodes.py     names for the nodes of a split
 

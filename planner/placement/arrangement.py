@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from planner.placement.task import Places, Split, Task
 
@@ -19,10 +20,11 @@ class Arrangement:
         self.in_cell: list[dict[int, int]] = [{} for _ in task.cells]  # cell -> unit -> its nodes there
         self.free = list(task.sizes)
         lost = set(task.lost)
-        self._leaves = _Touching(task.leaves, set()) if task.leaves else None
+        self._leaves = _Touching(task.leaves, lost) if task.leaves else None
         self._racks = _RackUse(task, lost) if task.racks else None
         self._powers = _Touching(task.powers, lost) if task.powers else None
-        self._touching = [each for each in (self._leaves, self._racks, self._powers) if each]
+        self._inner = _InnerRacks(task) if task.cells[0].racks else None
+        self._touching = [each for each in (self._leaves, self._racks, self._inner, self._powers) if each]
         self._kept = 0
         self._to_keep = sum(task.units[unit].num_nodes for unit in task.had_nodes)
         for unit, cells in enumerate(split):
@@ -40,23 +42,40 @@ class Arrangement:
 
     def counts(self) -> tuple[int, ...]:
         """Those of `quality.measure`."""
-        worst = [each.worst()[0] for each in (self._racks, self._powers) if each and self.task.lost]
-        return (*self._sums(), *worst, *self._moves())
+        return (*self._sums(), *(each.worst() for each in self._losing()), *self._moves())
 
     def _sums(self) -> list[int]:
-        leaves = [self._leaves.total] if self._leaves else []
-        return [*leaves, self._racks.use] if self._racks else leaves
+        racks = self._racks or self._inner
+        return [*([self._leaves.total] if self._leaves else []), *([racks.use] if racks else [])]
 
     def _moves(self) -> list[int]:
         return [self._to_keep - self._kept] if self._to_keep else []
 
     def rating(self) -> tuple[int, ...]:
-        """By which steps are judged: the counts, and how many racks and power domains are at their worst, then moves.
+        """By which steps are judged: the counts, and how crowded places are with units that must not be lost together.
 
-        A maximum says little before it falls; and moves are the price of a step, never its reason.
+        A maximum says little before it falls, nor does a unit leave a power domain before its last rack there does;
+        and moves are the price of a step, never its reason. Of whole leaves it is known only that racks and power
+        domains of one with few such units lose few.
         """
-        losses = [each.worst() for each in (self._racks, self._powers) if each and self.task.lost]
-        return (*self._sums(), *(loss for loss, _ in losses), *(places for _, places in losses), *self._moves())
+        losing = self._losing()
+        crowded = losing or ([self._leaves] if self._leaves else [])
+        losses = [each.worst() for each in losing]
+        crowding = (*(each.crowding for each in crowded), *([-self._powers.gathered] if self._powers else []))
+        return (*self._sums(), *losses, *crowding, *self._moves())
+
+    def _losing(self) -> list["_Touching"]:
+        return [each for each in (self._racks, self._powers) if each] if self.task.lost else []
+
+    def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
+        """Of power domains that take most units with them; none where `goal`, by counts, has no fewer."""
+        powers = self.task.powers
+        if self._powers is None or powers is None or not self.task.lost:
+            return []
+        worst = self._powers.worst()
+        if worst <= goal[len(self._sums()) + len(self._losing()) - 1]:
+            return []
+        return [cell for cell, power in enumerate(powers.of_cell) if self._powers.loss(power) == worst]
 
     def _add(self, unit: int, cell: int, count: int) -> None:
         here = self.at[unit]
@@ -78,6 +97,8 @@ class _Touching:
 
     def __init__(self, places: Places, lost: set[int]) -> None:
         self.total = 0  # places that units touch, summed over units
+        self.crowding = 0  # squares of the losses, summed over places
+        self.gathered = 0  # squares of the nodes of each of `lost` in each place, summed
         self.units: list[dict[int, int]] = [{} for _ in places.sizes]  # place -> unit -> its nodes there
         self._of_cell = places.of_cell
         self._lost = lost
@@ -92,6 +113,8 @@ class _Touching:
             here[unit] = was + count
         else:
             del here[unit]
+        if unit in self._lost:
+            self.gathered += (was + count) ** 2 - was**2
         if not was or not was + count:
             self.changed(unit, place, 1 if count > 0 else -1)
 
@@ -101,12 +124,13 @@ class _Touching:
         if unit in self._lost:
             loss = self._losses[place]
             self._losses[place] = loss + by
+            self.crowding += (loss + by) ** 2 - loss**2
             self._places_with[loss] -= 1
             self._places_with[loss + by] += 1
 
-    def worst(self) -> tuple[int, int]:
-        """The worst loss of a place, and in how many."""
-        return max((loss, places) for loss, places in self._places_with.items() if places)
+    def worst(self) -> int:
+        """The worst loss of a place."""
+        return max(loss for loss, places in self._places_with.items() if places)
 
     def loss(self, place: int) -> int:
         """Units of `lost` in `place`."""
@@ -137,3 +161,28 @@ class _RackUse(_Touching):
         if states not in self._weight_of:
             self._weight_of[states] = sum(weight for bit, weight in enumerate(self._weights) if states >> bit & 1)
         return self._weight_of[states]
+
+
+class _InnerRacks:
+    """Racks in use where cells are whole leaves: in every state as few as hold the nodes that are on there."""
+
+    def __init__(self, task: Task) -> None:
+        self.use = 0
+        overdrawn = 2 * max(unit.num_nodes for unit in task.units)  # by two units, in between
+        self._fewest = [_fewest_by_nodes(cell.racks, overdrawn) for cell in task.cells]
+        self._nodes = [[0] * len(task.states) for _ in task.cells]
+        self._weights = [state.weight for state in task.states]
+        self._states = [[number for number in range(len(task.states)) if bits >> number & 1] for bits in task.on]
+
+    def add(self, unit: int, cell: int, count: int) -> None:
+        nodes, fewest_by_nodes = self._nodes[cell], self._fewest[cell]
+        for state in self._states[unit]:
+            was = nodes[state]
+            nodes[state] = was + count
+            self.use += self._weights[state] * (fewest_by_nodes[was + count] - fewest_by_nodes[was])
+
+
+def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
+    """Racks that hold no, one, two ... nodes; all of them for those that are more than there are."""
+    racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
+    return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from planner.placement.room import Room
 from planner.placement.task import Split, Task
 
-__all__ = ["fill", "fillings"]
+__all__ = ["fill", "fillings", "in_their_leaves"]
 
 
 def fillings(task: Task) -> Iterator[Split]:
@@ -33,6 +33,22 @@ def fill(task: Task, placed: Split, order: Sequence[int] | None = None) -> Split
         missing = task.units[unit].num_nodes - sum(split[unit].values())
         for cell, count in (room.around(split[unit], missing) if split[unit] else room.snug(missing)).items():
             split[unit][cell] = split[unit].get(cell, 0) + count
+    return split
+
+
+def in_their_leaves(task: Task, by_leaf: Split) -> Split:
+    """Racks for units that have leaves: under each leaf one after the other, those that are on longest first.
+
+    `by_leaf`: of each unit, leaf -> its nodes there. Where states are nested, every state uses as few racks of a leaf
+    as its nodes there need.
+    """
+    assert task.leaves
+    order = _alternating(task, _by_activity(task), set(task.lost))
+    line = _line(task)
+    split: list[dict[int, int]] = [{} for _ in task.units]
+    for leaf in range(len(task.leaves.sizes)):
+        cells = [cell for cell in line if task.leaves.of_cell[cell] == leaf]
+        _fill_line(task, cells, [(unit, by_leaf[unit][leaf]) for unit in order if leaf in by_leaf[unit]], split)
     return split
 
 
@@ -72,19 +88,26 @@ def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
 def _in_a_line(task: Task, order: Iterable[int]) -> Split:
     """Cell after cell."""
     split: list[dict[int, int]] = [{} for _ in task.units]
-    free = list(task.sizes)
-    line = iter(_line(task))
-    cell = next(line)
-    for unit in order:
-        missing = task.units[unit].num_nodes
-        while missing:
-            while not free[cell]:
-                cell = next(line)
-            taken = min(missing, free[cell])
-            split[unit][cell] = taken
-            free[cell] -= taken
-            missing -= taken
+    _fill_line(task, _line(task), [(unit, task.units[unit].num_nodes) for unit in order], split)
     return split
+
+
+def _fill_line(
+    task: Task, line: Iterable[int], wants: Iterable[tuple[int, int]], split: Sequence[dict[int, int]]
+) -> None:
+    """Units, each with the nodes that it wants, into the empty cells of `line`, one after the other."""
+    cells = iter(line)
+    free = 0
+    for unit, num_nodes in wants:
+        missing = num_nodes
+        while missing:
+            if not free:
+                cell = next(cells)
+                free = task.sizes[cell]
+            taken = min(missing, free)
+            split[unit][cell] = taken
+            free -= taken
+            missing -= taken
 
 
 def _line(task: Task) -> list[int]:

@@ -3,14 +3,15 @@
 What is tried, where it can take a unit out of a place at all:
     shift      all nodes of a unit in one cell to free nodes of another
     exchange   all nodes that a unit has in one cell for as many of a unit in another cell
+    swap       all nodes of two racks of one leaf, where that takes decode units out of a power domain
     trade      all nodes of two units of one size
-    anew       one unit or two taken out, and placed again with the first of them from some cell on
+    anew       one unit taken out, and placed again from some cell on; in small tasks also two together
 
 It ends where nothing of this helps, or after a number of tries: never after a time, so that plans do not depend on one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 from planner.placement.arrangement import Arrangement
 from planner.placement.room import Room
@@ -20,17 +21,22 @@ __all__ = ["improved"]
 
 Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 
+PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together: beyond, shakes find more in less time
 
-def improved(task: Task, split: Split, tries: int) -> tuple[Split, int]:
-    """The best that steps, each of them to a better placement, lead to from `split`, and how many `tries` it took."""
+
+def improved(task: Task, split: Split, tries: int, goal: Sequence[int]) -> tuple[Split, int]:
+    """The best that steps, each of them to a better placement, lead to from `split`, and how many `tries` it took.
+
+    `goal`: counts that nothing is below. By rating: of two splits with equal counts, the one that is less crowded.
+    """
     arrangement = Arrangement(task, split)
     rating = arrangement.rating()
     best, best_counts = split, arrangement.counts()
     tried, found = 0, True
     while found:
         found = False
-        for steps in _candidates(arrangement):
-            if tried == tries:
+        for steps in _candidates(arrangement, goal):
+            if tried == tries or best_counts == tuple(goal):
                 return best, tried
             tried += 1
             _carry_out(arrangement, steps)
@@ -39,7 +45,7 @@ def improved(task: Task, split: Split, tries: int) -> tuple[Split, int]:
                 _carry_out(arrangement, [(unit, target, source, count) for unit, source, target, count in steps])
                 continue
             rating, found = now, True
-            if arrangement.counts() < best_counts:
+            if arrangement.counts() <= best_counts:
                 best, best_counts = arrangement.split(), arrangement.counts()
     return best, tried
 
@@ -49,9 +55,10 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
         arrangement.shift(*step)
 
 
-def _candidates(arrangement: Arrangement) -> Iterator[list[Step]]:
+def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
     """Each from where the arrangement stands when it is asked for."""
     units = range(len(arrangement.at))
+    yield from _swaps(arrangement, goal)
     for unit in units:
         for source in list(arrangement.at[unit]):
             yield from _shifts(arrangement, unit, source)
@@ -60,8 +67,9 @@ def _candidates(arrangement: Arrangement) -> Iterator[list[Step]]:
         yield from _trades(arrangement, one, other)
     for unit in units:
         yield from _anew(arrangement, (unit,))
-    for pair in permutations(units, 2):
-        yield from _anew(arrangement, pair)
+    if len(units) * len(arrangement.free) <= PAIRS_SIZE:
+        for pair in permutations(units, 2):
+            yield from _anew(arrangement, pair)
 
 
 def _shifts(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
@@ -75,14 +83,37 @@ def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[lis
     for target, others in enumerate(arrangement.in_cell):
         for other in list(others):
             count = min(arrangement.at[unit].get(source, 0), others.get(other, 0))
-            if target != source and other != unit and count:
+            if target != source and other > unit and count and not _is_same(arrangement, unit, other):
                 yield [(unit, source, target, count), (other, target, source, count)]
+
+
+def _is_same(arrangement: Arrangement, one: int, other: int) -> bool:
+    """Whether an exchange changes nothing but names."""
+    is_whole = len(arrangement.at[one]) == len(arrangement.at[other]) == 1
+    return is_whole and arrangement.task.are_alike(one, other)
+
+
+def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
+    """Racks that change places under a leaf are as many as before, and stand in other power domains."""
+    task = arrangement.task
+    for one, other in product(arrangement.cells_losing_most(goal), range(len(task.cells))):
+        assert task.powers
+        is_other_power = task.powers.of_cell[one] != task.powers.of_cell[other]
+        is_same_leaf = task.leaves is None or task.leaves.of_cell[one] == task.leaves.of_cell[other]
+        if is_other_power and is_same_leaf and task.sizes[one] == task.sizes[other]:
+            mine, theirs = arrangement.in_cell[one], arrangement.in_cell[other]
+            yield [
+                *((unit, one, other, count) for unit, count in mine.items()),
+                *((unit, other, one, count) for unit, count in theirs.items()),
+            ]
 
 
 def _trades(arrangement: Arrangement, one: int, other: int) -> Iterator[list[Step]]:
     task = arrangement.task
+    mine, theirs = arrangement.at[one], arrangement.at[other]
+    if len(mine) == len(theirs) == 1:
+        return  # an exchange
     if task.units[one].num_nodes == task.units[other].num_nodes and not task.are_alike(one, other):
-        mine, theirs = arrangement.at[one], arrangement.at[other]
         yield [*_instead(one, mine, theirs), *_instead(other, theirs, mine)]
 
 
@@ -102,7 +133,17 @@ def _anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]
 
 
 def _instead(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
-    """Node by node, from the cells that `unit` has now to those that it has then."""
-    surplus = [cell for cell, count in now.items() for _ in range(count - then.get(cell, 0))]
-    wanted = [cell for cell, count in then.items() for _ in range(count - now.get(cell, 0))]
-    return [(unit, source, target, 1) for source, target in zip(surplus, wanted, strict=True)]
+    """From the cells that `unit` has now to those that it has then, as many nodes at once as can go."""
+    surplus = [[cell, count - then.get(cell, 0)] for cell, count in now.items() if count > then.get(cell, 0)]
+    steps = []
+    for target, count in then.items():
+        wanted = count - now.get(target, 0)
+        while wanted > 0:
+            source, left = surplus[-1]
+            going = min(left, wanted)
+            steps.append((unit, source, target, going))
+            wanted -= going
+            surplus[-1][1] -= going
+            if not surplus[-1][1]:
+                surplus.pop()
+    return steps

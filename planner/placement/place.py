@@ -137,9 +137,9 @@ def _near_previous(task: Task, fresh: _Found) -> _Found:
     worst = [objective.value for objective in fresh.objectives]
     if [objective.value for objective in objectives[: len(worst)]] <= worst and objectives[-1].is_proven:
         return _Found(kept, objectives, "previous", "as good as anew, and nothing moves that could stay")
-    best = kept
+    best, goal = kept, [objective.bound for objective in objectives]
     for start in (kept, fresh.split):
-        best = better(task, best, improved(task, start, MAX_TRIES // 4)[0])
+        best = better(task, best, improved(task, start, MAX_TRIES // 2, goal)[0])
     return _proven(task, best, _with_bounds(measure(task, best), fresh.objectives))
 
 

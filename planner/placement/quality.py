@@ -15,7 +15,10 @@ A count at its bound is proven: nothing better exists.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import mul
 
+from planner.placement.bound import Kinds, least_extra_leaves, least_racks, racks_by_whole_units
 from planner.placement.task import Places, Split, Task, fewest
 
 __all__ = ["Objective", "measure"]
@@ -59,20 +62,58 @@ def _leaves(task: Task, split: Split) -> Objective | None:
         return None
     value = sum(len(_touched(cells, leaves)) for cells in split)
     bound = sum(fewest(leaves.largest_first, unit.num_nodes) for unit in task.units)
+    if task.kinds and value > bound:
+        bound += least_extra_leaves(leaves.sizes, task.kinds, _larger_than_a_leaf(task, leaves))
     return Objective("leaves", value, bound, "leaf switches under which units stand, summed over units")
 
 
+def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:
+    """Nodes of such units, and the fewest leaves that they stand under."""
+    large = [unit.num_nodes for unit in task.units if unit.num_nodes > leaves.largest_first[0]]
+    return sum(large), sum(fewest(leaves.largest_first, num_nodes) for num_nodes in large)
+
+
 def _racks(task: Task, split: Split) -> Objective | None:
-    racks = task.racks
-    if racks is None:
+    largest_first = task.racks.largest_first if task.racks else sorted(chain(*task.racks_of_leaves), reverse=True)
+    if not largest_first:
         return None
-    touched = [_touched(cells, racks) for cells in split]
-    value = bound = 0
-    for state in task.states:
-        num_nodes = sum(task.units[unit].num_nodes for unit in state.units)
-        value += state.weight * len(set().union(*(touched[unit] for unit in state.units)))
-        bound += state.weight * fewest(racks.largest_first, num_nodes)
+    value = _racks_in_use(task, split, task.racks) if task.racks else _racks_needed(task, split)
+    bounds = [fewest(largest_first, sum(task.units[unit].num_nodes for unit in state.units)) for state in task.states]
+    bound = sum(state.weight * least for state, least in zip(task.states, bounds, strict=True))
+    if value > bound and task.leaves and task.kinds and task.racks_of_leaves:
+        whole = _racks_of_whole_units(task, split, task.leaves, task.kinds)
+        bound = sum(map(mul, map(max, bounds, whole), (state.weight for state in task.states)))
     return Objective("racks", value, bound, "racks in use, summed over the states of the day")
+
+
+def _racks_in_use(task: Task, split: Split, racks: Places) -> int:
+    touched = [_touched(cells, racks) for cells in split]
+    return sum(state.weight * len(set().union(*(touched[unit] for unit in state.units))) for state in task.states)
+
+
+def _racks_needed(task: Task, split: Split) -> int:
+    """Where cells are whole leaves: as few racks of each as hold the nodes that are on there."""
+    value = 0
+    for state in task.states:
+        nodes: Counter[int] = Counter()
+        for unit in state.units:
+            nodes.update(split[unit])
+        value += state.weight * sum(fewest(task.cells[cell].racks, count) for cell, count in nodes.items())
+    return value
+
+
+def _racks_of_whole_units(task: Task, split: Split, leaves: Places, kinds: Kinds) -> list[int]:
+    """Of each state, at least: units are whole but for as many as there are leaves here that units do not need."""
+    extra = sum(
+        len(_touched(cells, leaves)) - fewest(leaves.largest_first, unit.num_nodes)
+        for unit, cells in zip(task.units, split, strict=True)
+    )
+    table = racks_by_whole_units(task.racks_of_leaves, kinds)
+    (small, num_small), (big, num_big) = kinds
+    states = [[task.units[unit].num_nodes for unit in state.units] for state in task.states]
+    return [
+        least_racks(table, num_small and sizes.count(small), num_big and sizes.count(big), extra) for sizes in states
+    ]
 
 
 def _loss(task: Task, split: Split, name: str, kind: str, places: Places | None) -> Objective | None:

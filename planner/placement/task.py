@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.inventory import Node
+from planner.placement.bound import Kinds
 from planner.spec import Phase, ScheduleSpec
 
 __all__ = ["Cell", "Places", "Split", "State", "Task", "Wanted", "fewest", "task_of"]
@@ -39,6 +40,7 @@ class Cell:
     rack: str
     power: str
     nodes: tuple[Node, ...]
+    racks: tuple[int, ...] = ()  # where it is all of a leaf (`leafwise.py`): sizes of its racks, largest first
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,42 @@ class Task:
         """Nodes of each cell."""
         return tuple(len(cell.nodes) for cell in self.cells)
 
+    @cached_property
+    def kinds(self) -> Kinds | None:
+        """Units that fit under a leaf, by size; none where there are no leaves, or more than two sizes."""
+        if self.leaves is None:
+            return None
+        sizes = Counter(unit.num_nodes for unit in self.units if unit.num_nodes <= self.leaves.largest_first[0])
+        first, second, *more = [*sorted(sizes.items()), (1, 0), (1, 0)]
+        return None if more[2:] else (first, second)
+
+    @cached_property
+    def racks_of_leaves(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes of the racks under each leaf, largest first; none where a rack is under two leaves."""
+        if self.leaves is None or self.racks is None:
+            return tuple(cell.racks for cell in self.cells if cell.racks)
+        of_leaf: list[dict[int, None]] = [{} for _ in self.leaves.sizes]
+        for leaf, rack in zip(self.leaves.of_cell, self.racks.of_cell, strict=True):
+            of_leaf[leaf][rack] = None
+        if sum(map(len, of_leaf)) > len(self.racks.sizes):
+            return ()
+        sizes = self.racks.sizes
+        return tuple(tuple(sorted((sizes[rack] for rack in own), reverse=True)) for own in of_leaf)
+
     def are_alike(self, one: int, other: int) -> bool:
         """Whether it makes no difference which of two units has which nodes."""
-        mine, theirs = self.units[one], self.units[other]
-        is_new = not {one, other} & self.had_nodes
-        return is_new and (mine.phase, mine.num_nodes, self.on[one]) == (theirs.phase, theirs.num_nodes, self.on[other])
+        return self._alike[one] == self._alike[other]
+
+    @cached_property
+    def _alike(self) -> tuple[int, ...]:
+        """Of each unit a number that those have which are like it."""
+        numbers: dict[tuple[Phase, int, int, int], int] = {}
+        return tuple(
+            numbers.setdefault(
+                (each.phase, each.num_nodes, self.on[unit], unit if unit in self.had_nodes else -1), unit
+            )
+            for unit, each in enumerate(self.units)
+        )
 
 
 def task_of(

@@ -267,12 +267,18 @@ def test_bounds_that_are_reached_need_no_exact_search(plan_of):
     assert (placement["method"], placement["why"]) == ("greedy", "every count is at its bound")
 
 
-@pytest.mark.parametrize(("leaf_size", "method", "bound"), [(3, "exact", 4), (None, "greedy", 3)])
-def test_what_bounds_leave_open_is_searched(leaf_size, method, bound):
-    """Three units of two nodes under two leaves of three: one stands under both, which the exact search proves."""
-    layout = SimpleNamespace(phase="decode", num_units=3, nodes_per_unit=2, ranks_per_node=2)
-    sizes = {"leaf_size": leaf_size} if leaf_size else {"rack_size": 2}
-    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 6} | sizes)
+@pytest.mark.parametrize(
+    ("num_units", "num_nodes", "places", "method", "bound"),
+    [
+        (3, 2, {"nodes": 6, "rack_size": 2}, "greedy", 3),
+        (3, 2, {"nodes": 6, "leaf_size": 3}, "greedy", 4),  # two of them whole: one more leaf for the third
+        (2, 5, {"nodes": 10, "leaf_size": 3}, "exact", 5),  # larger than a leaf, and one node left over nowhere
+    ],
+)
+def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method, bound):
+    """Small tasks end with a proof, whether a bound is one or the exact search is asked."""
+    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2)
+    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2} | places)
     placement = placed((cluster, [layout], None))
     first = placement.objectives[0]
 
@@ -281,11 +287,11 @@ def test_what_bounds_leave_open_is_searched(leaf_size, method, bound):
 
 def test_a_task_too_large_for_the_exact_search_says_so():
     """Units times places is compared with the limit, and what is not proven is not called so."""
-    layout = SimpleNamespace(phase="decode", num_units=30, nodes_per_unit=2, ranks_per_node=2)
-    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 3})
+    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2)
+    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 4})
     placement = placed((cluster, [layout], None))
 
-    assert placement.why == "30 units x 20 places are over 80, too many for the exact search"
+    assert placement.why == "20 units x 15 places are over 80, too many for the exact search"
     assert not placement.objectives[0].is_proven
 
 

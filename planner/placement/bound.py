@@ -1,0 +1,118 @@
+"""What no placement can beat: fewest leaves, and fewest racks of a state, where whole units do not fill leaves.
+
+Under leaves of 32 nodes stands one unit of 18 with three of 4, and 2 nodes are left over: adding up nodes sees no
+waste there. So the tables here go through the leaves one by one, for all numbers of whole units of two sizes:
+
+    room[a, b, k]   most nodes that are left over under k leaves, with a and b whole units under any leaves
+    racks[a, b]     fewest racks that hold a and b whole units, each under one leaf
+
+A split unit stands under two leaves or more. With U split units and E leaves more than units need, E + U pieces are
+under at most as many leaves, and their nodes must have room there. The least E for which they have is the bound.
+Which pieces make up a unit, and which of its nodes stand in racks, is not asked: so no placement is below.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["Kinds", "least_extra_leaves", "least_racks", "racks_by_whole_units"]
+
+Kinds = tuple[tuple[int, int], tuple[int, int]]  # nodes of a unit, and how many such units, of two sizes
+
+MOST_STEPS = 10**8  # numbers that a table is computed from: 0.1 s; beyond, the plain bound has to do
+NEVER = -(10**9)
+
+
+@lru_cache(maxsize=32)
+def least_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, int]) -> int:
+    """Leaves that units stand under beyond one for each, at least.
+
+    `leaves`: their nodes. `kinds`: units that fit under the largest. `large`: of all that fit under none, their nodes
+    and the fewest leaves that they stand under, which are no extra.
+    """
+    (small, num_small), (big, num_big) = kinds
+    room = _room(leaves, kinds)
+    if room is None:
+        return 0
+    nodes, pieces = large
+    for extra in range(num_small + num_big + 1):
+        for num_split in range(min(extra, num_small + num_big) + 1):
+            most_leaves = min(extra + num_split + pieces, room.shape[2] - 1)
+            for of_small in range(max(0, num_split - num_big), min(num_split, num_small) + 1):
+                of_big = num_split - of_small
+                left_over = room[num_small - of_small, num_big - of_big, : most_leaves + 1].max()
+                if left_over >= of_small * small + of_big * big + nodes:
+                    return extra
+    return num_small + num_big
+
+
+@lru_cache(maxsize=32)
+def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
+    """`[a, b]`: fewest racks that hold so many whole units of each size. `racks`: of each leaf, largest first."""
+    import numpy as np
+
+    (small, num_small), (big, num_big) = kinds
+    patterns = [list(_patterns(sum(own), kinds)) for own in racks]
+    if sum(map(len, patterns)) * (num_small + 1) * (num_big + 1) > MOST_STEPS:
+        return None
+    table = np.full((num_small + 1, num_big + 1), -NEVER, np.int64)
+    table[0, 0] = 0
+    for own, here in zip(racks, patterns, strict=True):
+        fewest = [0, *(number for number, size in enumerate(own, 1) for _ in range(size))]
+        before, table = table, np.full_like(table, -NEVER)
+        for a, b in here:
+            to = table[a:, b:]
+            np.minimum(to, before[: to.shape[0], : to.shape[1]] + fewest[a * small + b * big], out=to)
+    return table
+
+
+def least_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: int, num_split: int) -> int:
+    """Racks for so many units of each size, of which up to `num_split` need not be whole."""
+    if table is None:
+        return 0
+    return min(
+        (
+            int(table[num_small - a, num_big - b])
+            for a, b in product(range(min(num_small, num_split) + 1), range(min(num_big, num_split) + 1))
+            if a + b <= num_split
+        )
+    )
+
+
+def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
+    """`[a, b, k]`, and without k where that would be too large."""
+    import numpy as np
+
+    (small, num_small), (big, num_big) = kinds
+    patterns = [list(_patterns(size, kinds)) for size in leaves]
+    steps = 2 * sum(map(len, patterns)) * (num_small + 1) * (num_big + 1)
+    if steps > MOST_STEPS:
+        return None
+    counted = steps * (len(leaves) + 1) <= MOST_STEPS
+    room = np.full((num_small + 1, num_big + 1, len(leaves) + 1 if counted else 1), NEVER, np.int64)
+    room[0, 0, 0] = 0
+    for size, here in zip(leaves, patterns, strict=True):
+        before, room = room, np.full_like(room, NEVER)
+        for a, b in here:
+            to = room[a:, b:]
+            own = before[: to.shape[0], : to.shape[1]]
+            left_over = size - a * small - b * big
+            if counted:
+                np.maximum(to, own, out=to)
+                np.maximum(to[:, :, 1:], own[:, :, :-1] + left_over, out=to[:, :, 1:])
+            else:
+                np.maximum(to, own + left_over, out=to)
+    return room
+
+
+def _patterns(size: int, kinds: Kinds) -> Iterator[tuple[int, int]]:
+    """Numbers of whole units that stand under a leaf together."""
+    (small, num_small), (big, num_big) = kinds
+    for b in range(min(num_big, size // big) + 1):
+        for a in range(min(num_small, (size - b * big) // small) + 1):
+            yield a, b
