@@ -42,12 +42,16 @@ class PodResources(Section):
 class ResourcesSpec(Section):
     """CPUs and memory by kind of pod."""
 
-    unit: PodResources | None = Field(default=None, description="For each pod of each unit.")
-    gateway: PodResources | None = Field(default=None, description="For the gateway's pod.")
+    unit: PodResources | None = Field(
+        default=None, description="For each pod of each unit.", examples=[{"cpus": 16, "memory": "512GiB"}]
+    )
+    gateway: PodResources | None = Field(
+        default=None, description="For the gateway's pod.", examples=[{"cpus": 2, "memory": "4GiB"}]
+    )
 
 
 class KubernetesSpec(Section):
-    """What only the manifests need."""
+    """Names, image, mounts and sizes of the pods."""
 
     namespace: str = Field(
         default="tidemill", description="Namespace of all objects, created with them.", examples=["tidemill"]
@@ -63,7 +67,11 @@ class KubernetesSpec(Section):
         description="What all pods mount read-only, such as the folder of the checkpoint.",
         examples=[[{"host_path": "/mnt/models", "mount_path": "/models"}]],
     )
-    resources: ResourcesSpec = Field(default=ResourcesSpec(), description="CPUs and memory of the pods.")
+    resources: ResourcesSpec = Field(
+        default=ResourcesSpec(),
+        description="CPUs and memory of the pods.",
+        examples=[{"unit": {"cpus": 16, "memory": "512GiB"}}],
+    )
     ready_timeout: Annotated[float, *quantity("time", least="10s", most="24h")] = Field(
         default="30min",
         validate_default=True,

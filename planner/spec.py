@@ -150,13 +150,16 @@ class ClusterSpec(Section):
 
     gpu: Annotated[Annotated[str, Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)] = Field(
         description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
-        examples=[_A_GPU],
+        examples=[_A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],
     )
     nodes: Annotated[
         Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
         | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
         Discriminator(_number_or_list),
-    ] = Field(description="How many nodes there are, called node-0 and so on, or a list of them.", examples=[22])
+    ] = Field(
+        description="How many nodes there are, called node-0 and so on, or a list of them.",
+        examples=[22, [{"name": "gpu-a01"}]],
+    )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
     rack_size: int | None = Field(
         default=None,
@@ -197,7 +200,7 @@ class PhaseSpec(Section):
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them.",
-        examples=[32],
+        examples=[32, AUTO],
     )
     attention_tp: int = Field(
         default=1,
@@ -208,7 +211,7 @@ class PhaseSpec(Section):
         examples=[4],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
-        default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32]
+        default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32, AUTO]
     )
     overlap: Overlap = Field(
         default="none",
@@ -223,7 +226,7 @@ class PhaseSpec(Section):
     max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
         default=32,
         description="Requests that one rank, or a group that shares attention, works on at a time.",
-        examples=[32],
+        examples=[32, AUTO],
     )
     max_request_tokens: int = Field(
         default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]
@@ -297,7 +300,7 @@ class ExpertLoadSpec(Section):
 
 
 class GatewaySpec(Section):
-    """Where clients come in."""
+    """The process that takes requests over HTTP."""
 
     port: int = Field(
         default=8000,
@@ -324,16 +327,33 @@ class Spec(Section):
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )
     model: Annotated[Annotated[str, Tag("<name>")] | Annotated[ModelFiles, Tag("<own>")], Discriminator(_form)] = Field(
-        description="A model of the catalog, or a checkpoint's files.", examples=[_A_MODEL]
+        description="A model of the catalog, or a checkpoint's files.",
+        examples=[_A_MODEL, {"config": "models/deepseek/config.json"}],
     )
-    cluster: ClusterSpec = Field(description="The nodes.")
-    prefill: PhaseSpec | None = Field(default=None, description="Units that compute prompts.")
-    decode: PhaseSpec | None = Field(default=None, description="Units that produce tokens.")
+    cluster: ClusterSpec = Field(description="The nodes.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}])
+    prefill: PhaseSpec | None = Field(
+        default=None,
+        description="Units that compute prompts.",
+        examples=[{"ep_size": 32, "redundant_experts": 32, "overlap": "dual_batch", "precision": "fp8"}],
+    )
+    decode: PhaseSpec | None = Field(
+        default=None,
+        description="Units that produce tokens.",
+        examples=[{"ep_size": 144, "redundant_experts": 32, "overlap": "five_stage", "precision": "fp8"}],
+    )
     mixed: PhaseSpec | None = Field(
-        default=None, description="Units that do both, for deployments of single nodes, instead of the two."
+        default=None,
+        description="Units that do both, for deployments of single nodes, instead of the two.",
+        examples=[{"ep_size": 8, "precision": "fp8"}],
     )
-    schedule: ScheduleSpec | None = Field(default=None, description="Which units are on when; without it, all always.")
-    expert_load: ExpertLoadSpec = Field(default=ExpertLoadSpec(), description="What the expert maps balance.")
+    schedule: ScheduleSpec | None = Field(
+        default=None,
+        description="Which units are on when; without it, all always.",
+        examples=[{"timezone": "Asia/Shanghai", "windows": [{"at": "08:30", "prefill_units": 29, "decode_units": 9}]}],
+    )
+    expert_load: ExpertLoadSpec = Field(
+        default=ExpertLoadSpec(), description="What the expert maps balance.", examples=[{"file": "loads.npy"}]
+    )
     coverage: Coverage = Field(
         default="none",
         description="Every expert has replicas on two nodes, or in two racks, of its unit, so that none goes dark when "
@@ -350,8 +370,10 @@ class Spec(Section):
         description="Greedy tokens depend on their request alone, not on neighbours or a restart, at a cost in speed.",
         examples=[True],
     )
-    gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.")
-    kubernetes: KubernetesSpec = Field(default=KubernetesSpec(), description="What only the manifests need.")
+    gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.", examples=[{"port": 8000}])
+    kubernetes: KubernetesSpec = Field(
+        default=KubernetesSpec(), description="What only the manifests need.", examples=[{"namespace": "tidemill"}]
+    )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
