@@ -24,7 +24,7 @@ from planner.errors import CallError, InfeasibleError, OutputError, Problem, Spe
 from planner.expert_map import Effort, ExpertMap, Policy, Split, is_prepared, prepare
 from planner.expert_map.formats import Engine, export_map
 from planner.experts import check_call, make_map, with_one_more_slot
-from planner.experts_answer import map_json, map_text
+from planner.experts_answer import answer_json, answer_text
 from planner.experts_call import ExpertsCall
 from planner.plan_text import plan_text
 from planner.previous import read_previous
@@ -228,13 +228,13 @@ def _experts(arguments: argparse.Namespace) -> None:
     expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)
     answer = with_one_more_slot(job, expert_map)
-    document = map_json(job, answer)
+    document = answer_json(job, answer)
     if arguments.output:
         _write(arguments.output, _map_file(arguments, expert_map, document))
     if arguments.format == "json":
         _print_json(document | {"seconds": seconds})
     else:
-        print(f"{map_text(job, answer)}\n  computed in     {seconds:.3f} s")
+        print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
 
 
 def _map_file(arguments: argparse.Namespace, expert_map: ExpertMap, document: Any) -> str:

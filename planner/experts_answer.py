@@ -11,33 +11,35 @@ from typing import Any
 
 from planner.expert_map import ExpertMap, count_uncovered, link_totals, max_over_mean_sampled, stage_moves
 from planner.experts import ExpertsAnswer, ExpertsJob
+from planner.map_json import map_json, one_more_slot_json
 from planner.units import gb
 
-__all__ = ["map_json", "map_text"]
+__all__ = ["answer_json", "answer_text"]
 
 
-def map_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
+def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
     """The contract's keys, without `seconds`: the same call gives the same bytes."""
     expert_map = answer.expert_map
     slots = expert_map.logical_to_physical
-    return {
-        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
-        "logical_to_physical": slots,
-        "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
-        "max_over_mean": list(expert_map.max_over_mean),
-        "max_over_mean_sampled": _sampled(job, expert_map),
-        "bound": list(expert_map.bound),
-        "binding": list(expert_map.binding),
-        "policy": expert_map.policy,
-        "policy_reason": expert_map.policy_reason,
-        "coverage": job.coverage,
-        "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
-        "one_more_slot": _one_more_json(job, answer.one_more_slot),
-        "split": expert_map.split,
-        "moved_slots": expert_map.moved_slots,
-        "front": [asdict(point) for point in expert_map.front],
-        "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
-    } | _moves_json(job, expert_map)
+    return (
+        map_json(expert_map)
+        | {
+            "logical_to_physical": slots,
+            "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
+            "max_over_mean_sampled": _sampled(job, expert_map),
+            "policy": expert_map.policy,
+            "policy_reason": expert_map.policy_reason,
+            "coverage": job.coverage,
+            "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
+            "one_more_slot": one_more_slot_json(
+                answer.one_more_slot, job.sizes.slots_per_gpu, _bytes(job, len(job.loads))
+            ),
+            "moved_slots": expert_map.moved_slots,
+            "front": [asdict(point) for point in expert_map.front],
+            "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
+        }
+        | _moves_json(job, expert_map)
+    )
 
 
 def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
@@ -45,17 +47,6 @@ def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
     if job.step_pairs is None:
         return None
     return list(max_over_mean_sampled(expert_map, job.loads, job.sizes, job.step_pairs))
-
-
-def _one_more_json(job: ExpertsJob, with_one_more: ExpertMap | None) -> dict[str, Any] | None:
-    if with_one_more is None:
-        return None
-    return {
-        "slots_per_gpu": job.sizes.slots_per_gpu + 1,
-        "bytes_per_gpu": _bytes(job, len(job.loads)),
-        "mean_max_over_mean": round(fmean(with_one_more.max_over_mean), 6),
-        "mean_bound": round(fmean(with_one_more.bound), 6),
-    }
 
 
 def _bytes(job: ExpertsJob, num_experts: int) -> int | None:
@@ -90,8 +81,8 @@ def _moves_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
     }
 
 
-def map_text(job: ExpertsJob, answer: ExpertsAnswer) -> str:
-    """What the map is worth, for people; the map itself is for programs."""
+def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]) -> str:
+    """What the map is worth, for people; the map itself is for programs. `document`: the answer as JSON."""
     expert_map = answer.expert_map
     reached, bound = expert_map.max_over_mean, expert_map.bound
     worst = max(range(len(reached)), key=reached.__getitem__)
@@ -104,10 +95,10 @@ def map_text(job: ExpertsJob, answer: ExpertsAnswer) -> str:
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
         *_front_lines(expert_map),
-        *_sampled_lines(job, expert_map),
+        *_sampled_lines(job, document["max_over_mean_sampled"]),
         *_one_more_lines(job, answer.one_more_slot),
         *_coverage_lines(job),
-        *_moves_lines(job, expert_map),
+        *_moves_lines(job, document),
     ]
     return "\n".join(lines)
 
@@ -120,8 +111,8 @@ def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
         yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{mark}"
 
 
-def _sampled_lines(job: ExpertsJob, expert_map: ExpertMap) -> Iterator[str]:
-    if sampled := _sampled(job, expert_map):
+def _sampled_lines(job: ExpertsJob, sampled: list[float] | None) -> Iterator[str]:
+    if sampled:
         yield f"  in one step     {fmean(sampled):.4f} mean, {max(sampled):.4f} worst (of {job.step_pairs:,} pairs)"
 
 
@@ -138,14 +129,14 @@ def _coverage_lines(job: ExpertsJob) -> Iterator[str]:
         yield "                  (it pays only with a runtime that masks dead ranks)"
 
 
-def _moves_lines(job: ExpertsJob, expert_map: ExpertMap) -> Iterator[str]:
+def _moves_lines(job: ExpertsJob, document: dict[str, Any]) -> Iterator[str]:
     if job.previous is None:
         return
-    keep = ": keep the map" if expert_map.moved_slots == 0 else ""
-    yield f"  moved slots     {expert_map.moved_slots}{keep}"
-    for total in link_totals(stage_moves(job.previous, expert_map.physical_to_logical, job.sizes), job.sizes):
-        size = "" if job.expert_bytes is None else f", {gb(total.busiest_experts * job.expert_bytes)}"
+    keep = ": keep the map" if document["keep_map"] else ""
+    yield f"  moved slots     {document['moved_slots']}{keep}"
+    for total in document["link_totals"]:
+        size = "" if total["busiest_bytes"] is None else f", {gb(total['busiest_bytes'])}"
         yield (
-            f"  by {total.kind:<12} {total.experts} experts, most at GPU {total.busiest_gpu}, which "
-            f"{total.direction} {total.busiest_experts}{size}"
+            f"  by {total['kind']:<12} {total['experts']} experts, most at GPU {total['busiest_gpu']}, which "
+            f"{total['direction']} {total['busiest_experts']}{size}"
         )

@@ -7,7 +7,6 @@ depends on the machine, the hour or the folder in which it was made.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 from planner import names
@@ -18,6 +17,7 @@ from planner.decide import Decision
 from planner.errors import InfeasibleError, Problem
 from planner.expert_map import ExpertMap
 from planner.failures import FailureReport
+from planner.map_json import map_json, one_more_slot_json
 from planner.memory import MemoryPlan
 from planner.parallelism import PhaseLayout
 from planner.placement import Placement, Unit
@@ -63,12 +63,16 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """Of the whole plan: equal digests, equal plans."""
-        return digest_of(self._content())
+        """Of all that is decided and expected: equal digests, equal plans, however they were found."""
+        return digest_of(_without_reasons(self._content()))
 
     def as_json(self) -> dict[str, Any]:
         """The contract's plan JSON."""
         return self._content() | {"digest": self.digest}
+
+    def slot_bytes(self, phase: Phase) -> int | None:
+        """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
+        return next((each.weights.slot for each in self.memory if each.phase == phase), None)
 
     def launch_files(self) -> dict[str, str]:
         """File name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
@@ -102,15 +106,10 @@ class Plan:
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
             "expert_maps": {
-                each.sha256: _map_json(each)
-                | {
-                    "moves": self._moves_json(phase),
-                    "max_over_mean_sampled": list(self.sampled[phase]),
-                    "coverage": self._coverage_json(each),
-                    "one_more_slot": self._one_more_json(phase),
-                }
-                for phase, each in self.expert_maps.items()
+                each.sha256: map_json(each) | {"coverage": self._coverage_json(each)}
+                for each in self.expert_maps.values()
             },
+            "balance": {layout.phase: self._balance_json(layout) for layout in self.layouts},
         } | self._optional()
 
     def _optional(self) -> dict[str, Any]:
@@ -135,27 +134,25 @@ class Plan:
             "uncovered_experts": {kind: max(each[kind] for each in counts) for kind in kinds},
         }
 
+    def _balance_json(self, layout: PhaseLayout) -> dict[str, Any]:
+        """What a phase makes of its map, which another phase may have too."""
+        phase = layout.phase
+        return {
+            "expert_map": self.expert_maps[phase].sha256,
+            "max_over_mean_sampled": list(self.sampled[phase]),
+            "one_more_slot": one_more_slot_json(
+                self.one_more_slot.get(phase), layout.slots_per_gpu, self.slot_bytes(phase)
+            ),
+            "moves": self._moves_json(phase),
+        }
+
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
         """From the previous plan's map of the phase, where there is one of these sizes."""
-        moved = self.expert_maps[phase].moved_slots
-        if moved is None:
+        each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
+        if each.moved_slots is None:
             return None
-        slot_bytes = {each.phase: each.weights.slot // len(self.expert_maps[phase].bound) for each in self.memory}
-        return {"moved_slots": moved, "bytes": moved * slot_bytes[phase] if phase in slot_bytes else None}
-
-    def _one_more_json(self, phase: Phase) -> dict[str, Any] | None:
-        """What one more slot a GPU would give and cost, where slots bind."""
-        more = self.one_more_slot.get(phase)
-        if more is None:
-            return None
-        layout = next(each for each in self.layouts if each.phase == phase)
-        slot_bytes = {each.phase: each.weights.slot for each in self.memory}
-        return {
-            "slots_per_gpu": layout.slots_per_gpu + 1,
-            "bytes_per_gpu": slot_bytes.get(phase),  # not known on cpu
-            "mean_max_over_mean": round(fmean(more.max_over_mean), 6),
-            "mean_bound": round(fmean(more.bound), 6),
-        }
+        num_bytes = None if slot_bytes is None else each.moved_slots * (slot_bytes // len(each.bound))
+        return {"moved_slots": each.moved_slots, "bytes": num_bytes}
 
     def _unit_json(self, unit: Unit) -> dict[str, Any]:
         return {
@@ -167,6 +164,21 @@ class Plan:
             "unit_digest": self.unit_document(unit)["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
+
+
+def _without_reasons(content: dict[str, Any]) -> dict[str, Any]:
+    """A plan without where its figures are from, how it was searched, and what it was compared with.
+
+    The same spec planned anew and planned after itself differ in these, and run alike.
+    """
+    told = ("sources", "assumed", "why_not", "placement")
+    kept = {key: value for key, value in content.items() if key not in told}
+    kept |= {key: [_without(each, "why") for each in content[key]] for key in ("decisions", "units")}
+    return kept | {"balance": {phase: _without(each, "moves") for phase, each in content["balance"].items()}}
+
+
+def _without(section: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != key}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
@@ -249,13 +261,3 @@ def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
 def _step_json(step: Step) -> dict[str, Any]:
     counts = {f"{phase}_units": number for phase, number in step.num_units.items()}
     return {"at": step.at, "minutes": step.minutes, "nodes": step.num_nodes, "units": list(step.units)} | counts
-
-
-def _map_json(expert_map: ExpertMap) -> dict[str, Any]:
-    return {
-        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
-        "max_over_mean": list(expert_map.max_over_mean),
-        "bound": list(expert_map.bound),
-        "binding": list(expert_map.binding),
-        "split": expert_map.split,
-    }

@@ -226,9 +226,9 @@ def _moves(plan: Plan) -> Iterator[str]:
 
 def _one_more_slot(plan: Plan) -> Iterator[str]:
     """What it would give and cost, of phases whose slots keep the map where it is."""
-    slot_bytes = {each.phase: each.weights.slot for each in plan.memory}
     for phase, more in plan.one_more_slot.items():
-        cost = f", for {gb(slot_bytes[phase])} a GPU" if phase in slot_bytes else ""
+        slot_bytes = plan.slot_bytes(phase)
+        cost = "" if slot_bytes is None else f", for {gb(slot_bytes)} a GPU"
         now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
         yield f"  {phase}: slots bind at {now:.3f}; one more a GPU gives {reached:.3f} (bound {then:.3f}){cost}"
 

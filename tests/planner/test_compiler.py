@@ -105,7 +105,16 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
     plan = plan_of().as_json()
 
     always = {"version", "digest", "spec_digest", "name", "phases", "runnable", "why_not", "units", "expert_maps"}
-    assert plan.keys() == always | {"assumed", "decisions", "failures", "gpu", "memory", "placement", "sources"}
+    assert plan.keys() == always | {
+        "assumed",
+        "balance",
+        "decisions",
+        "failures",
+        "gpu",
+        "memory",
+        "placement",
+        "sources",
+    }
     assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest", "why"]
     assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])
 

@@ -60,7 +60,9 @@ def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file):
     """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
     plan = compile_plan(check_spec(spec_file(json.dumps(PAIR, indent=1), "pair.yaml")))
     document = plan.as_json()
-    of_phase = {unit["phase"]: document["expert_maps"][unit["expert_map"]] for unit in document["units"]}
+    of_phase = {
+        phase: document["expert_maps"][each["expert_map"]] | each for phase, each in document["balance"].items()
+    }
     more = of_phase["decode"]["one_more_slot"]
 
     assert of_phase["prefill"]["one_more_slot"] is None

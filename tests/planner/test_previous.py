@@ -23,8 +23,8 @@ def plan(spec_file, tmp_path, capsys):
 
 
 def maps_of(plan):
-    """The map of each phase."""
-    return {unit["phase"]: plan["expert_maps"][unit["expert_map"]] for unit in plan["units"]}
+    """The map of each phase, and what the phase makes of it."""
+    return {phase: plan["expert_maps"][each["expert_map"]] | each for phase, each in plan["balance"].items()}
 
 
 def test_the_same_loads_move_no_slot(plan, spec_text):
@@ -35,6 +35,46 @@ def test_the_same_loads_move_no_slot(plan, spec_text):
     assert [each["moves"] for each in maps_of(first).values()] == [None, None]
     assert [each["moves"]["moved_slots"] for each in maps_of(second).values()] == [0, 0]
     assert second["expert_maps"].keys() == first["expert_maps"].keys()
+
+
+@pytest.mark.parametrize("rack_size", ["", "  rack_size: 2\n"])
+def test_a_spec_planned_after_itself_is_the_same_plan(plan, spec_text, rack_size):
+    """The same digest, though it was found another way; the search and the moves are told beside."""
+    text = spec_text.replace("  nodes: 3\n", f"  nodes: 4\n{rack_size}")
+    first = plan(text)
+    second = plan(text, first)
+    third = plan(text, second)
+
+    assert first["digest"] == second["digest"] == third["digest"]
+    assert first["placement"] != second["placement"] == third["placement"]
+    assert differences(first, second) <= {"placement", "balance", "units"}
+
+
+def test_another_placement_is_another_plan(plan, spec_text):
+    """A previous plan that had a unit on another node, where it stays."""
+    text = spec_text.replace("  nodes: 3\n", "  nodes: 4\n")
+    first = plan(text)
+    moved = first | {"units": [unit | {"nodes": ["node-3"]} for unit in first["units"][:1]] + first["units"][1:]}
+    second = plan(text, moved)
+
+    assert [unit["nodes"] for unit in second["units"]] == [["node-3"], ["node-1", "node-2"]]
+    assert first["digest"] != second["digest"]
+
+
+def test_phases_with_one_map_are_told_apart(plan, spec_text):
+    """Prefill and decode of the same sizes share a map, and each says what its own steps make of it."""
+    second_phase = spec_text.index("decode:")
+    text = spec_text[:second_phase] + spec_text[second_phase:].replace("ep_size: 4", "ep_size: 2")
+    document = plan(text)
+    sampled = {phase: each["max_over_mean_sampled"] for phase, each in document["balance"].items()}
+
+    assert len(document["expert_maps"]) == 1
+    assert max(sampled["prefill"]) < min(sampled["decode"])  # a step of 2,048 tokens a rank, and one of 32
+
+
+def differences(one, other):
+    """Keys under which two plans differ."""
+    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
 
 
 def test_other_loads_move_fewer_slots_than_a_fresh_map_would(plan, spec_text):
