@@ -19,7 +19,9 @@ from runtime.trace import recording
 
 __all__ = ["main"]
 
-TRACE_FOLDER = "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks
+TRACE_FOLDER = (
+    "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks; empty: none
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,7 +116,7 @@ def _rank(arguments: argparse.Namespace) -> None:
     launch = read_unit_launch(arguments.launch)
     addresses = Addresses(arguments.address, arguments.leader, _gateway_host(arguments, launch))
     place, folder = _place(launch, arguments), os.environ.get(TRACE_FOLDER)
-    with recording(None if folder is None else Path(folder) / f"{launch.unit}-{place.rank}.json", place.rank):
+    with recording(Path(folder) / f"{launch.unit}-{place.rank}.json" if folder else None, place.rank):
         run_rank(launch, place, addresses)
 
 

@@ -8,20 +8,22 @@ is in use. Nothing is recorded, at the price of one comparison a span, unless `r
 so what it records is the process's, and calls need not hand it around.
 
 Events are written as they end, in the format's array form, whose last bracket may be missing: a rank is killed, not
-stopped. The clock is the machine's (CLOCK_MONOTONIC), so the files of ranks on one machine can be joined.
+stopped. Where no more can be written the record ends, and what is recorded goes on. The clock is the machine's
+(CLOCK_MONOTONIC), so the files of ranks on one machine can be joined.
 
 Source: "Trace Event Format" (Google, 2016), complete events and metadata events.
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from runtime.errors import UsageError
+from runtime.errors import RuntimeFailure, UsageError
 
 __all__ = ["join", "link", "recording", "span", "turn_of"]
 
@@ -38,9 +40,10 @@ class _Recorder:
         self._file, self._rank = file, rank
         self._lock = threading.Lock()
         self._num_events = 0
+        self._is_over = False
         self.micro_batch = 0
         self.open_span: tuple[str, dict[str, Any]] = ("", {})
-        file.write("[\n")
+        self._add("[\n")
         self._write("process_name", "M", args={"name": f"rank {rank}"})
         for track, name in ((COMPUTE, "compute"), (LINK, "link")):
             self._write("thread_name", "M", tid=track, args={"name": name})
@@ -54,11 +57,26 @@ class _Recorder:
             took_ns = time.monotonic_ns() - began_ns
             self._write(name, "X", tid=track, ts=began_ns / 1000, dur=took_ns / 1000, args=where)
 
+    def end(self) -> None:
+        """The file is whole with this, unless it was full before."""
+        self._add(json.dumps({"name": "end", "ph": "M", "pid": self._rank, "args": {}}) + "\n]\n")
+        with suppress(OSError):  # said already
+            self._file.close()
+
     def _write(self, name: str, kind: str, **fields: Any) -> None:
+        if self._num_events < MAX_EVENTS:
+            self._add(json.dumps({"name": name, "ph": kind, "pid": self._rank, **fields}) + ",\n")
+
+    def _add(self, text: str) -> None:
         with self._lock:
-            if self._num_events < MAX_EVENTS:
-                self._file.write(json.dumps({"name": name, "ph": kind, "pid": self._rank, **fields}) + ",\n")
+            if self._is_over:
+                return
             self._num_events += 1
+            try:
+                self._file.write(text)
+            except OSError as error:
+                self._is_over = True
+                print(f"tidemill: the trace {self._file.name} ends early: {error.strerror}", file=sys.stderr)
 
 
 _recorder: _Recorder | None = None
@@ -71,13 +89,12 @@ def recording(path: Path | None, rank: int) -> Iterator[None]:
     if path is None:
         yield
         return
-    with _opened(path) as file:
-        _recorder = _Recorder(file, rank)
-        try:
-            yield
-        finally:
-            _recorder = None
-            file.write(json.dumps({"name": "end", "ph": "M", "pid": rank, "args": {}}) + "\n]\n")
+    recorder = _recorder = _Recorder(_opened(path), rank)
+    try:
+        yield
+    finally:
+        _recorder = None
+        recorder.end()
 
 
 def span(name: str, **where: Any) -> AbstractContextManager[None]:
@@ -109,8 +126,11 @@ def turn_of(micro_batch: int) -> None:
 
 
 def join(parts: list[Path], whole: Path) -> None:
-    """The files of several ranks as one."""
-    events = [event for part in parts for event in json.loads(part.read_text())]
+    """The files of several ranks as one. Raises RuntimeFailure where one of them ended early."""
+    texts = [part.read_text() for part in parts]
+    if not all(text.endswith("]\n") for text in texts):
+        raise RuntimeFailure(f"there is no trace {whole}: a rank could not write its part")
+    events = [event for text in texts for event in json.loads(text)]
     whole.write_text(json.dumps(events))
 
 

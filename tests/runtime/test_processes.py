@@ -27,12 +27,12 @@ def launch_file(tmp_path):
     return path
 
 
-def run_node(launch_file, **changes):
+def run_node(launch_file, cwd=None, env=None, **changes):
     """`python -m runtime node` to its end, with some flags changed."""
     flags = {"node": "node-1", "address": "127.79.0.3", "leader": "127.79.0.3", "gateway": "127.79.0.1"} | changes
     command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file)]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env)
 
 
 @pytest.fixture
@@ -98,6 +98,16 @@ def test_an_address_of_all_interfaces_is_refused(launch_file):
 def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
     """A name, or the address of another machine."""
     assert_one_sentence(run_node(launch_file, address=address), words)
+
+
+def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
+    """An empty TIDEMILL_TRACE asks for nothing, and nothing is written to wherever the ranks were started."""
+    (tmp_path / "here").mkdir()
+    environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[2])}
+    done = run_node(launch_file, cwd=tmp_path / "here", env=environment, address="192.0.2.7")
+
+    assert_one_sentence(done, "cannot listen on 192.0.2.7")
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_taken_port_is_named(launch_file):

@@ -1,11 +1,12 @@
 """A trace is a file that a viewer opens; without one nothing is recorded."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from runtime import trace
-from runtime.errors import UsageError
+from runtime.errors import RuntimeFailure, UsageError
 
 
 def test_spans_are_written_with_their_track_and_micro_batch(tmp_path):
@@ -54,6 +55,27 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
 
     with pytest.raises(UsageError, match=r"cannot write the trace .* No such file"), trace.recording(path, rank=0):
         pass
+
+
+def test_a_full_disk_ends_the_record_and_nothing_else(capsys):
+    """One line says so; what is recorded goes on, and ends well."""
+    with trace.recording(Path("/dev/full"), rank=0):
+        for _ in range(3):
+            with trace.span("gate"):
+                pass
+        done = trace.link(lambda: "rows")()
+
+    assert done == "rows"
+    assert capsys.readouterr().err == "tidemill: the trace /dev/full ends early: No space left on device\n"
+
+
+def test_a_part_that_ended_early_is_said(tmp_path):
+    """Half a trace would be read as one in which nothing happened."""
+    part = tmp_path / "0.json"
+    part.write_text('[\n{"name": "process_name", "ph": "M"},\n')
+
+    with pytest.raises(RuntimeFailure, match=r"no trace .*whole\.json: a rank could not write its part"):
+        trace.join([part], tmp_path / "whole.json")
 
 
 def test_generate_joins_the_ranks(generate, tmp_path):
