@@ -4,7 +4,7 @@ Only names that mean the same number or word are here; `data_parallel_size` foll
 `gpu_memory_utilization` has no counterpart, so that these stay unknown keys.
 
 Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-project/sglang
-python/sglang/srt/server_args.py; Kubernetes' Node and Container.
+python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
 __all__ = ["OTHER_NAMES"]
@@ -35,4 +35,5 @@ OTHER_NAMES = {
     "replicas": "units",
     "unschedulable": "cordoned",
     "cpu": "cpus",
+    "imagePullSecrets": "image_pull_secrets",
 }

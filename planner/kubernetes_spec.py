@@ -62,6 +62,11 @@ class KubernetesSpec(Section):
         description="The image that holds the runtime package, as the nodes can pull it.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
+    image_pull_secrets: list[str] = Field(
+        default=[],
+        description="Secrets of the namespace with which nodes log in where the image is, where it is not public.",
+        examples=[["registry-login"]],
+    )
     volumes: list[VolumeSpec] = Field(
         default=[],
         description="What all pods mount read-only, such as the folder of the checkpoint.",

@@ -80,7 +80,8 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
     labels = names.labels(plan.name, "plan")
     annotations = {names.digest_annotation("plan"): plan.digest}
     yield Manifest("namespace", namespace, {"name": namespace, "labels": labels, "annotations": annotations})
-    yield Manifest("serviceaccount", account, {"name": account, "namespace": namespace, "labels": labels})
+    pull = _pull_secrets(plan.spec.kubernetes)
+    yield Manifest("serviceaccount", account, {"name": account, "namespace": namespace, "labels": labels, **pull})
 
 
 def _gateway(plan: Plan, launch_text: str) -> Iterator[Manifest]:
@@ -100,7 +101,7 @@ def _gateway(plan: Plan, launch_text: str) -> Iterator[Manifest]:
         "launch_config": launch_config,
         "launch_file": names.GATEWAY_LAUNCH_FILE,
     }
-    yield Manifest("serviceaccount", gateway, {"name": gateway, **service})
+    yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.spec.kubernetes)})
     yield Manifest("configmap", gateway, {**workload, "name": launch_config, "text": launch_text})
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     yield Manifest("service-registry", registry, {"name": registry, **service})
@@ -131,6 +132,12 @@ def _unit(plan: Plan, unit: Unit, launch_text: str) -> Iterator[Manifest]:
     yield Manifest("configmap", unit.name, {**workload, "name": launch_config, "text": launch_text})
     yield Manifest("service-unit", unit.name, service)
     yield Manifest("leaderworkerset", unit.name, workload)
+
+
+def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
+    """What an account's pods log in with, if the spec says so."""
+    secrets = kubernetes.image_pull_secrets
+    return {"image_pull_secrets": secrets} if secrets else {}
 
 
 def _pod(kubernetes: KubernetesSpec, resources: PodResources | None) -> Variables:

@@ -30,6 +30,7 @@ __all__ = ["broken_rules"]
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_DNS_LABEL = 63
+MAX_DNS_NAME = 253
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -117,6 +118,32 @@ def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
     reason = "the runtime looks for it where it runs, not next to the spec"
     fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
     return Broken("S406 must be bundled:NAME or an absolute path", reason, fix)
+
+
+@_reads("kubernetes.image_pull_secrets")
+def pull_secrets_are_names(secrets: Sequence[str]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    for index, name in enumerate(secrets):
+        if not _is_object_name(name):
+            yield _no_object_name(f"kubernetes.image_pull_secrets.{index}", name)
+
+
+@_reads("kubernetes.volumes")
+def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    for index, volume in enumerate(volumes):
+        claim = volume.get("claim")
+        if claim is not None and not _is_object_name(claim):
+            yield _no_object_name(f"kubernetes.volumes.{index}.claim", claim)
+
+
+def _no_object_name(path: str, name: str) -> Broken:
+    rule = f"S415 must be at most {MAX_DNS_NAME} lower-case letters, digits, hyphens and dots (DNS-1123)"
+    return Broken(rule, "Kubernetes has no object of another name", nearest(_slug(name)), path, name)
+
+
+def _is_object_name(name: str) -> bool:
+    return len(name) <= MAX_DNS_NAME and all(DNS_1123.fullmatch(label) for label in name.split("."))
 
 
 # Volumes

@@ -33,6 +33,7 @@ TEXTS = {
     "expert_load.file": ("loads.json",),
     "cluster.nodes[].gpu": ("own", *GPUS),
     "cluster.nodes[].taints[]": ("a=b:NoExecute", "a:NoSchedule", "a=b:PreferNoSchedule"),
+    "kubernetes.image_pull_secrets[]": ("registry-login", "mirror.login"),
     "kubernetes.volumes[].mount_path": ("/models", "/data/weights"),
     "schedule.timezone": ("UTC", "Asia/Shanghai", "America/Argentina/Buenos_Aires"),
     "schedule.windows[].at": ("00:00", "05:59", "12:30", "23:59"),

@@ -272,6 +272,14 @@ def test_volumes_and_resources_of_the_spec_reach_every_pod(tmp_path):
     }
 
 
+def test_secrets_to_pull_the_image_reach_every_account(tmp_path):
+    """By reference, and only where the spec names some."""
+    rendered = rendered_with(tmp_path, "  image_pull_secrets: [registry-login, mirror]\n")
+    accounts = [each for each in rendered if each["kind"] == "ServiceAccount"]
+
+    assert [each["imagePullSecrets"] for each in accounts] == [[{"name": "registry-login"}, {"name": "mirror"}]] * 2
+
+
 def test_rendering_again_gives_the_same_bytes(files):
     """From the spec, twice."""
     assert render_files(compile_plan(check_spec(DEMO))) == files
