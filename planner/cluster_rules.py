@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.fix import HERE, Fix, close_to, nearest, removal
-from planner.rule import Broken, Rule, declare_in
+from planner.rule import Broken, Partial, Rule, declare_in
 from planner.spec import PHASES
 from planner.windows import DAY_MINUTES
 
@@ -27,7 +27,9 @@ _reads = declare_in(RULES)
 @_reads("coverage", "cluster.rack_size", "cluster.nodes")
 def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nodes) -> Broken | None:
     """Experts cannot be spread over racks that nobody named."""
-    named = size is not None or (isinstance(nodes, list) and all(node.get("rack") for node in nodes))
+    named = size is not None or (
+        isinstance(nodes, list) and all(node.get("rack") or isinstance(node, Partial) for node in nodes)
+    )
     if coverage != "rack" or named:
         return None
     rule = "S516 must come with the racks of all nodes"
@@ -40,8 +42,7 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
 @_reads("cluster.nodes")
 def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
     """Pods are pinned to nodes by name."""
-    for index, node in _listed(nodes):
-        name = node["name"]
+    for index, name in _names(nodes):
         if not DNS_1123_SUBDOMAIN.fullmatch(name):
             rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
             fix = nearest(_node_name(name, index))
@@ -52,8 +53,7 @@ def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
 def nodes_are_listed_once(nodes: Nodes) -> Iterator[Broken]:
     """A node given twice would be planned twice."""
     first: dict[str, int] = {}
-    for index, node in _listed(nodes):
-        name = node["name"]
+    for index, name in _names(nodes):
         if name in first:
             rule = f"S408 must be listed once, it is cluster.nodes.{first[name]} too"
             fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
@@ -116,6 +116,10 @@ def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
     return iter([]) if isinstance(nodes, int) else enumerate(nodes)
 
 
+def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
+    return ((index, node["name"]) for index, node in _listed(nodes) if "name" in node)
+
+
 # Schedule
 
 
@@ -123,11 +127,11 @@ def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
 def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
     """Each lasts until the next one's."""
     first: dict[str, int] = {}
-    for index, window in enumerate(windows):
-        at = window["at"]
+    times = [(index, window["at"]) for index, window in enumerate(windows) if "at" in window]
+    for index, at in times:
         if at in first:
             rule = f"S511 must differ from schedule.windows.{first[at]}.at"
-            fix = nearest(_free_minute(at, {window["at"] for window in windows}))
+            fix = nearest(_free_minute(at, {time for _, time in times}))
             yield Broken(rule, "only one of them can be on", fix, f"schedule.windows.{index}.at", at)
         first.setdefault(at, index)
 
@@ -140,7 +144,7 @@ def windows_count_the_phases_that_there_are(
     wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
     for index, window in enumerate(windows):
         given = [key for key, number in window.items() if key != "at" and number is not None]
-        if sorted(given) != sorted(wanted):
+        if sorted(given) != sorted(wanted) and not isinstance(window, Partial):
             rule = f"S512 must say {' and '.join(wanted)}, it says {' and '.join(given) or 'nothing'}"
             place = f"schedule.windows.{index}"
             yield Broken(rule, "each window counts the units of each phase", _counted(place, given, wanted), place)
@@ -161,6 +165,8 @@ def phases_are_on_together(windows: list[dict[str, Any]]) -> Iterator[Broken]:
 @_reads("schedule.windows")
 def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
     """A deployment that is always off needs no plan."""
+    if any(isinstance(window, Partial) for window in windows):
+        return None
     counts = [key for key in windows[0] if key != "at"]
     if not counts or any(number for window in windows for key, number in window.items() if key != "at"):
         return None

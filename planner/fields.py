@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from planner.errors import Violation
 from planner.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
 from planner.habits import OTHER_NAMES
+from planner.rule import Partial
 from planner.section import Section
 from planner.spec import AUTO, UNION_TAGS, Spec
 from planner.units import QUANTITIES, Kind, as_we_spell
@@ -71,8 +72,8 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str], prefix: str) -
         value = data.get(name, {} if isinstance(field.default, Section) else field.default)
         if inner and isinstance(value, dict):
             yield from _values(inner, value, wrong, f"{path}.")
-        elif not (_is_undecided(field, value) or (isinstance(value, list) and _is_wrong_below(path, wrong))):
-            yield path, value
+        elif not _is_undecided(field, value):
+            yield path, _right_items(path, value, wrong) if isinstance(value, list) else value
 
 
 def _is_undecided(field: FieldInfo, value: Any) -> bool:
@@ -84,8 +85,18 @@ def _may_be_auto(field: FieldInfo) -> bool:
     return any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
-def _is_wrong_below(path: str, wrong: set[str]) -> bool:
-    return any(each.startswith(f"{path}.") for each in wrong)
+def _right_items(path: str, items: list[Any], wrong: set[str]) -> list[Any]:
+    """`items`, those with mistakes without them: the others' rules can still be asked."""
+    mistakes: dict[int, set[str]] = {}
+    for each in wrong:
+        if each.startswith(f"{path}."):
+            number, _, key = each.removeprefix(f"{path}.").partition(".")
+            mistakes.setdefault(int(number), set()).add(key.partition(".")[0])
+    right = list(items)
+    for index, keys in mistakes.items():
+        item = items[index] if isinstance(items[index], dict) else {}
+        right[index] = Partial({key: value for key, value in item.items() if key not in keys})
+    return right
 
 
 def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:

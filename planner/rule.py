@@ -1,5 +1,6 @@
 """What a rule between fields is: a check, and the paths of the values that it is asked with.
 
+A list comes with all its items, in their places: of one with a mistake there is what is right, as a `Partial`.
 A path with a question mark is of a value that the check can do without: it is asked with None where that is wrong or
 not there, and finds less good a fix.
 """
@@ -10,7 +11,11 @@ from typing import Any
 
 from planner.fix import Fix
 
-__all__ = ["Broken", "Rule", "Verdict", "declare_in"]
+__all__ = ["Broken", "Partial", "Rule", "Verdict", "declare_in"]
+
+
+class Partial(dict[str, Any]):
+    """An item of a list without what is wrong in it. A key that it lacks may be there: no rule may say it is not."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from planner.errors import Violation
 from planner.expert_map.loads import Loads
 from planner.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.parallelism import kv_dtype
-from planner.rule import Broken, Rule, declare_in
+from planner.rule import Broken, Partial, Rule, declare_in
 from planner.spec import AUTO, MAX_EP_SIZE, PHASES, Phase, Precision
 
 __all__ = ["broken_rules"]
@@ -161,7 +161,7 @@ def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
             fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
         else:
             fix = Fix("for example host_path: /mnt/models", ({f"{path}.host_path": "/mnt/models"},))
-        if len(given) != 1:
+        if len(given) != 1 and not isinstance(volume, Partial):
             rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
             yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
 
@@ -182,7 +182,7 @@ def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
 def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
     """Not over what the pods have already."""
     for index, volume in enumerate(volumes):
-        if volume["mount_path"] in names.MOUNTED:
+        if volume.get("mount_path") in names.MOUNTED:
             rule, fix = f"S413 must not be {' or '.join(names.MOUNTED)}", nearest(_free_path("/models", volumes))
             path = f"kubernetes.volumes.{index}.mount_path"
             yield Broken(rule, "the pod's own files are there", fix, path, volume["mount_path"])
@@ -191,9 +191,9 @@ def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
 @_reads("kubernetes.volumes")
 def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
     """One path shows one volume."""
-    paths = [volume["mount_path"] for volume in volumes]
+    paths = [volume.get("mount_path") for volume in volumes]
     for index, path in enumerate(paths):
-        if path in paths[:index]:
+        if path is not None and path in paths[:index]:
             rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
             where = f"kubernetes.volumes.{index}.mount_path"
             yield Broken(rule, "a path shows one volume", nearest(_free_path(path, volumes)), where, path)
@@ -365,7 +365,7 @@ def _ep_sizes(num_physical: int | None, gpus_per_node: int | None) -> list[int]:
 
 def _free_path(path: str, volumes: Volumes) -> str:
     """`path`, or with the first number behind it that makes it the only one."""
-    taken = {volume["mount_path"] for volume in volumes}
+    taken = {volume.get("mount_path") for volume in volumes}
     return next(each for each in chain([path], (f"{path}-{number}" for number in count(2))) if each not in taken)
 
 

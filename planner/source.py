@@ -43,12 +43,16 @@ class Document:
     values: dict[str, Place]  # dotted path -> where its value starts
 
     def problem(self, violation: Violation) -> Problem:
-        """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's key."""
+        """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's.
+
+        Items of lists have no keys: theirs is where they start.
+        """
         path = violation.path
-        while path and path not in self.keys:
+        while path and path not in self.values:
             path = path.rpartition(".")[0]
         is_plain = path == violation.path and not isinstance(violation.value, dict | None)
-        places = self.values if is_plain else self.keys
+        is_item = path != "" and path not in self.keys
+        places = self.values if is_plain or is_item else self.keys
         return violation.at(self.file, *places.get(path, (1, 1)))
 
 
