@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from planner.check import CheckedSpec, with_values
 from planner.memory import MemoryPlan
-from planner.spec import AUTO, Phase, PhaseSpec
+from planner.spec import AUTO, Phase, PhaseSpec, Spec
 
 __all__ = ["DEFAULT", "Decision", "decide"]
 
@@ -54,7 +54,12 @@ def decide(spec: CheckedSpec, split: Split) -> tuple[CheckedSpec, tuple[Decision
             numbers, num_held = _decide(spec, phase, split)
             decisions += _reasons(spec, phase, numbers, num_held)
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
-    return spec, (*decisions, *_defaults(spec.spec, spec.document.data, ""))
+    decisions += _of_windows(spec.spec)
+    decided = {each.path for each in decisions}
+    if spec.spec.expert_load.file is not None:
+        decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
+    defaults = _defaults(spec.spec, spec.document.data, "")
+    return spec, (*decisions, *(each for each in defaults if each.path not in decided))
 
 
 def _decide(spec: CheckedSpec, phase: Phase, split: Split) -> tuple[Numbers, int]:
@@ -163,6 +168,13 @@ def _reasons(spec: CheckedSpec, phase: Phase, numbers: Numbers, num_held: int) -
     if spec.gpu.usable_bytes is None:
         whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
     yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
+
+
+def _of_windows(spec: Spec) -> Iterator[Decision]:
+    """With a schedule, units are counted there."""
+    if spec.schedule is not None:
+        for phase in spec.phases:
+            yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")
 
 
 def _defaults(section: BaseModel, written: Any, prefix: str) -> Iterator[Decision]:

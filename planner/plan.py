@@ -167,14 +167,17 @@ class Plan:
 
 
 def _without_reasons(content: dict[str, Any]) -> dict[str, Any]:
-    """A plan without where its figures are from, how it was searched, and what it was compared with.
+    """A plan without where its numbers are from, how it was searched, and what it was compared with.
 
-    The same spec planned anew and planned after itself differ in these, and run alike.
+    The same spec planned anew and planned after itself differ in these, as do `auto` and the number that it becomes,
+    and run alike.
     """
-    told = ("sources", "assumed", "why_not", "placement")
+    told = ("sources", "assumed", "decisions", "why_not", "placement")
     kept = {key: value for key, value in content.items() if key not in told}
-    kept |= {key: [_without(each, "why") for each in content[key]] for key in ("decisions", "units")}
-    return kept | {"balance": {phase: _without(each, "moves") for phase, each in content["balance"].items()}}
+    return kept | {
+        "units": [_without(each, "why") for each in content["units"]],
+        "balance": {phase: _without(each, "moves") for phase, each in content["balance"].items()},
+    }
 
 
 def _without(section: dict[str, Any], key: str) -> dict[str, Any]:

@@ -81,11 +81,11 @@ def test_infeasible_as_json_is_the_same_document(spec_file, with_line, capsys):
 
 
 def test_plan_text_fits_a_terminal(spec_file, capsys):
-    """At most 100 columns, with the digest that everything else refers to."""
+    """At most 80 columns, with the digest that everything else refers to."""
     main(["plan", str(spec_file())])
     text = capsys.readouterr().out
 
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
     assert "sha256:" in text
     assert "32 + 4 = 36" in text
 

@@ -79,12 +79,25 @@ def test_defaults_are_told(plan_of):
     assert "prefill.ep_size" not in told
 
 
+def test_with_a_schedule_its_windows_decide_how_many_units_there_are(compiled):
+    """The most that are ever on, told as decided and not as the default."""
+    windows = [
+        {"at": "08:00", "prefill_units": 2, "decode_units": 1},
+        {"at": "20:00", "prefill_units": 1, "decode_units": 1},
+    ]
+    plan = compiled(PAIR | {"schedule": {"windows": windows}})
+    told = [each for each in plan.decisions if each.path.endswith(".units")]
+
+    assert [(each.path, each.value) for each in told] == [("prefill.units", 2), ("decode.units", 1)]
+    assert {each.why for each in told} == {"the most that a window of the schedule has on"}
+
+
 def test_auto_and_the_number_it_becomes_plan_alike(compiled):
-    """Only what is told differs."""
+    """Only what is told differs, and the digest is of what is planned."""
     auto = compiled(applied(PAIR, {"prefill.redundant_experts": "auto"})).as_json()
     written = compiled(PAIR).as_json()
 
-    assert {key for key in auto if auto[key] != written[key]} == {"decisions", "digest"}
+    assert {key for key in auto if auto[key] != written[key]} == {"decisions"}
 
 
 def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):

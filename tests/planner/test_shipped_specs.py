@@ -95,8 +95,8 @@ def test_memory_that_a_gpu_is_sold_with_stands_apart():
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_its_text_fits_a_terminal(name):
-    """At most 110 columns, whatever the numbers."""
-    assert max(map(len, plan_text(compile_plan(check_spec(SPECS / name))).splitlines())) <= 110
+    """At most 80 columns, whatever the numbers."""
+    assert max(map(len, plan_text(compile_plan(check_spec(SPECS / name))).splitlines())) <= 80
 
 
 def test_no_spec_ships_untested():
