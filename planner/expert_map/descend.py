@@ -15,20 +15,20 @@ from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, fullest, hand_over, swap
 from planner.expert_map.order import rising
 
-__all__ = ["descend", "even_out"]
+__all__ = ["best_swap", "descend", "even_out"]
 
 NONE = -1
 
 
 @compiled
-def even_out(layer: Layer, num_rounds: int) -> None:
-    """Pair the GPUs and swap within each pair, `num_rounds` times."""
-    num_gpus = layer.carried.size
+def even_out(layer: Layer, first_gpu: int, end_gpu: int, num_rounds: int) -> None:
+    """Pair these GPUs and swap within each pair, `num_rounds` times."""
+    num_gpus = end_gpu - first_gpu
     for _ in range(num_rounds):
-        ranked = rising(layer.carried)
+        ranked = first_gpu + rising(layer.carried[first_gpu:end_gpu])
         for rank in range(num_gpus // 2):
             emptier, fuller = ranked[rank], ranked[num_gpus - 1 - rank]
-            gpu, slot, other_slot, _ = _best_swap(layer, fuller, emptier, emptier + 1)
+            gpu, slot, other_slot, _ = best_swap(layer, fuller, emptier, emptier + 1)
             if gpu != NONE:
                 swap(layer, fuller, slot, gpu, other_slot)
 
@@ -45,7 +45,7 @@ def descend(layer: Layer, enough: float) -> float:
 @compiled
 def _relieve(layer: Layer, hot: int) -> bool:
     """Make the best swap or hand-over; whether there was one."""
-    gpu, slot, other_slot, least = _best_swap(layer, hot, 0, layer.carried.size)
+    gpu, slot, other_slot, least = best_swap(layer, hot, 0, layer.carried.size)
     replica, replica_gpu, replica_slot, least_with_replica = _best_replica(layer, hot, least)
     newcomer, left_slot, least_with_newcomer = _best_newcomer(layer, hot, least_with_replica)
     if least_with_newcomer < least_with_replica:
@@ -65,7 +65,7 @@ def _relieve(layer: Layer, hot: int) -> bool:
 
 
 @compiled
-def _best_swap(layer: Layer, hot: int, first_gpu: int, end_gpu: int) -> tuple[int, int, int, float]:
+def best_swap(layer: Layer, hot: int, first_gpu: int, end_gpu: int) -> tuple[int, int, int, float]:
     """Another GPU of these, and a slot of either, to swap."""
     _, _, weights, slots, held, _, carried = layer
     best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]

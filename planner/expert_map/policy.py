@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.expert_map.bound import bind
-from planner.expert_map.hierarchy import choose_policy, experts_of_nodes
+from planner.expert_map.front import front_of, homes_of_groups, knee
+from planner.expert_map.hierarchy import choose_policy, experts_of_nodes, fullest_node_bound
 from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
 from planner.expert_map.renew import renew
 from planner.expert_map.search import solve
-from planner.expert_map.spill import LEVELS, front_of, homes_of_groups, knee, spill
+from planner.expert_map.spill import LEVELS, spill
 from planner.expert_map.types import Effort, ExpertMap, FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints, max_over_mean, scale
 
@@ -98,13 +99,12 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
 
 def _solve_spilling(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, Ints, tuple[FrontPoint, ...]]:
     """Slots `[L, G, S]` at the knee of the front, the nodes of experts `[L, E]`, and the front, whole groups first."""
-    whole_L, _ = bind(loads_LE, sizes, within_nodes=True)
+    whole_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
     whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_L, "fast")
     homes_LE = homes_of_groups(loads_LE, whole_LGS, sizes)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     levels_QL = np.maximum(np.array(LEVELS)[:, None], bound_L * GOOD_ENOUGH) * mean_L
-    slots_QLGS, _ = spill(loads_LE, whole_LGS, homes_LE, levels_QL, sizes.num_nodes, False)
-    slots_QLGS = np.concatenate((whole_LGS[None], slots_QLGS))
+    slots_QLGS = spill(loads_LE, whole_LGS, levels_QL, sizes.num_nodes)
     front = front_of(loads_LE, slots_QLGS, homes_LE, sizes)
     return slots_QLGS[knee(front)], homes_LE, front
 

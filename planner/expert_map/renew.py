@@ -7,8 +7,9 @@ whose nodes and GPUs are numbered anew so that most stays where it is. A layer t
 import numpy as np
 
 from planner.expert_map.eplb import eplb_fullest_of_layers
+from planner.expert_map.front import homes_of_groups
 from planner.expert_map.moves import relocate
-from planner.expert_map.spill import homes_of_groups, spill
+from planner.expert_map.spill import respill
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, max_over_mean
 
@@ -40,9 +41,7 @@ def renew(
     start_LGS = part_repeats(loads_LE, previous_LGS)
     if may_spill:
         homes_LE = homes_of_groups(loads_LE, start_LGS, sizes)
-        level_L = enough_L * (1 + keep_within)
-        (near_LGS,), (carried_L,) = spill(loads_LE, start_LGS, homes_LE, level_L[None], num_nodes, True)
-        reached_L = carried_L <= level_L
+        near_LGS, reached_L = respill(loads_LE, start_LGS, homes_LE, enough_L * (1 + keep_within), num_nodes)
     else:
         near_LGS, reached_L = relocate(loads_LE, start_LGS, enough_L * (1 + keep_within), num_nodes)
     previous_ratio_L = max_over_mean(loads_LE, previous_LGS)

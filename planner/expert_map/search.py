@@ -71,7 +71,7 @@ def _solve(
         done_L[index] = min(enough_L[index], no_worse)
         if better > 0:
             done_L[index] = max(done_L[index], no_worse * (1 - better))
-        even_out(best, ROUNDS)
+        even_out(best, 0, num_gpus, ROUNDS)
         descend(best, done_L[index])
         kicks_left -= _search(best, trial, done_L[index], no_worse, num_starts, num_kicks // 2)
         num_open += best.carried.max() > done_L[index]
@@ -109,7 +109,7 @@ def _search(best: Layer, trial: Layer, enough: float, no_worse: float, num_start
     for shift in SHIFTS[1:num_starts]:
         if best.carried.max() > enough:
             pack(trial, replicate(best.loads, num_gpus * slots_per_gpu, num_gpus, shift))
-            even_out(trial, ROUNDS)
+            even_out(trial, 0, num_gpus, ROUNDS)
             if descend(trial, enough) < best.carried.max():
                 copy(best, trial)
     return _kick_on(best, trial, enough, no_worse, num_kicks, SEED)

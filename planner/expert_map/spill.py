@@ -1,211 +1,220 @@
 """Groups on nodes, but for a few hot experts that have a replica on a second node as well.
 
 Where whole groups stay on nodes, the heaviest pair of groups decides how even a map can be (`hierarchy`). A replica on
-another node takes part of the load there, and that is what costs: a token routed to it crosses to that node, unless
-another of its experts is there anyway.
+another node takes part of the load there, and that is what costs: bytes grow with the load that is served elsewhere
+(`front`). So the least bytes are those of the load above what a node may carry, and of nothing else:
 
-What it costs: of G groups a token's experts are in K (`GROUPS_OF_A_TOKEN` of them; DeepSeek-V3: 4 of 8), and
-P = G / M are on each of M nodes. One of the K is the expert's own, and with the others equally likely to be any K - 1
-of the rest,
+    choose      an expert of the fullest node whose part is as large as what is too much there, for a node that then
+                still carries no more than at the last level, so that nothing has to be passed on later
+    make room   in a slot of an expert that has more replicas on that node: no node's load changes but for the part
+    even out    the GPUs of each node by swaps among them, which cross to no node
 
-    p = C(G - 1 - P, K - 1) / C(G - 1, K - 1)
+Levels of max over mean are gone down one after the other, each from the map of the one before; a layer that does not
+get more even for its bytes stays as it was.
 
-is the probability that none of them is on the second node; the token starts there with probability 1 / M, and then
-crosses nothing. So a routed token-expert pair that is served away from its group's node crosses once more, with
-`BYTES_PER_CROSSING`, with probability p (1 - 1 / M). Whole groups alone let a token cross to
-
-    (M - 1) (1 - C(G - P, K) / C(G, K))
-
-nodes. The bytes grow with the load that is served elsewhere, whichever experts it is of; so the least bytes are those
-of the fewest tokens above what a node may carry, and it is experts whose part fits that are spilled.
-
-Levels are gone down one after the other, each from the map of the one before: that is the front of balance against
-bytes. Its knee is where max over mean x bytes is least: beyond it a percent of balance costs more than one of bytes.
+`respill` is for the map in service: there each slot changed counts as well, and what may cross is decided step by step.
 """
-
-from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.expert_map.compiled import compiled
+from planner.expert_map.descend import best_swap, even_out
 from planner.expert_map.layer import Layer, hand_over, keep, new_layer, reload, swap, take
 from planner.expert_map.moves import relieve_cheaply, undo
-from planner.expert_map.types import FrontPoint, Sizes
-from planner.expert_map.weigh import Floats, Ints, count_replicas, max_over_mean
+from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["LEVELS", "front_of", "homes_of_groups", "knee", "spill"]
+__all__ = ["LEVELS", "respill", "spill"]
 
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # of max over mean, one after the other
-GROUPS_OF_A_TOKEN = 0.5  # of all groups: DeepSeek-V3 routes to 4 of 8
-EXPERTS_OF_A_TOKEN = 8  # DeepSeek-V3
-BYTES_PER_CROSSING = 7392  # DeepEP, normal mode: one token in FP8 with its scales, of 7,168 hidden values
-MOST_SPILLS = 48  # a layer
+MOST_SPILLS = 48  # a layer and level
+ROUNDS = 3  # of `even_out`
+HEAVIEST = 0.9  # of what a GPU may carry: a replica that gets heavier leaves that much room for the other slots; tried
 NONE = -1
 
 
 @compiled
-def spill(
-    loads_LE: Floats, start_LGS: Ints, homes_LE: Ints, levels_QL: Floats, num_nodes: int, is_dear: bool
-) -> tuple[Ints, Floats]:
-    """Maps `[Q, L, G, S]`, whose fullest GPU is to carry one level after the other, and what it then carries, `[Q, L]`.
-
-    `homes_LE`: the node of each expert, where its replicas stay when that is enough. `is_dear`: every slot changed
-    counts (`moves`); then, as the last resort, any expert may go anywhere, rather than most of them.
-    """
+def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) -> Ints:
+    """Maps `[1 + Q, L, G, S]`: the start, and one for each level that the fullest GPU is to carry, which fall."""
     num_levels, (num_layers, num_gpus, slots_per_gpu) = levels_QL.shape[0], start_LGS.shape
-    slots_QLGS = np.zeros((num_levels, num_layers, num_gpus, slots_per_gpu), np.int64)
-    carried_QL = np.zeros((num_levels, num_layers))
+    slots_QLGS = np.zeros((1 + num_levels, num_layers, num_gpus, slots_per_gpu), np.int64)
     gpus_per_node = num_gpus // num_nodes
     layer = new_layer(loads_LE[0], num_gpus, slots_per_gpu)
     for index in range(num_layers):
         reload(layer, loads_LE[index])
         take(layer, start_LGS[index])
-        before, allowed = np.zeros_like(layer.held), layer.held.copy()
-        for expert in range(loads_LE.shape[1]):
-            for gpu in range(num_gpus):
-                before[expert, gpu] = is_dear and layer.held[expert, gpu]
-                node_of_gpu = gpu // gpus_per_node
-                allowed[expert, gpu] |= homes_LE[index, expert] == node_of_gpu
+        keep(layer, slots_QLGS[0], index)
+        carried = layer.carried.max()
         for level in range(num_levels):
-            enough = levels_QL[level, index]
-            relieve_cheaply(layer, before, allowed, enough)
+            enough, last = levels_QL[level, index], levels_QL[num_levels - 1, index]
             for _ in range(MOST_SPILLS):
-                if layer.carried.max() <= enough or not _spill_one(layer, allowed, gpus_per_node, enough):
+                if not _spill_one(layer, gpus_per_node, enough, last):
                     break
-                relieve_cheaply(layer, before, allowed, enough)
-            if is_dear and layer.carried.max() > enough:
-                for expert in range(layer.loads.size):
-                    for gpu in range(num_gpus):
-                        allowed[expert, gpu] = True
-                relieve_cheaply(layer, before, allowed, enough)
-            if is_dear and layer.carried.max() <= enough:
-                undo(layer, before, enough)
-            carried_QL[level, index] = layer.carried.max()
-            keep(layer, slots_QLGS[level], index)
-    return slots_QLGS, carried_QL
+            _even_out_nodes(layer, gpus_per_node, enough)
+            if layer.carried.max() < carried:
+                carried = layer.carried.max()
+            else:
+                take(layer, slots_QLGS[level, index])
+            keep(layer, slots_QLGS[level + 1], index)
+    return slots_QLGS
 
 
 @compiled
-def _spill_one(layer: Layer, allowed: NDArray[np.bool_], gpus_per_node: int, enough: float) -> bool:
-    """Give an expert of the fullest node a replica on the emptiest, of the size that one has too much or the other
-    lacks; whether there was one.
+def respill(
+    loads_LE: Floats, start_LGS: Ints, homes_LE: Ints, enough_L: Floats, num_nodes: int
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Slots `[L, G, S]` near those of the start, and for which layers they are good enough.
+
+    `homes_LE`: the node of each expert, where its replicas stay when that is enough. As the last resort any expert may
+    go anywhere, rather than most of them.
     """
-    num_nodes = layer.carried.size // gpus_per_node
-    nodes = np.zeros(num_nodes)
+    slots_LGS = np.zeros_like(start_LGS)
+    reached_L = np.zeros(loads_LE.shape[0], np.bool_)
+    gpus_per_node = start_LGS.shape[1] // num_nodes
+    layer = new_layer(loads_LE[0], start_LGS.shape[1], start_LGS.shape[2])
+    for index in range(loads_LE.shape[0]):
+        enough = enough_L[index]
+        reload(layer, loads_LE[index])
+        take(layer, start_LGS[index])
+        before, allowed = layer.held.copy(), layer.held.copy()
+        for expert in range(loads_LE.shape[1]):
+            _allow(allowed, expert, homes_LE[index, expert], gpus_per_node)
+        relieve_cheaply(layer, before, allowed, enough)
+        for _ in range(MOST_SPILLS):
+            if layer.carried.max() <= enough or not _spill_one(layer, gpus_per_node, enough, enough):
+                break
+            for gpu in range(layer.carried.size):
+                for expert in layer.slots[gpu]:
+                    if not allowed[expert, gpu]:
+                        _allow(allowed, expert, gpu // gpus_per_node, gpus_per_node)
+            relieve_cheaply(layer, before, allowed, enough)
+        if layer.carried.max() > enough:
+            relieve_cheaply(layer, before, np.ones_like(allowed), enough)
+        if layer.carried.max() <= enough:
+            undo(layer, before, enough)
+            reached_L[index] = True
+        keep(layer, slots_LGS, index)
+    return slots_LGS, reached_L
+
+
+@compiled
+def _allow(allowed: NDArray[np.bool_], expert: int, node: int, gpus_per_node: int) -> None:
+    """On all GPUs of the node."""
+    for gpu in range(node * gpus_per_node, (node + 1) * gpus_per_node):
+        allowed[expert, gpu] = True
+
+
+@compiled
+def _even_out_nodes(layer: Layer, gpus_per_node: int, enough: float) -> None:
+    """Swap among the GPUs of each node until none carries more than that, or no swap helps."""
+    for first in range(0, layer.carried.size, gpus_per_node):
+        end = first + gpus_per_node
+        if layer.carried[first:end].max() > enough:
+            even_out(layer, first, end, ROUNDS)
+        while layer.carried[first:end].max() > enough:
+            hot = first + int(layer.carried[first:end].argmax())
+            gpu, slot, other_slot, _ = best_swap(layer, hot, first, end)
+            if gpu == NONE:
+                break
+            swap(layer, hot, slot, gpu, other_slot)
+
+
+@compiled
+def _spill_one(layer: Layer, gpus_per_node: int, enough: float, last: float) -> bool:
+    """Move load from the fullest node to another, which is to carry at most `last` a GPU; whether that could be."""
+    nodes = np.zeros(layer.carried.size // gpus_per_node)
     for gpu in range(layer.carried.size):
         nodes[gpu // gpus_per_node] += layer.carried[gpu]
-    full, empty = int(nodes.argmax()), int(nodes.argmin())
-    fitting = min(nodes[full] - enough * gpus_per_node, enough * gpus_per_node - nodes[empty])
-    if fitting <= 0:
+    full = int(nodes.argmax())
+    excess, rooms = nodes[full] - enough * gpus_per_node, last * gpus_per_node - nodes
+    if excess <= 0:
         return False
-    best, least = NONE, np.inf
-    for gpu in range(full * gpus_per_node, (full + 1) * gpus_per_node):
-        for expert in layer.slots[gpu]:
-            part = layer.loads[expert] / (layer.counts[expert] + 1)
-            off = abs(part - fitting)
-            if off < least and nodes[empty] + part < nodes[full] and not allowed[expert, empty * gpus_per_node]:
-                best, least = expert, off
-    if best != NONE and _put_on_node(layer, allowed, best, empty * gpus_per_node, gpus_per_node):
-        return True
-    return _exchange(layer, allowed, full * gpus_per_node, empty * gpus_per_node, gpus_per_node, fitting)
+    expert, node = _best_expert(layer, full, excess, rooms)
+    if expert != NONE:
+        gpu, slot = _best_giver(layer, expert, node, gpus_per_node, enough * HEAVIEST)
+        if gpu != NONE:
+            hand_over(layer, expert, gpu, slot)
+            return True
+    return _exchange(layer, full, excess, rooms)
 
 
 @compiled
-def _exchange(
-    layer: Layer, allowed: NDArray[np.bool_], full: int, empty: int, gpus_per_node: int, fitting: float
-) -> bool:
-    """Without a redundant slot left: a replica for a light one that goes the other way; whether there were such."""
-    _, _, weights, slots, held, _, _ = layer
-    slots_per_gpu = slots.shape[1]
-    best, other, least = NONE, NONE, fitting
-    for place in range(full * slots_per_gpu, (full + gpus_per_node) * slots_per_gpu):
-        gpu, expert = place // slots_per_gpu, slots[place // slots_per_gpu, place % slots_per_gpu]
-        for other_place in range(empty * slots_per_gpu, (empty + gpus_per_node) * slots_per_gpu):
-            other_gpu, light = (
-                other_place // slots_per_gpu,
-                slots[other_place // slots_per_gpu, other_place % slots_per_gpu],
-            )
-            off = abs(weights[expert] - weights[light] - fitting) + 2 * weights[light]
-            if off < least and not held[expert, other_gpu] and not held[light, gpu]:
-                best, other, least = place, other_place, off
-    if best == NONE:
-        return False
-    gpu, other_gpu = best // slots_per_gpu, other // slots_per_gpu
-    expert, light = slots[gpu, best % slots_per_gpu], slots[other_gpu, other % slots_per_gpu]
-    swap(layer, gpu, best % slots_per_gpu, other_gpu, other % slots_per_gpu)
-    for number in range(gpus_per_node):
-        allowed[expert, empty + number] = True
-        allowed[light, full + number] = True
-    return True
+def _price(excess: float, room: float, part: float, elsewhere: float) -> float:
+    """What is left to move counts twice, what is served elsewhere once: it pays to move as much as is needed."""
+    return 2 * (max(excess - part, 0.0) + max(part - room, 0.0)) + elsewhere
 
 
 @compiled
-def _put_on_node(layer: Layer, allowed: NDArray[np.bool_], expert: int, first: int, gpus_per_node: int) -> bool:
-    """Where it makes the least load, in the slot of an expert with other replicas; whether there was one."""
+def _best_expert(layer: Layer, full: int, excess: float, rooms: Floats) -> tuple[int, int]:
+    """An expert with all replicas on the fullest node that gets one elsewhere, and the node."""
+    gpus_per_node = layer.carried.size // rooms.size
+    best, best_node, least = NONE, NONE, 2 * excess
+    for node in range(rooms.size):
+        for gpu in range(full * gpus_per_node, (full + 1) * gpus_per_node if rooms[node] > 0 else 0):
+            for expert in layer.slots[gpu]:
+                part = layer.loads[expert] / (layer.counts[expert] + 1)
+                price = _price(excess, rooms[node], part, part)
+                if price < least and _is_on(layer, expert, full, gpus_per_node):
+                    best, best_node, least = expert, node, price
+    return best, best_node
+
+
+@compiled
+def _best_giver(layer: Layer, expert: int, node: int, gpus_per_node: int, heaviest: float) -> tuple[int, int]:
+    """GPU and slot of one with all replicas on the node, which get no heavier than `heaviest`: where the expert makes
+    the least load.
+    """
     loads, counts, weights, slots, held, homes, carried = layer
     best_gpu, best_slot, least = NONE, NONE, np.inf
     weight = loads[expert] / (counts[expert] + 1)
-    for gpu in range(first, first + gpus_per_node):
+    for gpu in range(node * gpus_per_node, (node + 1) * gpus_per_node):
         for slot in range(slots.shape[1]):
             giver = slots[gpu, slot]
-            if counts[giver] == 1 or held[expert, gpu]:
+            if counts[giver] == 1 or held[expert, gpu] or not _is_on(layer, giver, node, gpus_per_node):
+                continue
+            heavier = loads[giver] / (counts[giver] - 1)
+            if heavier > heaviest:
                 continue
             fullest = carried[gpu] - weights[giver] + weight
-            heavier = loads[giver] / (counts[giver] - 1) - weights[giver]
             for home in homes[giver, : counts[giver]]:
                 if home != gpu:
-                    fullest = max(fullest, carried[home] + heavier)
+                    fullest = max(fullest, carried[home] + heavier - weights[giver])
             if fullest < least:
                 best_gpu, best_slot, least = gpu, slot, fullest
+    return best_gpu, best_slot
+
+
+@compiled
+def _is_on(layer: Layer, expert: int, node: int, gpus_per_node: int) -> bool:
+    """Whether all its replicas are on the node."""
+    is_on = True
+    for replica in range(layer.counts[expert]):
+        is_on &= layer.homes[expert, replica] // gpus_per_node == node
+    return is_on
+
+
+@compiled
+def _exchange(layer: Layer, full: int, excess: float, rooms: Floats) -> bool:
+    """Without a slot to spare there: a replica for a light one that goes the other way; whether there were such."""
+    _, _, weights, slots, held, _, _ = layer
+    slots_per_gpu, gpus_per_node = slots.shape[1], layer.carried.size // rooms.size
+    best_gpu, best, best_other_gpu, best_other, least = NONE, NONE, NONE, NONE, 2 * excess
+    for gpu in range(full * gpus_per_node, (full + 1) * gpus_per_node):
+        for other_gpu in range(layer.carried.size):
+            room = rooms[other_gpu // gpus_per_node]
+            if room <= 0:
+                continue
+            for slot in range(slots_per_gpu):
+                expert = slots[gpu, slot]
+                if weights[expert] >= least or held[expert, other_gpu]:
+                    continue
+                for other in range(slots_per_gpu):
+                    light = slots[other_gpu, other]
+                    elsewhere = weights[expert] + weights[light]
+                    price = _price(excess, room, weights[expert] - weights[light], elsewhere)
+                    if price < least and not held[light, gpu]:
+                        best_gpu, best, best_other_gpu, best_other, least = gpu, slot, other_gpu, other, price
     if best_gpu == NONE:
         return False
-    hand_over(layer, expert, best_gpu, best_slot)
-    for gpu in range(first, first + gpus_per_node):
-        allowed[expert, gpu] = True
+    swap(layer, best_gpu, best, best_other_gpu, best_other)
     return True
-
-
-def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
-    """The node of each expert, `[L, E]`: that on which most slots of its group are."""
-    num_layers, num_experts = loads_LE.shape
-    group_of_expert = np.arange(num_experts) // (num_experts // sizes.num_groups)
-    groups_LMN = group_of_expert[slots_LGS.reshape(num_layers, sizes.num_nodes, -1)]
-    held_LMG = (groups_LMN[..., None] == np.arange(sizes.num_groups)).sum(axis=2)
-    homes_LE: Ints = held_LMG.argmax(axis=1)[:, group_of_expert]
-    return homes_LE
-
-
-def front_of(loads_LE: Floats, slots_QLGS: Ints, homes_LE: Ints, sizes: Sizes) -> tuple[FrontPoint, ...]:
-    """Max over mean and cross-node dispatch bytes of each of these maps, means of all layers."""
-    groups, nodes = sizes.num_groups, sizes.num_nodes
-    of_token, on_node = max(round(groups * GROUPS_OF_A_TOKEN), 1), groups // nodes
-    alone = comb(groups - 1 - on_node, of_token - 1) / comb(groups - 1, of_token - 1) * (1 - 1 / nodes)
-    crossings = (nodes - 1) * (1 - comb(groups - on_node, of_token) / comb(groups, of_token))
-    points = []
-    for slots_LGS in slots_QLGS:
-        elsewhere = _share_elsewhere(loads_LE, slots_LGS, homes_LE, nodes)
-        points.append(
-            FrontPoint(
-                max_over_mean=round(float(max_over_mean(loads_LE, slots_LGS).mean()), 6),
-                extra_bytes_per_token=round(elsewhere * EXPERTS_OF_A_TOKEN * alone * BYTES_PER_CROSSING, 3),
-                bytes_per_token=round(crossings * BYTES_PER_CROSSING, 3),
-            )
-        )
-    return tuple(points)
-
-
-def _share_elsewhere(loads_LE: Floats, slots_LGS: Ints, homes_LE: Ints, num_nodes: int) -> float:
-    """Of the token-expert pairs of all layers, those served away from the node of the expert's group."""
-    num_layers = len(slots_LGS)
-    slots_LN = slots_LGS.reshape(num_layers, -1)
-    node_of_slot = np.arange(slots_LN.shape[1]) // (slots_LN.shape[1] // num_nodes)
-    is_away = np.take_along_axis(homes_LE, slots_LN, axis=1) != node_of_slot
-    parts_LN = np.take_along_axis(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LN, axis=1)
-    total = float(loads_LE.sum())
-    return float(parts_LN[is_away].sum()) / total if total > 0 else 0.0
-
-
-def knee(front: tuple[FrontPoint, ...]) -> int:
-    """The point where max over mean x bytes is least, the first of equals."""
-    return min(range(len(front)), key=lambda each: front[each].max_over_mean * front[each].bytes_ratio)

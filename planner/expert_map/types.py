@@ -41,7 +41,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """One map of a front of balance against bytes (`spill`): means of all layers."""
+    """One map of a front of balance against bytes (`front`): means of all layers."""
 
     max_over_mean: float
     extra_bytes_per_token: float  # cross-node dispatch bytes of a layer, more than with whole groups on nodes
@@ -74,7 +74,7 @@ class ExpertMap:
     is_covered: bool = False
     split: Split = "equal"
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
-    front: tuple[FrontPoint, ...] = ()  # where `auto` keeps groups on nodes: what it could choose among (`spill`)
+    front: tuple[FrontPoint, ...] = ()  # where `auto` keeps groups on nodes: what it could choose among (`front`)
     dispatch: FrontPoint | None = None  # and this map
 
     @property

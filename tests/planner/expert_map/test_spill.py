@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.expert_map import Sizes, balance, draw_loads
-from planner.expert_map.spill import BYTES_PER_CROSSING, front_of, homes_of_groups
+from planner.expert_map.front import BYTES_PER_CROSSING, front_of, homes_of_groups
 from tests.benchmarks.drifting_loads import max_over_mean
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 
@@ -50,6 +50,20 @@ def test_the_front_trades_bytes_for_balance_and_auto_takes_its_knee(spilled):
     assert costs[0] == 0
     assert spilled.dispatch == min(spilled.front, key=lambda point: point.max_over_mean * point.bytes_ratio)
     assert "knee" in spilled.policy_reason
+
+
+def test_hardly_more_is_served_elsewhere_than_must_be(spilled):
+    """What nodes with whole groups have above what their GPUs carry now is to be elsewhere, and little more is."""
+    loads, slots = np.array(LOADS), np.array(spilled.physical_to_logical)
+    whole = np.array(balance(LOADS, **SIZES, policy="hierarchical", effort="fast").physical_to_logical)
+    homes = homes_of_groups(loads, whole.reshape(4, 16, 9), Sizes(**SIZES))
+    nodes = np.stack([np.bincount(of_layer, row, minlength=4) for of_layer, row in zip(homes, loads, strict=True)])
+    carried = np.array(spilled.max_over_mean)[:, None] * loads.sum(axis=1, keepdims=True) / 4
+    parts = np.take_along_axis(loads / np.stack([np.bincount(row) for row in slots]), slots, axis=1)
+    elsewhere = parts[np.take_along_axis(homes, slots, axis=1) != np.arange(144) // 36].sum()
+    least = np.maximum(nodes - carried, 0).sum()
+
+    assert 0 < least <= elsewhere < 1.1 * least
 
 
 def test_bytes_are_counted_by_the_formula():
