@@ -7,6 +7,7 @@ from typing import Any
 from planner.fix import HERE, Fix, close_to, nearest, removal
 from planner.rule import Broken, Partial, Rule, declare_in
 from planner.spec import PHASES
+from planner.timezones import is_timezone, nearest_timezone
 from planner.windows import DAY_MINUTES
 
 __all__ = ["RULES"]
@@ -121,6 +122,16 @@ def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 
 # Schedule
+
+
+@_reads("schedule.timezone")
+def timezone_is_the_ianas(timezone: str) -> Broken | None:
+    """Clocks of the controller follow it, summer time included."""
+    if is_timezone(timezone):
+        return None
+    rule = "S518 must be a time zone of the IANA"
+    reason = "no other name says which way it counts and when clocks change"
+    return Broken(rule, reason, nearest_timezone(timezone))
 
 
 @_reads("schedule.windows")

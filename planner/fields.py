@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
 from planner.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
-from planner.habits import OTHER_NAMES
+from planner.habits import KUBERNETES_KEYS, OTHER_NAMES, said_by_object
 from planner.rule import Partial
 from planner.section import Section
 from planner.spec import AUTO, UNION_TAGS, Spec
@@ -48,8 +48,8 @@ class CheckedFields:
 def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     """Each field of `data` by itself. A misspelt key is one mistake: the field that was meant is not missing too."""
     details = _pydantic_errors(data)
-    meant = (_meant(detail, data) for detail in details if detail["type"] == "extra_forbidden")
-    misspelt = frozenset(path for path in meant if path is not None)
+    unknown = (detail for detail in details if detail["type"] == "extra_forbidden")
+    misspelt = frozenset(path for detail in unknown for path in _meant(detail, data))
     violations = [_violation(d, data) for d in details if not (d["type"] == "missing" and _path(d["loc"]) in misspelt)]
     wrong = {violation.path for violation in violations} | misspelt
     return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt)
@@ -140,16 +140,34 @@ def _missing(path: str) -> Violation:
 
 def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     parent, known = _path(detail["loc"][:-1]), list(_section_at(detail["loc"]).model_fields)
-    meant = _meant(detail, data)
-    fix = removal()
-    if meant:
-        fix = Fix(f"did you mean {meant.rpartition('.')[2]}?", ({HERE: None, meant: detail["input"]},))
-    rule = f"S201 is not a key of {parent or 'the spec'}"
-    return Violation(_path(detail["loc"]), detail["input"], rule, f"known keys: {', '.join(known)}", fix)
+    path, meant = _path(detail["loc"]), _meant(detail, data)
+    reason, fix = f"known keys: {', '.join(known)}", removal()
+    if path in KUBERNETES_KEYS:
+        reason = "a spec is no Kubernetes object, tidemill render writes those"
+        fix = Fix(_instead(meant), ({HERE: None, **meant},))
+    elif meant:
+        (name,) = (field.rpartition(".")[2] for field in meant)
+        fix = Fix(f"did you mean {name}?", ({HERE: None, **meant},))
+    return Violation(path, detail["input"], f"S201 is not a key of {parent or 'the spec'}", reason, fix)
 
 
-def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
-    """The path of the field that an unknown key is probably meant to be, unless that is given as well."""
+def _instead(meant: Mapping[str, Any]) -> str:
+    """What to write in place of a key of a Kubernetes object."""
+    if any(isinstance(value, dict | list) for value in meant.values()):
+        return "write its keys at the top level"
+    return (
+        f"write {' and '.join(f'{path}: {_as_yaml(value)}' for path, value in meant.items())}" if meant else "remove it"
+    )
+
+
+def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The field that an unknown key is probably meant to be, unless that is given as well, with what it says.
+
+    None or several, by path, for the keys of a Kubernetes object.
+    """
+    if _path(detail["loc"]) in KUBERNETES_KEYS:
+        said = said_by_object(str(detail["loc"][0]), detail["input"])
+        return {path: value for path, value in said.items() if path.partition(".")[0] not in data}
     *parents, key = (part for part in detail["loc"] if part not in UNION_TAGS)
     given: Any = data
     for part in parents:
@@ -157,7 +175,7 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
     free = [name for name in _section_at(detail["loc"]).model_fields if name not in given]
     elsewhere = OTHER_NAMES.get(str(key))
     close = elsewhere if elsewhere in free else close_to(key, free, cutoff=0.6)
-    return _path((*parents, close)) if close else None
+    return {_path((*parents, close)): detail["input"]} if close else {}
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:

@@ -7,7 +7,24 @@ Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-p
 python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
-__all__ = ["OTHER_NAMES"]
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["KUBERNETES_KEYS", "OTHER_NAMES", "said_by_object"]
+
+KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
+
+
+def said_by_object(key: str, value: Any) -> Mapping[str, Any]:
+    """What one of the keys of a Kubernetes object would be as fields of a spec: path -> value."""
+    if key == "apiVersion":
+        return {"version": 1}
+    section = value if isinstance(value, dict) else {}
+    if key == "metadata":
+        meant = {"name": "name", "namespace": "kubernetes.namespace"}
+        return {path: section[each] for each, path in meant.items() if each in section}
+    return section if key == "spec" else {}
+
 
 OTHER_NAMES = {
     # vLLM
