@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime import weights
 from runtime.errors import CheckpointError
 from runtime.kv_cache import PAGE_TOKENS, LatentCache, num_pages
+from runtime.model import cpu_kernels
 from runtime.model.batching import Alone, Together, check_machine
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
@@ -62,6 +63,8 @@ class Engine:
         if deterministic:
             torch.set_num_threads(1)
             check_machine(self.model.row_wise())
+        elif wide(dtype) == torch.bfloat16:
+            cpu_kernels.prepare()
 
     @property
     def token_shape(self) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class LatentCache:
 
     def free(self, table: PageTable) -> None:
         """Its request needs no pages any more; the table is empty afterwards."""
-        assert not set(table) & set(self._free)
+        assert set(table).isdisjoint(self._free)
         self._free += table
         table.clear()
 

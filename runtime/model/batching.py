@@ -41,6 +41,8 @@ TILE_POSITIONS = 64
 class Batching(Protocol):
     """The two forms compute the same up to rounding; `Together` is the fast one."""
 
+    is_together: bool  # how many rows there are may decide by what kernel they are computed
+
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         """`function` of tensors with a row for each token, [T, ...] each; it returns one such tensor or several."""
 
@@ -53,6 +55,8 @@ class Batching(Protocol):
 
 class Together:
     """One call for all."""
+
+    is_together = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         """All rows at once."""
@@ -69,6 +73,8 @@ class Together:
 
 class Alone:
     """Deterministic: a row's bits depend on that row, a request's on that request."""
+
+    is_together = False
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         """Tile by tile; no rows are one tile of zeros, of which none comes back."""

@@ -7,16 +7,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.model import cpu_kernels
 from runtime.model.fp8 import E4M3, Fp8Linear
 
-__all__ = ["GatedMlp", "RmsNorm", "linear"]
+__all__ = ["GatedMlp", "Linear", "RmsNorm", "linear"]
 
 
-def linear(in_features: int, out_features: int, dtype: torch.dtype) -> nn.Linear | Fp8Linear:
+def linear(in_features: int, out_features: int, dtype: torch.dtype) -> "Linear | Fp8Linear":
     """A bias-free projection whose values come from a checkpoint."""
     if dtype == E4M3:
         return Fp8Linear(in_features, out_features)
-    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=False, dtype=dtype)
+    return nn.utils.skip_init(Linear, in_features, out_features, bias=False, dtype=dtype)
+
+
+class Linear(nn.Linear):
+    """torch's own, but for few rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+        if cpu_kernels.matmul_wins(x):
+            return cpu_kernels.linear(x, self.weight).to(x.dtype)
+        return super().forward(x)
 
 
 class RmsNorm(nn.Module):
@@ -29,6 +40,8 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape whose last dimension is `size`."""
+        if cpu_kernels.suits(x):
+            return cpu_kernels.rms_norm(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 

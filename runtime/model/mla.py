@@ -28,9 +28,8 @@ __all__ = ["LatentAttention", "Queries"]
 # of a step's chunks [T, H, N + P], and of its decoding requests [B, H, C] in the space of the latents; None for none
 Queries = tuple[Tensor | None, Tensor | None]
 
-QUERY_BLOCK = (
-    128  # of a prompt, scored at once against the keys up to its end: half of a causal square is never computed
-)
+# Queries of a prompt, scored at once against the keys up to their end: half of a causal square is never computed
+QUERY_BLOCK = 128
 LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
 
 

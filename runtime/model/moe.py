@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from runtime.dispatch import Combined, TokenDispatcher
 from runtime.expert_load import ExpertLoad
+from runtime.model import cpu_kernels
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.fp8 import E4M3, Fp8Experts
@@ -29,7 +30,7 @@ from runtime.overlap import Flow, Pause
 from runtime.precision import wide
 from runtime.trace import span
 
-__all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
+__all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable", "choose_experts"]
 
 
 class Gate(nn.Module):
@@ -48,25 +49,41 @@ class Gate(nn.Module):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's logical experts [T, K], and their weights [T, K] in FP32."""
-        logits_TE = F.linear(x_TD.float(), self.weight.float())
+        logits_TE = self._logits(x_TD)
         scores_TE = logits_TE.softmax(-1) if self.config.scoring_func == "softmax" else logits_TE.sigmoid()
-        experts_TK = self._choose(scores_TE)
+        is_biased = self.config.topk_method == "noaux_tc"
+        eligible = scores_TE + self.e_score_correction_bias if is_biased else scores_TE
+        choose = cpu_kernels.choose_experts if cpu_kernels.suits(x_TD) else choose_experts
+        experts_TK = choose(
+            eligible,
+            self.config.n_group,
+            2 if is_biased else 1,
+            self.config.topk_group,
+            self.config.num_experts_per_tok,
+        )
         weights_TK = scores_TE.gather(1, experts_TK)
         if self.config.norm_topk_prob:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
         return experts_TK, weights_TK * self.config.routed_scaling_factor
 
-    def _choose(self, scores_TE: Tensor) -> Tensor:
-        """A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best."""
-        num_best = 1
-        if self.config.topk_method == "noaux_tc":
-            num_best, scores_TE = 2, scores_TE + self.e_score_correction_bias
-        grouped_TGE = scores_TE.unflatten(1, (self.config.n_group, -1))
-        worth_TG = grouped_TGE.topk(num_best, -1).values.sum(-1)
-        eligible_TG = torch.zeros_like(worth_TG, dtype=torch.bool)
-        eligible_TG.scatter_(1, worth_TG.topk(self.config.topk_group, -1).indices, True)
-        eligible_TE = grouped_TGE.masked_fill(~eligible_TG[..., None], -torch.inf).flatten(1)
-        return eligible_TE.topk(self.config.num_experts_per_tok, -1).indices
+    def _logits(self, x_TD: Tensor) -> Tensor:
+        """[T, E] in FP32."""
+        if cpu_kernels.matmul_wins(x_TD):
+            return cpu_kernels.linear(x_TD, self.weight)
+        return F.linear(x_TD.float(), self.weight.float())
+
+
+def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
+    """Each token's best `top_k` experts in its best `topk_group` groups, [T, K].
+
+    A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best: `num_best`.
+    """
+    grouped_TGE = scores_TE.unflatten(1, (num_groups, -1))
+    worth_TG = grouped_TGE.topk(num_best, -1).values.sum(-1)
+    eligible_TG = torch.zeros_like(worth_TG, dtype=torch.bool)
+    eligible_TG.scatter_(1, worth_TG.topk(topk_group, -1).indices, True)
+    eligible_TE = grouped_TGE.masked_fill(~eligible_TG[..., None], -torch.inf).flatten(1)
+    return eligible_TE.topk(top_k, -1).indices
 
 
 class ReplicaTable:
@@ -116,6 +133,8 @@ class LocalExperts(nn.Module):
 
     def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
         """Rows lie slot after slot, `counts` of each; the results take their places."""
+        if self.batching.is_together and cpu_kernels.matmul_wins(rows_RD, sum(map(bool, counts))):
+            return rows_RD.copy_(self._of_few_rows(rows_RD, counts))
         for slot, rows in enumerate(rows_RD.split(counts)):
             if len(rows):
                 rows.copy_(self.batching.rows(partial(self.expert, slot), rows))
@@ -125,6 +144,11 @@ class LocalExperts(nn.Module):
         """[R, D] -> [R, D] by the expert in local slot `slot`."""
         gate, up = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
         return F.linear(F.silu(gate).mul_(up), self.down[slot])
+
+    def _of_few_rows(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
+        """The same for all slots at once, [R, D] in FP32."""
+        gate, up = cpu_kernels.grouped_matmul(rows_RD, counts, self.gate_up).chunk(2, -1)
+        return cpu_kernels.grouped_matmul(F.silu(gate).mul_(up).to(rows_RD.dtype), counts, self.down)
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""
