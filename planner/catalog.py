@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["GPUS", "MODELS", "Attention", "Gpu", "GroupedAttention", "Indexer", "LatentAttention", "Model"]
+__all__ = ["ASSUMED", "GPUS", "MODELS", "Attention", "Gpu", "GroupedAttention", "Indexer", "LatentAttention", "Model"]
 
 ASSUMED = "assumed"
 
@@ -74,7 +74,8 @@ class GroupedAttention:
     def one_of(self, num_gpus: int) -> "GroupedAttention":
         """What one of `num_gpus` that share the heads holds; beyond one GPU a KV head, these are held several times.
 
-        Source: github.com/vllm-project/vllm, QKVParallelLinear: KV heads are split, or held several times if fewer.
+        Source: github.com/vllm-project/vllm 0036d38d vllm/model_executor/layers/linear.py, QKVParallelLinear: KV heads
+        are split, or held several times if fewer.
         """
         kv_heads = max(1, self.num_kv_heads // num_gpus)
         return replace(self, num_heads=self.num_heads // num_gpus, num_kv_heads=kv_heads)
@@ -133,11 +134,6 @@ class Gpu:
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
     kubernetes_resource: str | None = None  # what a container asks for
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """The figures that nobody read anywhere."""
-        return tuple(name for name, source in self.sources.items() if source.startswith(ASSUMED))
 
 
 _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core"

@@ -29,12 +29,18 @@ from planner.working_memory import activation_bytes, buffer_bytes, largest_step_
 
 __all__ = ["MemoryPlan", "fit_memory", "in_pages", "split_memory"]
 
-# 3.5 GiB, "for safer deployment": github.com/ai-dynamo/aiconfigurator 095f58a5 systems/*.yaml, other_mem
-RESERVE_BYTES = 3_758_096_384
-# 2.51 GiB, assumed alike for all models: github.com/vllm-project/vllm issue 50576 (a DeepSeek model, 51 batch sizes)
-CUDA_GRAPH_BYTES = 2_695_091_978
+RESERVE_BYTES = 3_758_096_384  # 3.5 GiB
+CUDA_GRAPH_BYTES = 2_695_091_978  # 2.51 GiB
 
-# The runtime keeps a request's KV in pages of so many tokens, as FlashMLA does: github.com/deepseek-ai/FlashMLA README
+# As plans tell them; what begins with `assumed` is told apart, as figures of the catalog are.
+SOURCES = {
+    "context": "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core/systems/h100_sxm.yaml, "
+    "other_mem, alike for all GPUs",
+    "cuda_graphs": "assumed: alike for all models; github.com/vllm-project/vllm issue 50576 (51 batch sizes of one)",
+}
+
+# The runtime keeps a request's KV in pages of so many tokens, as FlashMLA: github.com/deepseek-ai/FlashMLA 26d30779
+# README.md
 KV_PAGE_TOKENS = 64
 
 
@@ -62,6 +68,11 @@ class MemoryPlan:
     def reserve(self) -> int:
         """What is left to others: the driver's context, libraries' workspaces, captured graphs."""
         return RESERVE_BYTES + self.cuda_graphs
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Of the parts of the reserve."""
+        return {part: source for part, source in SOURCES.items() if part != "cuda_graphs" or self.cuda_graphs}
 
     @property
     def free(self) -> int:

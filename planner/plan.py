@@ -11,7 +11,7 @@ from typing import Any
 
 from planner import names
 from planner.canonical import digest_of, pretty_json
-from planner.catalog import Gpu, Model
+from planner.catalog import ASSUMED, Gpu, Model
 from planner.coverage import FailureDomains, uncovered_experts
 from planner.decide import Decision
 from planner.errors import InfeasibleError, Problem
@@ -70,6 +70,18 @@ class Plan:
         """The contract's plan JSON."""
         return self._content() | {"digest": self.digest}
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the numbers are from that no spec says."""
+        figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
+        parts = {f"{each.phase}.{part}": source for each in self.memory for part, source in each.sources.items()}
+        return {"model": self.model.source} | figures | parts
+
+    @property
+    def assumed(self) -> dict[str, str]:
+        """Those that nobody read anywhere."""
+        return {name: source for name, source in self.sources.items() if source.startswith(ASSUMED)}
+
     def slot_bytes(self, phase: Phase) -> int | None:
         """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
         return next((each.weights.slot for each in self.memory if each.phase == phase), None)
@@ -96,9 +108,8 @@ class Plan:
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
             "gpu": _gpu_json(self.gpu),
-            "sources": {"model": self.model.source}
-            | {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()},
-            "assumed": {f"cluster.gpu.{figure}": self.gpu.sources[figure] for figure in self.gpu.assumed},
+            "sources": self.sources,
+            "assumed": self.assumed,
             "decisions": [asdict(decision) for decision in self.decisions],
             "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
             "memory": {each.phase: _memory_json(each) for each in self.memory},

@@ -55,7 +55,6 @@ def _head(plan: Plan) -> str:
     num_nodes = cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes)
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
     used = sum(len(unit.nodes) for unit in plan.units)
-    assumed = [f"  {figure} of {cluster.gpu_name} is {plan.gpu.sources[figure]}" for figure in plan.gpu.assumed]
     return "\n".join(
         (
             f"Plan {plan.name}",
@@ -63,7 +62,7 @@ def _head(plan: Plan) -> str:
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
             *_gpu(plan),
-            *assumed,
+            *(line for name, source in plan.assumed.items() for line in _filled(f"{name} is {source}")),
         )
     )
 

@@ -13,7 +13,8 @@ group with its own heads, and the group dispatches each token once. Buffers are 
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/config.hpp and deep_ep/buffers/legacy.py (buffers),
 csrc/legacy/buffer.hpp (what low-latency dispatch returns); DeepSeek-V3 inference/model.py (activations); imbalance:
-NVIDIA TensorRT-LLM, DeepSeek-R1 on 32 GPUs, (max - mean) / mean of an iteration without balancing.
+DeepSeek-R1 on 32 GPUs, (max - mean) / mean of an iteration without balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
+docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 """
 
 from planner.catalog import LatentAttention, Model

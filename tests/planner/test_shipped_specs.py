@@ -79,8 +79,9 @@ def test_assumed_figures_are_told(spec_file):
         text = text.replace(here, there)
     plan = compile_plan(check_spec(spec_file(text, "gb200.yaml")))
 
-    assert plan.as_json()["assumed"].keys() == {"cluster.gpu.nominal_gb"}
-    assert "nominal_gb of gb200 is assumed: what is said of it is 186 to 192 GB" in plan_text(plan)
+    assert plan.as_json()["assumed"].keys() == {"cluster.gpu.nominal_gb", "decode.cuda_graphs"}
+    assert "cluster.gpu.nominal_gb is assumed: what is said of it is 186 to 192 GB" in plan_text(plan)
+    assert "decode.cuda_graphs is assumed: alike for all models" in plan_text(plan)
 
 
 def test_memory_that_a_gpu_is_sold_with_stands_apart():
@@ -90,7 +91,11 @@ def test_memory_that_a_gpu_is_sold_with_stands_apart():
 
     assert "84.9 GB (79.1 GiB) to allocate, sold as 80 GB" in plan_text(plan)
     assert document["memory"]["decode"]["gpu_bytes"] == document["gpu"]["usable_bytes"] == 84_943_110_144
-    assert document["sources"].keys() == {"model", *(f"cluster.gpu.{figure}" for figure in document["gpu"])}
+    assert document["sources"].keys() == {
+        "model",
+        *(f"cluster.gpu.{figure}" for figure in document["gpu"]),
+        *("prefill.context", "decode.context", "decode.cuda_graphs"),
+    }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
