@@ -1,6 +1,6 @@
 """Two micro-batches take turns on a rank, so that the one's communication is under way while the other computes.
 
-    micro-batch    a part of a step's requests, whole requests; either may be empty
+    micro-batch    a half of a step's tokens; either may be empty
     flow           one micro-batch's way through the model: a generator that stops at every `Pause`
     pause          a place where the other may go on; which of them count is the overlap's choice
     stage          what a flow does between two pauses that count
@@ -19,8 +19,10 @@ The ranks of a unit run the same overlap and have the same layers, so all begin 
 flows compute the same whoever is between them, so the results are those of `none`, to the last bit where rows are
 computed alike (`model/batching.py`).
 
-Sources: DeepSeek open-infra-index, day 6 ("Computation-Communication Overlapping"); deepseek-ai/profile-data. There, a
-prompt may be split between micro-batches; here it is not.
+A chunk of a prompt may lie in both halves. Its second part attends to the latents of its first, which every overlap
+has written by then: the first micro-batch is never behind the other in a layer.
+
+Sources: DeepSeek open-infra-index, day 6 ("Computation-Communication Overlapping"); deepseek-ai/profile-data.
 """
 
 from collections.abc import Generator, Iterator
@@ -57,13 +59,11 @@ class Overlap:
     pauses: frozenset[Pause]
     lead: int = 0
 
-    def split(self, sizes: list[int]) -> list[slice]:
-        """The micro-batches of requests of these sizes: neighbours stay together, halves are as equal as can be."""
+    def shares(self, num_tokens: int) -> list[int]:
+        """How many of a step's tokens each micro-batch gets: as equal as can be."""
         if self.num_micro_batches == 1:
-            return [slice(0, len(sizes))]
-        total = sum(sizes)
-        middle = min(range(len(sizes) + 1), key=lambda end: abs(total - 2 * sum(sizes[:end])))
-        return [slice(0, middle), slice(middle, len(sizes))]
+            return [num_tokens]
+        return [num_tokens // 2, num_tokens - num_tokens // 2]
 
     def run(self, flows: list[Flow[T]]) -> list[T]:
         """All flows to their ends, in turns; what they return."""

@@ -25,7 +25,7 @@ from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
 from runtime.model.rope import RotaryTable
-from runtime.model.step import Chunk, Step
+from runtime.model.step import Chunk, Step, cut
 from runtime.overlap import OVERLAPS, Flow, Overlap, Pause
 from runtime.parallel import Group
 from runtime.precision import wide
@@ -82,9 +82,11 @@ class DeepseekV3(nn.Module):
         return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in steps]))
 
     def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[Step]:
-        chunks = [*prefilling, *decoding]
-        parts = self.overlap.split([len(chunk.token_ids) for chunk in chunks])
-        steps = [Step(prefilling[part], chunks[max(part.start, len(prefilling)) : part.stop]) for part in parts]
+        steps = []
+        for share in self.overlap.shares(_num_tokens(prefilling) + _num_tokens(decoding)):
+            prompts, prefilling = cut(prefilling, share)
+            requests, decoding = cut(decoding, share - _num_tokens(prompts))
+            steps.append(Step(prompts, requests))
         self.begin_step(steps)
         return steps
 
@@ -171,6 +173,10 @@ class Layer(nn.Module):
             return x_TD + (yield from self.mlp(normed_TD))
         with self.span("mlp"):
             return x_TD + self.batching.rows(self.mlp, normed_TD)
+
+
+def _num_tokens(chunks: Sequence[Chunk]) -> int:
+    return sum(len(chunk.token_ids) for chunk in chunks)
 
 
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:

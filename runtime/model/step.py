@@ -17,24 +17,41 @@ from torch import Tensor
 
 from runtime.kv_cache import PageTable, places
 
-__all__ = ["Chunk", "Step"]
+__all__ = ["Chunk", "Step", "cut"]
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
 
-    In decode it is one token.
+    In decode it is one token. Of a chunk that goes on in the next micro-batch nobody asks for logits.
     """
 
     token_ids: list[int]
     start: int
     table: PageTable
+    goes_on: bool = False
 
     @property
     def end(self) -> int:
         """The position after its last token."""
         return self.start + len(self.token_ids)
+
+
+def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chunk]]:
+    """The first `num_tokens` tokens of the chunks, and the others; the chunk across the cut becomes two."""
+    before, after = [], []
+    for chunk in chunks:
+        number = min(num_tokens, len(chunk.token_ids))
+        if number == len(chunk.token_ids):
+            before.append(chunk)
+        elif number == 0:
+            after.append(chunk)
+        else:
+            before.append(Chunk(chunk.token_ids[:number], chunk.start, chunk.table, goes_on=True))
+            after.append(Chunk(chunk.token_ids[number:], chunk.start + number, chunk.table))
+        num_tokens -= number
+    return before, after
 
 
 class Step:
@@ -45,12 +62,17 @@ class Step:
         self.token_ids_T = _integers(token for chunk in chunks for token in chunk.token_ids)
         self.positions_T = _integers(position for chunk in chunks for position in range(chunk.start, chunk.end))
         self.places_T = _integers(place for chunk in chunks for place in places(chunk.table, chunk.start, chunk.end))
-        self.ends_C = _integers(len(chunk.token_ids) for chunk in chunks).cumsum(0)
+        self.ends_C = _integers(len(chunk.token_ids) for chunk in chunks).cumsum(0)[_ends(chunks)]
         self.lengths = [len(chunk.token_ids) for chunk in prefilling]
         self.sizes = sum(self.lengths), len(decoding)  # tokens of prompts, tokens of decoding requests
         self.contexts = [_integers(places(chunk.table, 0, chunk.end)) for chunk in prefilling]  # what a chunk sees
         self.tables_BP = _padded([chunk.table for chunk in decoding])
         self.lengths_B = _integers(chunk.end for chunk in decoding)
+
+
+def _ends(chunks: Sequence[Chunk]) -> Tensor:
+    """[chunks], whether logits are asked for after it."""
+    return torch.tensor([not chunk.goes_on for chunk in chunks], dtype=torch.bool)
 
 
 def _integers(values: Iterable[int]) -> Tensor:

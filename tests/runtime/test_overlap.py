@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine import Engine
+from runtime.model.step import Chunk, cut
 from runtime.overlap import OVERLAPS, Pause
 from runtime.parallel import SoloGroup
 from tests.runtime.overlap_ranks import computed, contiguous_map
@@ -17,6 +18,7 @@ from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
 
 BOTH = ["dual_batch", "five_stage"]
+LONG = 151  # tokens: neither pages nor tiles end in its middle
 PROMPT_LENGTHS = [3, 17, 1, 30, 8, 9, 16, 2, 5]
 
 
@@ -73,14 +75,50 @@ def test_five_stage_puts_a_half_of_the_others_attention_behind_each_exchange():
     ]
 
 
-@given(sizes=st.lists(st.integers(1, 100), max_size=12), name=st.sampled_from(BOTH))
-def test_halves_are_neighbours_and_as_equal_as_can_be(sizes, name):
-    """No other cut between two requests makes the larger half smaller."""
-    first, second = OVERLAPS[name].split(sizes)
-    larger = max(sum(sizes[first]), sum(sizes[second]))
+@given(num_tokens=st.integers(0, 100), name=st.sampled_from(BOTH))
+def test_halves_are_equal(num_tokens, name):
+    """To one token, which the second has."""
+    first, second = OVERLAPS[name].shares(num_tokens)
 
-    assert sizes[first] + sizes[second] == sizes
-    assert larger == min(max(sum(sizes[:cut]), sum(sizes[cut:])) for cut in range(len(sizes) + 1))
+    assert first + second == num_tokens
+    assert second - first in (0, 1)
+
+
+@given(sizes=st.lists(st.integers(1, 30), max_size=6), start=st.integers(0, 9), where=st.integers(0, 180))
+def test_a_cut_leaves_every_token_its_place(sizes, start, where):
+    """The chunks' tokens in order, before and after; one chunk at most becomes two, of which the first goes on."""
+    chunks = [Chunk(list(range(size)), start, [number]) for number, size in enumerate(sizes)]
+    before, after = cut(chunks, where)
+
+    assert placed(before + after) == placed(chunks)
+    assert len(placed(before)) == min(where, sum(sizes))
+    assert [chunk.goes_on for chunk in before + after].count(True) == len(before) + len(after) - len(chunks) <= 1
+    assert not any(chunk.goes_on for chunk in [*before[:-1], *after])
+
+
+def placed(chunks):
+    """(request, position, token) of each token."""
+    return [
+        (chunk.table[0], chunk.start + number, token)
+        for chunk in chunks
+        for number, token in enumerate(chunk.token_ids)
+    ]
+
+
+def test_one_prompt_is_two_micro_batches(tmp_path):
+    """Halves of one prompt take turns, and its logits are those of the prompt in one piece, bit for bit."""
+    checkpoint = write_checkpoint(tmp_path / "long", V3 | {"max_position_embeddings": LONG})
+    engine = Engine(checkpoint, contiguous_map(checkpoint), SoloGroup(), torch.float32, deterministic=True)
+    prompt = [token % V3["vocab_size"] for token in range(LONG)]
+    (expected,), (latents,) = engine.prefill([prompt])
+    for overlap in BOTH:
+        engine.model.overlap = OVERLAPS[overlap]
+        sizes = [step.sizes for step in engine.model._micro_batches([Chunk(prompt, 0, [0, 1, 2])], [])]
+        (found,), (found_latents,) = engine.prefill([prompt])
+
+        assert sizes == [(LONG // 2, 0), (LONG - LONG // 2, 0)]
+        assert torch.equal(found, expected)
+        assert torch.equal(found_latents, latents)
 
 
 def test_flows_of_different_lengths_all_end():
