@@ -87,13 +87,13 @@ class _ModelCounters:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the metrics server."""
+        traffic, load = self._model.dispatcher.traffic, self._model.load
         sent = CounterMetricFamily("tidemill_dispatch_bytes", "Dispatched to other ranks.", labels=LABELS)
-        sent.add_metric(self._labels, self._model.dispatcher.traffic.bytes_sent)
+        sent.add_metric(self._labels, traffic.bytes_sent)
         yield sent
         crossed = CounterMetricFamily("tidemill_dispatch_node_bytes", "Dispatched to other nodes.", labels=LABELS)
-        crossed.add_metric(self._labels, self._model.dispatcher.traffic.bytes_to_other_nodes)
+        crossed.add_metric(self._labels, traffic.bytes_to_other_nodes)
         yield crossed
-        traffic = self._model.dispatcher.traffic
         for name, time in (("dispatch", traffic.dispatch), ("combine", traffic.combine)):
             taken = SummaryMetricFamily(
                 f"tidemill_{name}_seconds", "From its beginning to the last row.", labels=LABELS
@@ -105,13 +105,12 @@ class _ModelCounters:
             "Most rows of this rank's tokens for one rank, over the mean.",
             labels=(*LABELS, "moe_layer"),
         )
-        for layer, ratio in enumerate(self._model.load.imbalance().tolist()):
+        for layer, ratio in enumerate(load.imbalance().tolist()):
             imbalance.add_metric((*self._labels, str(layer)), ratio)
         yield imbalance
         rows = CounterMetricFamily(
             "tidemill_expert_rows", "Rows computed.", labels=(*LABELS, "moe_layer", "slot", "expert")
         )
-        load = self._model.load
         for layer, (experts, counts) in enumerate(zip(load.local_experts.tolist(), load.rows.tolist(), strict=True)):
             for slot, (expert, count) in enumerate(zip(experts, counts, strict=True)):
                 rows.add_metric((*self._labels, str(layer), str(slot), str(expert)), count)
