@@ -162,19 +162,21 @@ def prepare_search() -> None:
 
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
+    left: dict[Path, tuple[Problem, ...]] = {}
     for path in arguments.specs:
         try:
-            check_fit(check_spec(path))
+            left[path] = check_fit(check_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([problem for error in errors for problem in error.problems])
     if arguments.format == "json":
-        _print_json({"valid": True, "errors": []})
+        left_to_plan = [problem.as_json() for problems in left.values() for problem in problems]
+        _print_json({"valid": True, "errors": []} | ({"left_to_plan": left_to_plan} if left_to_plan else {}))
     else:
         for path in arguments.specs:
-            print(f"{path}: valid")
+            print("\n".join([f"{path}: valid", *(f"left to plan: {problem}" for problem in left[path])]))
 
 
 def _schema(_: argparse.Namespace) -> None:

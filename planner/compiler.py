@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from planner.check import CheckedSpec
-from planner.coverage import FailureDomains, MeanOf, failure_domains, require_coverage, require_covered
+from planner.coverage import (
+    FailureDomains,
+    MeanOf,
+    failure_domains,
+    require_coverage,
+    require_covered,
+    unknown_before_placement,
+)
 from planner.decide import decide
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, Problem
 from planner.expert_map import Domains, ExpertMap, Loads, Sizes, balance, draw_loads, max_over_mean_sampled, slots_bind
 from planner.failures import report_failures
 from planner.inventory import nodes_of
@@ -80,14 +87,22 @@ def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Pla
     )
 
 
-def check_fit(spec: CheckedSpec) -> None:
-    """Whether the memory of `spec`'s GPUs holds it, wherever its units go. Raises InfeasibleError when it does not."""
+def check_fit(spec: CheckedSpec) -> tuple[Problem, ...]:
+    """What a placement of `spec` refuses, or may refuse; empty where it plans.
+
+    Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
+    """
     spec, _ = decide(spec, _split)
     try:
         layouts, _ = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible) from None
+    try:
+        check_room(spec, layouts)
+    except InfeasibleError as error:
+        return with_changes(error, spec, _is_feasible).problems
+    return tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
 
 
 def _fit(spec: CheckedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:

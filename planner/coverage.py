@@ -29,7 +29,15 @@ from planner.spec import Coverage, Phase
 from planner.units import gb
 from planner.weights import weights_of
 
-__all__ = ["FailureDomains", "MeanOf", "failure_domains", "require_coverage", "require_covered", "uncovered_experts"]
+__all__ = [
+    "FailureDomains",
+    "MeanOf",
+    "failure_domains",
+    "require_coverage",
+    "require_covered",
+    "uncovered_experts",
+    "unknown_before_placement",
+]
 
 MeanOf = Callable[[PhaseLayout, int, Domains], float]  # max over mean of a layout's map with so many slots a GPU
 
@@ -104,6 +112,14 @@ def require_covered(spec: CheckedSpec, maps: Mapping[Phase, ExpertMap]) -> None:
         rule = f"S722 must suit all units of {' and '.join(open_phases)}, which share one expert map"
         reason = "they stand in racks differently, and no map was found that survives a rack of each"
         raise InfeasibleError([spec.problem(Violation("coverage", "rack", rule, reason, nearest("node")))])
+
+
+def unknown_before_placement(spec: CheckedSpec) -> tuple[Violation, ...]:
+    """What only the nodes of units can say: racks hold them as placement finds room."""
+    if spec.spec.coverage != "rack":
+        return ()
+    rule = "S723 must hold in the racks where units will stand"
+    return (Violation("coverage", "rack", rule, "these are not known before units are placed", "see tidemill plan"),)
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:

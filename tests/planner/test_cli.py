@@ -70,6 +70,18 @@ def test_validate_does_not_place(spec_file, with_line):
     assert (main(["validate", path]), main(["plan", path])) == (0, 3)
 
 
+def test_validate_says_what_it_leaves_to_plan(spec_file, with_line, capsys):
+    """The very problems with which plan refuses the spec, in both formats, and exit 0."""
+    path = str(spec_file(with_line(8, "  nodes: 1")))
+    main(["plan", path, "--format", "json"])
+    refused = json.loads(capsys.readouterr().out)["errors"]
+
+    assert main(["validate", path, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": [], "left_to_plan": refused}
+    assert main(["validate", path]) == 0
+    assert capsys.readouterr().out == (f"{path}: valid\nleft to plan: {path}:8:10: {refused[0]['message']} [S701]\n")
+
+
 def test_infeasible_as_json_is_the_same_document(spec_file, with_line, capsys):
     """Every command prints the errors JSON when it fails."""
     status = main(["plan", "--format=json", str(spec_file(with_line(8, "  nodes: 1")))])

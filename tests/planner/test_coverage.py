@@ -97,6 +97,17 @@ def test_validate_says_so_without_a_placement(small, spec_file):
     assert [problem.rule[:4] for problem in error.value.problems] == ["S720"]
 
 
+def test_validate_says_that_racks_are_left_to_plan(small, spec_file):
+    """S723: in which racks units stand only a placement knows."""
+    spec = small("rack", redundant=32).replace("gpus_per_node: 2", "gpus_per_node: 2\n  rack_size: 1")
+    left = check_fit(check_spec(spec_file(spec)))
+
+    assert [problem.message for problem in left] == [
+        "coverage (rack) must hold in the racks where units will stand; these are not known before units are placed; "
+        "see tidemill plan"
+    ]
+
+
 def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
     """S721: wherever replicas are, they are on that node."""
     with pytest.raises(InfeasibleError) as error:
