@@ -7,8 +7,10 @@ It knows the spec's fields but no rule between two of them: those are in `rules.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError, WrapValidator
@@ -26,6 +28,7 @@ from planner.units import QUANTITIES, Kind, as_we_spell
 __all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+WRITTEN_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")  # quoted, or with more digits than the source takes for a number
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -72,8 +75,10 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str], prefix: str) -
         value = data.get(name, {} if isinstance(field.default, Section) else field.default)
         if inner and isinstance(value, dict):
             yield from _values(inner, value, wrong, f"{path}.")
-        elif not _is_undecided(field, value):
-            yield path, _right_items(path, value, wrong) if isinstance(value, list) else value
+        elif inner and isinstance(value, list):
+            yield path, _right_items(path, value, wrong)
+        elif not (_is_undecided(field, value) or _is_wrong_below(path, wrong)):
+            yield path, value
 
 
 def _is_undecided(field: FieldInfo, value: Any) -> bool:
@@ -83,6 +88,10 @@ def _is_undecided(field: FieldInfo, value: Any) -> bool:
 
 def _may_be_auto(field: FieldInfo) -> bool:
     return any(isinstance(each, WrapValidator) for each in field.metadata)
+
+
+def _is_wrong_below(path: str, wrong: set[str]) -> bool:
+    return any(each.startswith(f"{path}.") for each in wrong)
 
 
 def _right_items(path: str, items: list[Any], wrong: set[str]) -> list[Any]:
@@ -254,13 +263,22 @@ def _example(path: str, value: Any) -> Fix:
     field = _field(path)
     if _may_be_auto(field) and close_to(value, [AUTO]):
         return did_you_mean(value, [AUTO])
-    if int in _types(field.annotation) and isinstance(value, str) and value.isdecimal():
-        return nearest(int(value))
+    if int in _types(field.annotation) and isinstance(value, str) and WRITTEN_INTEGER.fullmatch(value):
+        return nearest(_within(field, int(value)))
     if name.isdecimal():
         element = _element(field)
         return Fix(f"for example {_as_yaml(element)}", ({HERE: element},))
     example = _first_example(field)
     return Fix(f"for example {name}: {_as_yaml(example)}", ({HERE: example},))
+
+
+def _within(field: FieldInfo, number: int) -> int:
+    """`number`, or the end of the field's range that is nearest to it."""
+    inner = (each.metadata for each in _types(field.annotation) if isinstance(each, FieldInfo))
+    limits = [*field.metadata, *chain.from_iterable(inner)]
+    least = [limit.ge for limit in limits if hasattr(limit, "ge")]
+    most = [limit.le for limit in limits if hasattr(limit, "le")]
+    return int(max([min([number, *most]), *least]))
 
 
 def _first_example(field: FieldInfo) -> Any:
