@@ -20,7 +20,7 @@ from planner.catalog import GPUS, MODELS, Gpu, Model
 from planner.errors import Problem, SpecError, Violation
 from planner.expert_map import Loads, read_loads
 from planner.fields import check_fields
-from planner.fix import Change, applied, did_you_mean
+from planner.fix import HERE, Change, Fix, applied, did_you_mean
 from planner.model_config import ModelConfig, read_model_config
 from planner.rules import broken_rules
 from planner.source import Document, read_document
@@ -31,6 +31,9 @@ __all__ = ["CheckedSpec", "check_document", "check_spec", "with_values"]
 Found = TypeVar("Found")
 
 BITS_PER_BYTE = 8
+MAX_STEPS = (
+    8  # from the end of a field's range to a number that its rules take: each rule about it moves it once or twice
+)
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,9 @@ def check_document(document: Document) -> CheckedSpec:
     """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
     fields = check_fields(document.data)
     named = _Named(Path(document.file).parent, fields.values, document.data)
-    rules = broken_rules(
-        fields.values | named.resolved | _given_keys(document, fields.misspelt) | _units(fields.values)
-    )
-    violations = [*fields.violations, *named.violations, *rules]
+    values = fields.values | named.resolved | _given_keys(document, fields.misspelt) | _units(fields.values)
+    in_range = (_heeding_rules(violation, values) for violation in fields.violations)
+    violations = [*in_range, *named.violations, *broken_rules(values)]
     if violations:
         raise SpecError([document.problem(violation) for violation in violations])
     return CheckedSpec(
@@ -79,6 +81,30 @@ def check_document(document: Document) -> CheckedSpec:
 def with_values(spec: CheckedSpec, values: Change) -> CheckedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
     return check_document(replace(spec.document, data=applied(spec.document.data, values)))
+
+
+def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation:
+    """`violation` with a number for its fix that breaks no rule about the field either, where one is found."""
+    offered = _offered(violation)
+    if offered is None:
+        return violation
+    number = offered
+    for _ in range(MAX_STEPS):
+        broken = broken_rules({**values, violation.path: number}, about=violation.path)
+        better = [each for each in map(_offered, broken) if each is not None]
+        if not better:
+            break
+        number = min((abs(each - number), each) for each in better)[1]
+    if number == offered:
+        return violation
+    return replace(violation, fix=Fix(str(violation.fix).replace(str(offered), str(number)), ({HERE: number},)))
+
+
+def _offered(violation: Violation) -> int | None:
+    """The number that is offered in place of what is wrong, or the first of several."""
+    changes = violation.fix.changes if isinstance(violation.fix, Fix) else ()
+    value = changes[0].get(HERE) if changes else None
+    return value if type(value) is int else None
 
 
 class _Named:

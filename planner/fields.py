@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError, WrapValidator
+from pydantic import BaseModel, BeforeValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -22,6 +22,7 @@ from planner.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
 from planner.habits import KUBERNETES_KEYS, OTHER_NAMES, said_by_object
 from planner.rule import Partial
 from planner.section import Section
+from planner.source import INTEGER
 from planner.spec import AUTO, UNION_TAGS, Spec
 from planner.units import QUANTITIES, Kind, as_we_spell
 
@@ -90,6 +91,19 @@ def _may_be_auto(field: FieldInfo) -> bool:
     return any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
+def _is_written_integer(value: Any) -> bool:
+    return isinstance(value, str) and WRITTEN_INTEGER.fullmatch(value) is not None
+
+
+def _is_too_long(value: Any) -> bool:
+    """A number that the source has left as text."""
+    return _is_written_integer(value) and not INTEGER.fullmatch(value)
+
+
+def _is_quantity(field: FieldInfo) -> bool:
+    return any(isinstance(each, BeforeValidator) for each in field.metadata)
+
+
 def _is_wrong_below(path: str, wrong: set[str]) -> bool:
     return any(each.startswith(f"{path}.") for each in wrong)
 
@@ -117,7 +131,8 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         return _unknown(detail, data)
     if kind in WANTED:
         rule = f"S203 must be {WANTED[kind]}{' or auto' if _may_be_auto(_field(path)) else ''}"
-        return Violation(path, value, rule, f"it is {_noun(value)}", _example(path, value))
+        found = f"has {len(value)} characters" if _is_too_long(value) else f"is {_noun(value)}"
+        return Violation(path, value, rule, f"it {found}", _example(path, value))
     if kind == "string_pattern_mismatch":
         rule = "S209 must have another form"
         return Violation(path, value, rule, _sentence(_field(path)), _example(path, value))
@@ -263,7 +278,7 @@ def _example(path: str, value: Any) -> Fix:
     field = _field(path)
     if _may_be_auto(field) and close_to(value, [AUTO]):
         return did_you_mean(value, [AUTO])
-    if int in _types(field.annotation) and isinstance(value, str) and WRITTEN_INTEGER.fullmatch(value):
+    if int in _types(field.annotation) and _is_written_integer(value) and not _is_quantity(field):
         return nearest(_within(field, int(value)))
     if name.isdecimal():
         element = _element(field)

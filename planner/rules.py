@@ -36,10 +36,12 @@ RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
 
-def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
-    """Every broken rule of those whose arguments are all in `values`."""
+def broken_rules(values: Mapping[str, Any], about: str | None = None) -> Iterator[Violation]:
+    """Every broken rule whose arguments are all in `values`; only those `about` a field, where one is given."""
     for rule in [*RULES, *cluster_rules.RULES]:
         for paths in _readings(rule):
+            if about not in (None, paths[0]):
+                continue
             for broken in rule.verdicts(paths, values):
                 yield _violation(broken, paths[0], values[paths[0]])
 
@@ -77,7 +79,7 @@ def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
         return None
     rule = f"S402 must have at most {room} characters, it has {len(name)}"
     reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
-    return Broken(rule, reason, nearest(name[:room].rstrip("-")))
+    return Broken(rule, reason, nearest(_slug(name)[:room].rstrip("-")))
 
 
 @_reads("kubernetes.namespace")

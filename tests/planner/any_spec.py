@@ -14,7 +14,7 @@ from planner.catalog import GPUS, MODELS
 from planner.spec import MAX_EP_SIZE, MAX_REDUNDANT, PHASES
 from tests.planner.spec_schema import SCHEMA, all_kinds, options, property_schemas
 
-__all__ = ["EVERYTHING", "specs"]
+__all__ = ["EVERYTHING", "OWN_GPU", "specs"]
 
 EVERYTHING = tuple(all_kinds())
 

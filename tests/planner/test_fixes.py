@@ -11,7 +11,11 @@ from planner.compiler import compile_plan
 from planner.errors import InfeasibleError, SpecError
 from planner.fix import applied
 from planner.source import parse_document
+from tests.planner.any_spec import EVERYTHING, OWN_GPU
+from tests.planner.conftest import SPEC
 from tests.planner.wrong_specs import CASES, changed, data_of, with_load_file
+
+BASE = data_of(SPEC)
 
 # Rules whose fix takes what only the user knows: everything else is applied.
 NEEDS_KNOWLEDGE = {
@@ -58,6 +62,21 @@ def test_every_fix_of_a_field_mends_it(case, with_line, problems_of):
 def test_every_fix_of_a_section_mends_it(case, problems_of):
     """The same for whole sections."""
     assert_mended(changed(case), case["rule"], problems_of)
+
+
+NUMBERS = [path for path, kind in EVERYTHING if kind == "most" and "[]" not in path and path.partition(".")[0] in BASE]
+
+
+@pytest.mark.parametrize("number", [10**17, 10**30, -(10**30), str(10**30), "9" * 5000], ids=lambda each: str(each)[:5])
+@pytest.mark.parametrize("path", NUMBERS)
+def test_the_fix_of_a_huge_number_mends_it(path, number, problems_of):
+    """Whatever field it stands in: the end of its range, or what the rules about it take."""
+    text = json.dumps(applied(BASE | {"cluster": BASE["cluster"] | {"gpu": OWN_GPU}}, {path: number}))
+    rules = {problem.rule[:4] for problem in problems_of(text) if problem.path == path}
+    for rule in rules:
+        assert_mended(text, rule, problems_of, then=["S503", "S505"])  # another field has to follow
+
+    assert rules or number == 10**17  # which some fields take
 
 
 @pytest.mark.parametrize("case", CASES["load_files"], ids=lambda case: case["file"])
