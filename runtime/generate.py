@@ -26,6 +26,7 @@ from runtime.checkpoint import read_json, resolve
 from runtime.engine import Engine
 from runtime.errors import RuntimeFailure, UsageError
 from runtime.kv_cache import PAGE_TOKENS, PageTable, num_pages
+from runtime.memory import keep_freed_memory
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
 from runtime.model.step import Chunk
@@ -223,6 +224,7 @@ def _run_rank(job: Job) -> None:
             job.overlap,
             [str(rank * job.nodes // job.ep) for rank in range(job.ep)] if job.split == "local_first" else None,
         )
+    keep_freed_memory()
     group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
     share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]
     with recording(None if job.trace is None else _trace_part(job.scratch, job.rank), job.rank):

@@ -19,6 +19,7 @@ from runtime.decode import Arrival, DecodePhase
 from runtime.engine import Engine
 from runtime.kv_transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
+from runtime.memory import keep_freed_memory
 from runtime.messages import Hello
 from runtime.metrics_server import serve_metrics
 from runtime.mixed import MixedPhase
@@ -110,6 +111,7 @@ def _bring_up(
         nodes=launch.nodes_to_stay_on,
         small_step_tokens=0 if launch.phase == "prefill" else launch.limits.max_requests,
     )
+    keep_freed_memory()
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")
     first_of_node = place.local_rank == 0

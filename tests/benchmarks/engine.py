@@ -1,19 +1,21 @@
 """Our engine against transformers' DeepseekV3ForCausalLM on one CPU thread: the same random checkpoint, the same run.
 
-    python -m tests.benchmarks.engine [--quick]
+    python -m tests.benchmarks.engine [--quick] [--only WORKLOAD]... [--only ranks]
 
-First a sweep: transformers with every type, expert and attention implementation, our engine with every type, on each
-workload (`engine_workloads.py`). Then the best of either take turns, and the ratio of their medians is printed, with
-the share of the core's own limit that ours reaches; the limit is measured in the same run:
+First a sweep: transformers (`engine_theirs.py`) with every type, expert and attention implementation, our engine with
+every type, on each workload (`engine_workloads.py`). Then the best of either take turns, and the ratio of their medians
+is printed, with the share of the core's own limit that ours reaches; the limit is measured in the same run:
 
     prefill   floating-point operations of all matmuls / BF16 rate of a large matmul
     decode    bytes of the weights and latents that the step needs / rate of reading memory
 
 Last, two ranks of one unit against two independent copies (`engine_ranks.py`). Exits with 1 when a goal is missed, or
 when the run is void: transformers more than a fifth slower than what was once measured for it, scaled by the matmul
-rate. Times on one thread are CPU seconds. About 4 minutes; --quick repeats less and leaves FP32 out.
+rate. Times on one thread are CPU seconds. About 4 minutes; --quick repeats less and leaves FP32 out; --only takes a
+part of it: prefill, "decode 1", "decode 32" or ranks.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -23,20 +25,19 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import DeepseekV3ForCausalLM, DynamicCache
-from transformers.utils import logging
+from rich.console import Console
+from rich.progress import Progress
 
+from runtime.memory import keep_freed_memory
 from runtime.parallel import SoloGroup
 from tests.benchmarks.engine_workloads import (
     CONFIG,
     NUM_MOE_LAYERS,
-    NUM_PROMPTS,
     PROMPT_TOKENS,
     TOKENS,
     cpu_seconds,
     our_engine,
     our_step,
-    token_ids,
     write_checkpoint,
 )
 from tests.benchmarks.goals import Goals
@@ -51,30 +52,46 @@ EXPERTS = ("eager", "grouped_mm", "batched_mm")
 ATTENTIONS = ("eager", "sdpa")
 REPEATS = {"prefill": 5, "decode 1": 40, "decode 32": 15}
 SWEEP_REPEATS = {"prefill": 1, "decode 1": 5, "decode 32": 3}
+RANKS = "ranks"
 
 
 def main():
     """The whole run; the exit status."""
+    arguments = _arguments()
     torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    quick = "--quick" in sys.argv
-    dtypes = (torch.bfloat16,) if quick else (torch.bfloat16, torch.float32)
+    keep_freed_memory()
+    parts = arguments.only or [*TOKENS, RANKS]
+    workloads = [workload for workload in TOKENS if workload in parts]
     goals = Goals()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_checkpoint(folder)
-        with torch.inference_mode():
-            limits = Limits()
-            print(f"this core: {limits.flops / 1e9:,.0f} GFLOP/s in BF16, {limits.bytes_per_s / 1e9:.1f} GB/s read\n")
-            print(f"{'sweep, tokens/s':<40}{''.join(f'{workload:>12}' for workload in TOKENS)}")
-            theirs = _best(Theirs(folder, dtype) for dtype in dtypes)
-            ours = _best(Ours(folder, dtype) for dtype in dtypes)
-            print()
-            for workload in TOKENS:
-                _compare(workload, ours[workload], theirs[workload], limits, 0.4 if quick else 1.0, goals)
-        _compare_ranks(folder, goals)
+        if workloads:
+            _compare_with_transformers(folder, workloads, arguments.quick, goals)
+        if RANKS in parts:
+            _compare_ranks(folder, goals)
     return goals.report()
+
+
+def _arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", action="append", choices=[*TOKENS, RANKS])
+    return parser.parse_args()
+
+
+@torch.inference_mode()
+def _compare_with_transformers(folder, workloads, quick, goals):
+    dtypes = ("bfloat16",) if quick else ("bfloat16", "float32")
+    limits = Limits()
+    print(f"this core: {limits.flops / 1e9:,.0f} GFLOP/s in BF16, {limits.bytes_per_s / 1e9:.1f} GB/s read\n")
+    print(f"{'sweep, tokens/s':<40}{''.join(f'{workload:>12}' for workload in workloads)}", flush=True)
+    with Theirs(folder) as theirs, Progress(console=Console(stderr=True), transient=True) as progress:
+        forms = [form for dtype in dtypes for form in (*theirs.forms(dtype), *Ours.forms(folder, dtype))]
+        best = _sweep(forms, workloads, progress)
+        print()
+        for workload in workloads:
+            _compare(workload, *best[workload], limits, 0.4 if quick else 1.0, goals, progress)
 
 
 class Limits:
@@ -130,96 +147,115 @@ def bytes_of_step(workload, engine):
 class Ours:
     """Our engine in one type."""
 
-    def __init__(self, folder, dtype):
-        self.dtype, self.engine = dtype, our_engine(folder, SoloGroup(), dtype)
+    is_ours = True
 
-    def forms(self):
+    def __init__(self, folder, dtype):
+        self.name, self.engine, self._steps = (
+            f"ours, {dtype}",
+            our_engine(folder, SoloGroup(), getattr(torch, dtype)),
+            {},
+        )
+
+    @classmethod
+    def forms(cls, folder, dtype):
         """There is one."""
-        yield f"ours, {_name(self.dtype)}", lambda workload: our_step(self.engine, workload)
+        yield cls(folder, dtype)
+
+    def computes(self, workload):
+        """All."""
+        return True
+
+    def seconds(self, workload, repeats):
+        """CPU seconds of so many steps."""
+        if workload not in self._steps:
+            self._steps[workload] = our_step(self.engine, workload)
+            self._steps[workload]()
+        return [cpu_seconds(self._steps[workload]) for _ in range(repeats)]
 
 
 class Theirs:
-    """transformers' model in one type."""
+    """The process of transformers' models."""
 
-    def __init__(self, folder, dtype):
-        self.dtype, self.engine = dtype, None
-        self.model = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    def __init__(self, folder):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.engine_theirs", folder],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
-    def forms(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._process.stdin.close()
+        self._process.wait()
+
+    def forms(self, dtype):
         """Every expert and attention implementation."""
         for experts in EXPERTS:
             for attention in ATTENTIONS:
-                form = experts, attention
-                yield f"transformers, {_name(self.dtype)}, {experts}, {attention}", self._steps(form)
+                yield TheirForm(self, dtype, (experts, attention))
 
-    def _steps(self, form):
-        return lambda workload: (
-            None if form[0] == "batched_mm" and workload == "prefill" else self._step(form, workload)
+    def ask(self, **question):
+        """One line there, one line back."""
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+
+class TheirForm:
+    """transformers' model in one type, with one implementation of experts and one of attention."""
+
+    is_ours = False
+
+    def __init__(self, process, dtype, form):
+        self.name, self._process, self._dtype, self._form = (
+            f"transformers, {dtype}, {', '.join(form)}",
+            process,
+            dtype,
+            form,
         )
 
-    def _step(self, form, workload):
-        """None is for batched_mm in prefill, which would copy an expert's weights for each of 32,768 rows: 16 GB."""
-        if workload == "prefill":
-            prompts = token_ids(NUM_PROMPTS, PROMPT_TOKENS)
-            return self._in_form(form, lambda: self.model(prompts, logits_to_keep=1))
-        self._in_form(("grouped_mm", "sdpa"), lambda: None)()
-        cache = DynamicCache()
-        self.model(token_ids(1, PROMPT_TOKENS), past_key_values=cache, logits_to_keep=1)
-        cache.batch_repeat_interleave(TOKENS[workload])
-        tokens = token_ids(TOKENS[workload])[:, None]
+    def computes(self, workload):
+        """batched_mm in prefill would copy an expert's weights for each of 32,768 rows: 16 GB."""
+        return not (self._form[0] == "batched_mm" and workload == "prefill")
 
-        def step():
-            self.model(tokens, past_key_values=cache, logits_to_keep=1)
-            cache.crop(-1)  # back to the same state; takes no copy
-
-        return self._in_form(form, step)
-
-    def _in_form(self, form, step):
-        def in_form():
-            if (self.model.config._experts_implementation, self.model.config._attn_implementation) != form:
-                self.model.set_experts_implementation(form[0])
-                self.model.set_attn_implementation(form[1])
-            step()
-
-        return in_form
+    def seconds(self, workload, repeats):
+        """CPU seconds of so many steps."""
+        return self._process.ask(dtype=self._dtype, form=self._form, workload=workload, repeats=repeats)
 
 
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
+def _sweep(forms, workloads, progress):
+    """Workload -> the fastest form of ours and of theirs."""
+    best = {workload: {} for workload in workloads}
+    task = progress.add_task("sweep", total=len(forms) * len(workloads))
+    for form in forms:
+        columns = ""
+        for workload in workloads:
+            if form.computes(workload):
+                taken = statistics.median(form.seconds(workload, SWEEP_REPEATS[workload]))
+                columns += f"{TOKENS[workload] / taken:12,.1f}"
+                if taken < best[workload].get(form.is_ours, (taken + 1,))[0]:
+                    best[workload][form.is_ours] = taken, form
+            else:
+                columns += f"{'-':>12}"
+            progress.advance(task)
+        print(f"{form.name:<40}{columns}", flush=True)
+    return {workload: (found[True][1], found[False][1]) for workload, found in best.items()}
 
 
-def _best(models):
-    """Workload -> (name, model, step) of the fastest form of any of the models."""
-    best = {}
-    for model in models:
-        for name, step_of in model.forms():
-            rates = {}
-            for workload, num_tokens in TOKENS.items():
-                if (step := step_of(workload)) is None:
-                    continue
-                if workload != "prefill":
-                    step()
-                taken = statistics.median(cpu_seconds(step) for _ in range(SWEEP_REPEATS[workload]))
-                rates[workload] = num_tokens / taken
-                if workload not in best or rates[workload] > best[workload][0]:
-                    best[workload] = rates[workload], name, model, step_of
-            columns = (f"{rates[workload]:12,.1f}" if workload in rates else f"{'-':>12}" for workload in TOKENS)
-            print(f"{name:<40}{''.join(columns)}", flush=True)
-    return {workload: found[1:] for workload, found in best.items()}
-
-
-def _compare(workload, ours, theirs, limits, part, goals):
+def _compare(workload, ours, theirs, limits, part, goals, progress):
     """In turns, from which the machine's moods fall out."""
-    steps = [step_of(workload) for _, _, step_of in (ours, theirs)]
-    taken = [[], []]
-    for _ in range(max(3, int(REPEATS[workload] * part)) + 1):
-        for step, times in zip(steps, taken, strict=True):
-            times.append(cpu_seconds(step))
+    taken = [], []
+    for _ in progress.track(range(max(3, int(REPEATS[workload] * part)) + 1), description=workload):
+        for form, times in zip((ours, theirs), taken, strict=True):
+            times += form.seconds(workload, 1)
     mine, others = (statistics.median(times[1:]) for times in taken)
-    share, of_what = limits.share(workload, ours[1].engine, mine)
+    share, of_what = limits.share(workload, ours.engine, mine)
     rates = [TOKENS[workload] / median for median in (mine, others)]
-    print(f"{workload:<10} {ours[0]}: {rates[0]:,.1f} tokens/s, {share:.0%} {of_what}")
-    print(f"{'':<10} {theirs[0]}: {rates[1]:,.1f} tokens/s; ratio {others / mine:.2f}", flush=True)
+    print(f"{workload:<10} {ours.name}: {rates[0]:,.1f} tokens/s, {share:.0%} {of_what}")
+    print(f"{'':<10} {theirs.name}: {rates[1]:,.1f} tokens/s; ratio {others / mine:.2f}", flush=True)
     goals.check(f"{workload}, ours / transformers", others / mine, ">=", GOALS[workload])
     scale = limits.flops * ONCE_SHARE / (ONCE_MEASURED["prefill"] * flops_per_token())
     once = ONCE_MEASURED[workload] * scale

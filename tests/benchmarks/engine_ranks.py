@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from runtime.memory import keep_freed_memory
 from runtime.parallel import SoloGroup, new_group
 from runtime.rendezvous import MeetingPoint
 from tests.benchmarks.engine_workloads import our_engine, our_step, seconds
@@ -26,6 +27,7 @@ REPEATS = {"prefill": 5, "decode 32": 15}
 def main(rank, size, port, folder):
     """One process."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     group = new_group(rank, size)
     copy, unit = our_engine(folder, SoloGroup(), torch.bfloat16), our_engine(folder, group, torch.bfloat16)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
