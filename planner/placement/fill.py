@@ -43,12 +43,16 @@ def in_their_leaves(task: Task, by_leaf: Split) -> Split:
     as its nodes there need.
     """
     assert task.leaves
-    order = _alternating(task, _by_activity(task), set(task.lost))
-    line = _line(task)
+    lines: list[list[int]] = [[] for _ in task.leaves.sizes]
+    for cell in _line(task):
+        lines[task.leaves.of_cell[cell]].append(cell)
+    wants: list[list[tuple[int, int]]] = [[] for _ in lines]
+    for unit in _alternating(task, _by_activity(task), set(task.lost)):
+        for leaf, num_nodes in by_leaf[unit].items():
+            wants[leaf].append((unit, num_nodes))
     split: list[dict[int, int]] = [{} for _ in task.units]
-    for leaf in range(len(task.leaves.sizes)):
-        cells = [cell for cell in line if task.leaves.of_cell[cell] == leaf]
-        _fill_line(task, cells, [(unit, by_leaf[unit][leaf]) for unit in order if leaf in by_leaf[unit]], split)
+    for line, own in zip(lines, wants, strict=True):
+        _fill_line(task, line, own, split)
     return split
 
 
