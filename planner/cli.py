@@ -118,7 +118,7 @@ def _add_experts(commands: Any) -> None:
     experts.add_argument(
         "--step-tokens", type=int, metavar="N", help="of a step over all GPUs: adds what sampling adds to max/mean"
     )
-    experts.add_argument("--experts-per-token", type=int, default=8, metavar="K", help="for --step-tokens; default: 8")
+    experts.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens; default: 8")
     experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
     experts.add_argument(
         "--keep-within",

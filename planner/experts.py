@@ -79,7 +79,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         previous=previous,
         keep_within=call.keep_within,
         expert_bytes=read_bytes(call.expert_bytes) if call.expert_bytes else None,
-        step_pairs=call.step_tokens * call.experts_per_token if call.step_tokens else None,
+        step_pairs=call.step_tokens * call.chosen_per_token if call.step_tokens else None,
     )
 
 

@@ -4,7 +4,7 @@ Each rule is asked only when the sizes that it counts with are numbers of things
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from planner.units import gb, read_bytes
 
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 
+EXPERTS_PER_TOKEN = 8  # unless given: as DeepSeek-V3 has it (`catalog.py`)
 MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_batch_tokens a rank
 
 
@@ -39,7 +40,7 @@ class ExpertsCall:
     keep_within: float = 0.0
     expert_bytes: str | None = None
     step_tokens: int | None = None
-    experts_per_token: int = 8
+    experts_per_token: int | None = None  # of a step
     export: Engine | None = None
     first_layer: int = 0
     output: Path | None = None
@@ -47,6 +48,11 @@ class ExpertsCall:
     def num_slots_per_gpu(self, num_experts: int) -> int:
         """As asked for, else just enough."""
         return self.slots_per_gpu or -(-num_experts // self.gpus)
+
+    @property
+    def chosen_per_token(self) -> int:
+        """Experts that a token of a step goes to."""
+        return EXPERTS_PER_TOKEN if self.experts_per_token is None else self.experts_per_token
 
     def domains(self) -> Domains:
         """The failure domains that experts are spread over; none where they are not."""
@@ -75,14 +81,15 @@ def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Viol
     if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
-    if num_experts is not None and call.step_tokens is not None and call.experts_per_token > num_experts:
+    if num_experts is not None and call.step_tokens is not None and call.chosen_per_token > num_experts:
         rule = f"S819 must be at most {num_experts}, the number of experts"
         yield Violation(
-            "--experts-per-token", call.experts_per_token, rule, "a token takes each once", nearest(num_experts)
+            "--experts-per-token", call.chosen_per_token, rule, "a token takes each once", nearest(num_experts)
         )
     if num_experts is not None and not {"groups", "nodes"} & wrong:
         yield from _uneven_groups(call, num_experts)
     yield from _wrong_options(call)
+    yield from _without_effect(call, wrong)
 
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
@@ -109,6 +116,22 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
     if call.first_layer < 0:
         rule, reason = "S810 must be at least 0", "layers are numbered from 0"
         yield Violation("--first-layer", call.first_layer, rule, reason, nearest(0))
+
+
+def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Violation]:
+    """Options about another one that is not there: whoever gives them believes that they count."""
+    if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
+        rule, reason = "S820 must come with --coverage rack", "racks play no part without it"
+        yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
+    if call.experts_per_token is not None and call.step_tokens is None and "experts_per_token" not in wrong:
+        rule, reason = "S821 must come with --step-tokens", "only the luck of a step depends on it"
+        yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
+    if 0 < call.keep_within < math.inf and call.previous is None:
+        rule, reason = "S822 must come with --previous", "there is no map to keep"
+        yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
+    if call.first_layer > 0 and call.export != "tensorrt-llm":
+        rule, reason = "S823 must come with --export tensorrt-llm", "no other file numbers its layers"
+        yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
 
 
 def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:
@@ -182,6 +205,10 @@ def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
         return ignored
     numbers = nearest_of(groups, fitting)
     return Fix(f"{numbers}, or --policy global", (*numbers.changes, *ignored.changes))
+
+
+def _without(option: str) -> Fix:
+    return Fix(f"leave {option} out", ({option: None},))
 
 
 def _for_example(option: str, value: Any) -> Fix:

@@ -62,7 +62,7 @@ def sound_specs(draw, path):
     per_node = draw(st.sampled_from([8, 8, 1, 4, 64]))
     layouts = [["prefill", "decode"], ["prefill", "decode"], ["mixed"]]
     phases = draw(st.sampled_from([each for each in layouts if _phases_of(path) <= set(each)]))
-    coverage = draw(st.sampled_from(["none"] * 6 + ["node", "rack"]))
+    coverage = draw(st.sampled_from(["none"] * 10 + ["node", "rack"]))
     shared = draw(shared_by_phases())
     sections = {phase: draw(phase_sections(experts, per_node, coverage)) | shared for phase in phases}
     cluster = {"gpu": draw(st.sampled_from([OWN_GPU] * 4 + [*GPUS])), "gpus_per_node": per_node}
@@ -73,7 +73,7 @@ def sound_specs(draw, path):
         spec["schedule"] = {"windows": draw(windows(list(sections)))}
     elif draw(st.booleans()):
         for section in sections.values():
-            section["units"] = draw(st.sampled_from([1] * 8 + [2, 1000]))
+            section["units"] = draw(st.sampled_from([1] * 12 + [2, 3, 1000]))
     return deepcopy(spec)  # to be changed, and a GPU is drawn more than once
 
 
@@ -112,7 +112,7 @@ def phase_sections(draw, experts, per_node, coverage):
 @st.composite
 def shared_by_phases(draw):
     """What prefill and decode must have alike, or may as well."""
-    tokens, attention_tp = draw(st.sampled_from([2048, 2])), draw(st.sampled_from([1] * 8 + [2]))
+    tokens, attention_tp = draw(st.sampled_from([2048, 2])), draw(st.sampled_from([1] * 16 + [2]))
     precision = draw(st.sampled_from(["fp8", "bf16", "fp32"]))
     return {"max_request_tokens": tokens, "attention_tp": attention_tp, "precision": precision}
 
@@ -120,7 +120,7 @@ def shared_by_phases(draw):
 @st.composite
 def windows(draw, phases):
     """Windows of a day that count these phases."""
-    most = draw(st.sampled_from([1, 1, 3, 3, 100]))
+    most = draw(st.sampled_from([1, 1, 1, 3, 3, 3, 100]))
     times = draw(st.lists(st.sampled_from(TEXTS["schedule.windows[].at"]), min_size=1, max_size=3, unique=True))
     counts = st.fixed_dictionaries({f"{phase}_units": st.integers(1, most) for phase in phases})
     return [{"at": at} | draw(counts) for at in times]
@@ -133,7 +133,7 @@ def nodes(draw, is_listed):
         is_listed = draw(st.booleans())
     if not is_listed:
         sizes = {f"{place}_size": draw(st.integers(1, 64)) for place in ("rack", "leaf") if draw(st.booleans())}
-        return {"nodes": draw(st.sampled_from([300, 300, 300, 2000, 8, 1]))} | sizes
+        return {"nodes": draw(st.sampled_from([300] * 8 + [2000, 8, 1]))} | sizes
     count = draw(st.sampled_from([40, 40, draw(st.integers(1, 40))]))
     per_place = draw(st.fixed_dictionaries({place: st.integers(1, 8) for place in PLACES}))
     listed = [

@@ -189,7 +189,10 @@ def problems_of_text(text):
 
 
 def with_option(words, option, value):
-    """A command line with `value` for `option`."""
+    """A command line with `value` for `option`; without it where that is null."""
+    if value == "None":
+        index = words.index(option)
+        return [*words[:index], *words[index + 2 :]]
     if option not in words:
         return [*words, option, value]
     index = words.index(option)
