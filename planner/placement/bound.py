@@ -11,9 +11,9 @@ under at most as many leaves, and their nodes must have room there. The least E 
 Which pieces make up a unit, and which of its nodes stand in racks, is not asked: so no placement is below.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,20 +35,34 @@ def least_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, 
     `leaves`: their nodes. `kinds`: units that fit under the largest. `large`: of all that fit under none, their nodes
     and the fewest leaves that they stand under, which are no extra.
     """
-    (small, num_small), (big, num_big) = kinds
     room = _room(leaves, kinds)
     if room is None:
         return 0
     nodes, pieces = large
-    for extra in range(num_small + num_big + 1):
-        for num_split in range(min(extra, num_small + num_big) + 1):
-            most_leaves = min(extra + num_split + pieces, room.shape[2] - 1)
-            for of_small in range(max(0, num_split - num_big), min(num_split, num_small) + 1):
-                of_big = num_split - of_small
-                left_over = room[num_small - of_small, num_big - of_big, : most_leaves + 1].max()
-                if left_over >= of_small * small + of_big * big + nodes:
-                    return extra
-    return num_small + num_big
+
+    def is_enough(extra: int) -> bool:
+        return any(
+            _left_over(room, kinds, split, extra + sum(split) + pieces)
+            >= nodes + sum(number * size for number, (size, _) in zip(split, kinds, strict=True))
+            for split in _splits(kinds, extra)
+        )
+
+    num_units = sum(number for _, number in kinds)
+    return bisect_left(range(num_units), True, key=is_enough)
+
+
+def _splits(kinds: Kinds, most: int) -> Iterator[tuple[int, int]]:
+    """Numbers of split units of each size, up to so many together."""
+    (_, num_small), (_, num_big) = kinds
+    for of_small in range(min(num_small, most) + 1):
+        for of_big in range(min(num_big, most - of_small) + 1):
+            yield of_small, of_big
+
+
+def _left_over(room: "npt.NDArray[np.int64]", kinds: Kinds, split: tuple[int, int], num_leaves: int) -> int:
+    """Nodes under so many leaves, beside the units that are whole."""
+    (_, num_small), (_, num_big) = kinds
+    return int(room[num_small - split[0], num_big - split[1], min(num_leaves, room.shape[2] - 1)])
 
 
 @lru_cache(maxsize=32)
@@ -57,15 +71,14 @@ def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "n
     import numpy as np
 
     (small, num_small), (big, num_big) = kinds
-    patterns = [list(_patterns(sum(own), kinds)) for own in racks]
-    if sum(map(len, patterns)) * (num_small + 1) * (num_big + 1) > MOST_STEPS:
+    if _num_steps([sum(own) for own in racks], kinds) > MOST_STEPS:
         return None
     table = np.full((num_small + 1, num_big + 1), -NEVER, np.int64)
     table[0, 0] = 0
-    for own, here in zip(racks, patterns, strict=True):
+    for own in racks:
         fewest = [0, *(number for number, size in enumerate(own, 1) for _ in range(size))]
         before, table = table, np.full_like(table, -NEVER)
-        for a, b in here:
+        for a, b in _patterns(sum(own), kinds):
             to = table[a:, b:]
             np.minimum(to, before[: to.shape[0], : to.shape[1]] + fewest[a * small + b * big], out=to)
     return table
@@ -75,30 +88,24 @@ def least_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: 
     """Racks for so many units of each size, of which up to `num_split` need not be whole."""
     if table is None:
         return 0
-    return min(
-        (
-            int(table[num_small - a, num_big - b])
-            for a, b in product(range(min(num_small, num_split) + 1), range(min(num_big, num_split) + 1))
-            if a + b <= num_split
-        )
-    )
+    whole = [(num_small - a, num_big - b) for a, b in _splits(((1, num_small), (1, num_big)), num_split)]
+    return min(int(table[a, b]) for a, b in whole)
 
 
 def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
-    """`[a, b, k]`, and without k where that would be too large."""
+    """`[a, b, k]`, under up to k leaves; without k where that would be too large."""
     import numpy as np
 
     (small, num_small), (big, num_big) = kinds
-    patterns = [list(_patterns(size, kinds)) for size in leaves]
-    steps = 2 * sum(map(len, patterns)) * (num_small + 1) * (num_big + 1)
+    steps = 2 * _num_steps(leaves, kinds)
     if steps > MOST_STEPS:
         return None
     counted = steps * (len(leaves) + 1) <= MOST_STEPS
     room = np.full((num_small + 1, num_big + 1, len(leaves) + 1 if counted else 1), NEVER, np.int64)
     room[0, 0, 0] = 0
-    for size, here in zip(leaves, patterns, strict=True):
+    for size in leaves:
         before, room = room, np.full_like(room, NEVER)
-        for a, b in here:
+        for a, b in _patterns(size, kinds):
             to = room[a:, b:]
             own = before[: to.shape[0], : to.shape[1]]
             left_over = size - a * small - b * big
@@ -107,7 +114,14 @@ def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None"
                 np.maximum(to[:, :, 1:], own[:, :, :-1] + left_over, out=to[:, :, 1:])
             else:
                 np.maximum(to, own + left_over, out=to)
-    return room
+    return np.maximum.accumulate(room, axis=2)
+
+
+def _num_steps(leaves: Sequence[int], kinds: Kinds) -> int:
+    """What a table without k takes, at most."""
+    (small, num_small), (big, num_big) = kinds
+    patterns = sum((min(num_small, size // small) + 1) * (min(num_big, size // big) + 1) for size in leaves)
+    return patterns * (num_small + 1) * (num_big + 1)
 
 
 def _patterns(size: int, kinds: Kinds) -> Iterator[tuple[int, int]]:

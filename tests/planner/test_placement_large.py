@@ -63,9 +63,13 @@ def test_two_units_of_18_nodes_under_two_leaves_take_ten_racks():
     assert least_racks(racks, 8, 2, num_split=0) == 18
 
 
-def test_tables_that_would_be_too_large_are_not_made():
-    """10,000 nodes: then the plain bounds have to do."""
-    kinds = ((4, 454), (18, 454))
+@pytest.mark.parametrize(
+    ("leaves", "kinds"), [((32,) * 313, ((4, 454), (18, 454))), ((10_000,), ((1, 3000), (2, 3000)))]
+)
+def test_tables_that_would_be_too_large_are_not_made(leaves, kinds):
+    """Of 10,000 nodes, under many leaves or one: then the plain bounds have to do."""
+    (_, num_small), (_, num_big) = kinds
+    table = racks_by_whole_units(tuple((size,) for size in leaves), kinds)
 
-    assert least_extra_leaves((32,) * 313, kinds, NONE_LARGER) == 0
-    assert least_racks(racks_by_whole_units(((4,) * 8,) * 313, kinds), 454, 454, num_split=0) == 0
+    assert least_extra_leaves(leaves, kinds, NONE_LARGER) == 0
+    assert least_racks(table, num_small, num_big, num_split=0) == 0
