@@ -25,7 +25,7 @@ from planner.schedule import DaySchedule, Step
 from planner.spec import Phase, Spec
 from planner.traffic import PhaseTraffic
 
-__all__ = ["Plan"]
+__all__ = ["PLAN_VERSION", "Plan"]
 
 PLAN_VERSION = 1
 

@@ -37,6 +37,7 @@ NEEDS_KNOWLEDGE = {
     "S904": "which file may be written",
     "S905": "where the previous plan is",
     "S906": "where the previous plan is",
+    "S907": "what the previous spec was",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
