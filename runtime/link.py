@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from runtime.errors import RuntimeFailure, WireError
-from runtime.messages import FromGateway, Hello, RankState, Rejected, State
+from runtime.messages import FromGateway, Hello, Rejected, State
 from runtime.sockets import notice_a_vanished_peer
 from runtime.wire import FrameReader, encode_frame
 
@@ -26,7 +26,7 @@ class GatewayLink:
     def __init__(self, host: str, port: int, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
         self._host, self._port = host, port
         self._hello = hello
-        self._state: RankState = "loading"
+        self._state = State("loading", 0.0)
         self._receive = receive
         self._writer: asyncio.StreamWriter | None = None
 
@@ -42,10 +42,10 @@ class GatewayLink:
             self._writer = None
             await asyncio.sleep(RETRY_S)
 
-    def say_state(self, state: RankState) -> None:
+    def say_state(self, state: State) -> None:
         """Now and on every later connection."""
         self._state = state
-        self.send(State(state))
+        self.send(state)
 
     def send(self, message: msgspec.Struct) -> None:
         """Say it if somebody listens."""
@@ -56,7 +56,7 @@ class GatewayLink:
         try:
             self._writer = writer
             self.send(self._hello)
-            self.send(State(self._state))
+            self.send(self._state)
             reader = FrameReader(stream, FromGateway)
             while (frame := await reader.read()) is not None:
                 if isinstance(frame[0], Rejected):

@@ -82,9 +82,10 @@ class Hello(_Message):
 
 
 class State(_Message):
-    """The rank's own state; the unit is ready when all its ranks are."""
+    """The rank's own state; the unit is ready when all its ranks are. `loaded` is the part of its tensors, of 1."""
 
     state: RankState
+    loaded: float = 1.0
 
 
 class Token(_Message):

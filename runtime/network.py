@@ -19,7 +19,7 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure
 from runtime.kv_transfer import KvReceiver, KvSender
 from runtime.link import GatewayLink
-from runtime.messages import Failed, Handover, Hello, RankState
+from runtime.messages import Failed, Handover, Hello, RankState, State
 
 __all__ = ["Inbox", "Network"]
 
@@ -51,7 +51,11 @@ class Network:
 
     def say_state(self, state: RankState) -> None:
         """Tell the gateway this rank's state."""
-        self._soon(self._link.say_state, state)
+        self._soon(self._link.say_state, State(state))
+
+    def say_loaded(self, loaded: float) -> None:
+        """Tell it how much of this rank's tensors is loaded, of 1."""
+        self._soon(self._link.say_state, State("loading", loaded))
 
     def say(self, message: msgspec.Struct) -> None:
         """Tell the gateway something about a request."""

@@ -9,6 +9,7 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 import os
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from runtime.sockets import check_address, listen
 __all__ = ["Addresses", "run_rank"]
 
 PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
+LOADING_PARTS = 50  # of a rank's tensors: a bar that moves, and no message for each of 10,000 tensors
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
 
 
@@ -106,6 +108,7 @@ def _bring_up(
         launch.expert_map.physical_to_logical,
         group,
         DTYPES[launch.precision],
+        every_part(LOADING_PARTS, network.say_loaded),
         deterministic=launch.deterministic,
         overlap=launch.overlap,
         nodes=launch.nodes_to_stay_on,
@@ -117,6 +120,19 @@ def _bring_up(
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
     return engine, group
+
+
+def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
+    """Counts for a listener who wants to hear of each further part only: `say(done / total)`."""
+    num_said = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal num_said
+        if done * num_parts // total > num_said:
+            num_said = done * num_parts // total
+            say(done / total)
+
+    return progress
 
 
 def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:

@@ -23,6 +23,7 @@ class Rank:
     def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
+        self.loaded = 0.0  # of its tensors, of 1
         self._writer = writer
         self._listeners: dict[str, Listener] = {}
 
@@ -50,8 +51,8 @@ class Rank:
     def take(self, message: FromRank) -> None:
         """Act on what the rank says. Raises WireError."""
         match message:
-            case State(state=state):
-                self.state = state
+            case State(state=state, loaded=loaded):
+                self.state, self.loaded = state, loaded
             case Token() | Failed():
                 self._pass_on(message)
             case Hello():

@@ -191,7 +191,13 @@ def _loads(units: list[Unit], phase: str) -> list[RankLoad]:
 
 def _report_unit(unit: Unit) -> dict[str, Any]:
     ranks = [
-        {"rank": rank.hello.rank, "node": rank.hello.node, "pid": rank.hello.pid, "state": rank.state}
+        {
+            "rank": rank.hello.rank,
+            "node": rank.hello.node,
+            "pid": rank.hello.pid,
+            "state": rank.state,
+            "loaded": round(rank.loaded, 3),
+        }
         for rank in unit.ranks
     ]
     return {"unit": unit.name, "phase": unit.phase, "ranks": ranks}

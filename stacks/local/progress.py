@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from stacks.local.record import Record
+from stacks.local.record import Record, UnitRecord
 from stacks.local.supervisor import ORDER
 
 __all__ = ["UpProgress"]
@@ -40,8 +40,18 @@ class UpProgress:
         for unit in record.units:
             if unit.name not in self._tasks:
                 self._tasks[unit.name] = self._bars.add_task(f"{unit.name} ({unit.ranks} ranks)", total=3, state="")
-            reached = ORDER.index(unit.state) if unit.state in ORDER else 0
-            self._bars.update(self._tasks[unit.name], completed=reached, state=unit.state)
+            self._bars.update(self._tasks[unit.name], completed=_stages_done(unit), state=_in_words(unit))
             if not self._console.is_terminal and self._said.get(unit.name) != unit.state:
                 self._console.print(f"{unit.name}: {unit.state}", highlight=False)
                 self._said[unit.name] = unit.state
+
+
+def _stages_done(unit: UnitRecord) -> float:
+    """Of the three that end with ready; loading counts by what is loaded."""
+    if unit.state == "loading":
+        return ORDER.index("loading") + unit.loaded
+    return ORDER.index(unit.state) if unit.state in ORDER else 0
+
+
+def _in_words(unit: UnitRecord) -> str:
+    return f"loading {unit.loaded:.0%}" if unit.state == "loading" else unit.state

@@ -30,13 +30,14 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit as its supervisor last saw it. `reason` says why it failed."""
+    """One unit as its supervisor last saw it. `loaded`: of its slowest rank's tensors; `reason` says why it failed."""
 
     name: str
     phase: str
     state: str  # starting | loading | joining | ready | failed
     ranks: int
     reason: str | None = None
+    loaded: float = 0.0
 
 
 @dataclass(frozen=True)

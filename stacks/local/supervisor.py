@@ -27,6 +27,7 @@ STOP_GRACE_S = 8.0  # longer than the gateway's own grace for running answers
 CAUSE_GRACE_S = 3.0  # how long the node that caused a failure may take to say so after one that only noticed
 PEER_LOST = 75  # the runtime's exit status for "another rank went first"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_RankState = tuple[str, float]  # and how much of its tensors it has loaded
 ORDER = ("starting", "loading", "joining", "ready")
 
 
@@ -91,7 +92,7 @@ class _Supervisor:
             return record
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
-    def _with_states(self, record: Record, report: Mapping[str, Sequence[str]]) -> Record:
+    def _with_states(self, record: Record, report: Mapping[str, Sequence[_RankState]]) -> Record:
         for unit in record.units:
             if unit.state != "failed":
                 record = record.with_unit(_as_reported(unit, report.get(unit.name, ())))
@@ -154,7 +155,7 @@ def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)
 
 
-def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[str]] | None:
+def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[_RankState]] | None:
     """Each known unit's rank states; None while our gateway does not answer, whoever else may on its port."""
     connection = http.client.HTTPConnection(layout.gateway_host, layout.http_port, timeout=2)
     try:
@@ -166,17 +167,18 @@ def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[str]] | None:
         connection.close()
     if report.get("pid") != pid:
         return None
-    return {unit["unit"]: [rank["state"] for rank in unit["ranks"]] for unit in report["units"]}
+    return {unit["unit"]: [(rank["state"], rank["loaded"]) for rank in unit["ranks"]] for unit in report["units"]}
 
 
-def _as_reported(unit: UnitRecord, rank_states: Sequence[str]) -> UnitRecord:
+def _as_reported(unit: UnitRecord, ranks: Sequence[_RankState]) -> UnitRecord:
     """A unit is as far as its slowest rank; one that lost a rank has failed, whoever notices first."""
+    rank_states = [state for state, _ in ranks]
     if "lost" in rank_states:
         reason = f"{unit.name} lost {rank_states.count('lost')} of its {unit.ranks} ranks"
         return replace(unit, state="failed", reason=reason)
     if len(rank_states) < unit.ranks:
         return replace(unit, state="starting")
-    return replace(unit, state=min(rank_states, key=ORDER.index))
+    return replace(unit, state=min(rank_states, key=ORDER.index), loaded=min(loaded for _, loaded in ranks))
 
 
 def _log(process: NodeProcess, folder: Path) -> Path:

@@ -36,14 +36,14 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
             twice.set()
 
     async def use(link, received):
-        link.say_state("joining")
+        link.say_state(State("loading", 0.4))
         running = asyncio.create_task(link.run())
         await twice.wait()
         running.cancel()
 
     asyncio.run(with_gateway(behave, use))
 
-    assert heard == [[HELLO, State("joining")]] * 2
+    assert heard == [[HELLO, State("loading", 0.4)]] * 2
 
 
 def test_what_the_gateway_says_reaches_the_rank():

@@ -26,7 +26,7 @@ def test_a_unit_is_ready_when_all_its_ranks_are(gateway, join, until):
     assert gateway.get("/readyz")[0] == 200
     (unit,) = [unit for unit in gateway.ready_report()["units"] if unit["unit"] == "pair"]
     assert unit["phase"] == "prefill"
-    assert unit["ranks"][0] == {"rank": 0, "node": "node-a", "pid": 17, "state": "ready"}
+    assert unit["ranks"][0] == {"rank": 0, "node": "node-a", "pid": 17, "state": "ready", "loaded": 1}
 
 
 def test_a_rank_is_loading_until_it_says_otherwise(gateway, join, until):
@@ -34,6 +34,22 @@ def test_a_rank_is_loading_until_it_says_otherwise(gateway, join, until):
     join(unit="fresh")
 
     until(lambda: gateway.state_of("fresh") == ["loading"], "the rank is loading")
+
+
+def test_a_loading_rank_says_how_far_it_is(gateway, join, until):
+    """/readyz shows the part of its tensors that it has."""
+    rank = join(unit="slow")
+
+    def loaded():
+        (unit,) = [unit for unit in gateway.ready_report()["units"] if unit["unit"] == "slow"]
+        return unit["ranks"][0]["loaded"]
+
+    until(lambda: gateway.state_of("slow") == ["loading"], "the rank is loading")
+    before = loaded()
+    rank.say(State("loading", 0.25))
+    until(lambda: loaded() == 0.25, "a quarter is loaded")
+
+    assert before == 0
 
 
 def test_a_lost_rank_may_come_back(gateway, join, until):
