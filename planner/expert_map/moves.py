@@ -4,7 +4,8 @@ Every slot that gets another expert costs a copy of its weights, over the networ
 starts from the previous map and stops as soon as no GPU carries more than `enough`. Each step relieves the fullest GPU
 by a swap or a hand-over, as `descend` does, but by the one that gains most per slot changed: what is gained counts only
 down to `enough`, and a slot counts as changed only when its GPU did not hold the expert before, so that undoing a
-change, or changing a slot again, costs nothing. In the end whatever can be undone without need is undone.
+change, or changing a slot again, costs nothing. Beside it one slot each of some GPUs is chosen at once (`reseat`), and
+the way with fewer changes is gone. In the end whatever can be undone without need is undone.
 
 The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
 """
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, swap, take
+from planner.expert_map.reseat import reseat
 from planner.expert_map.search import SEED, kick
 from planner.expert_map.weigh import Floats, Ints
 
@@ -40,7 +42,7 @@ def relocate(loads_LE: Floats, previous_LGS: Ints, enough_L: Floats, num_nodes: 
         before = layer.held.copy()
         nodes = _held_by_nodes(before, num_nodes)
         relieve_cheaply(layer, before, nodes, enough_L[index])
-        if num_nodes == 1:
+        if num_nodes == 1 and not _reseat_if_fewer(layer, before, previous_LGS[index], enough_L[index]):
             _kick_on(layer, before, nodes, enough_L[index])
         if layer.carried.max() <= enough_L[index]:
             undo(layer, before, enough_L[index])
@@ -58,6 +60,19 @@ def _held_by_nodes(held: NDArray[np.bool_], num_nodes: int) -> NDArray[np.bool_]
         for first in range(0, held.shape[1], gpus_per_node):
             nodes[expert, first : first + gpus_per_node] = held[expert, first : first + gpus_per_node].any()
     return nodes if num_nodes > 1 else np.ones_like(held)
+
+
+@compiled
+def _reseat_if_fewer(layer: Layer, before: NDArray[np.bool_], previous: Ints, enough: float) -> bool:
+    """Go another way from the previous map, and stay there when it is shorter; whether some way got there."""
+    other = new_layer(layer.loads, previous.shape[0], previous.shape[1])
+    take(other, previous)
+    is_enough = bool(layer.carried.max() <= enough)
+    if not reseat(other, enough):
+        return is_enough
+    if not is_enough or _num_moves(other, before) < _num_moves(layer, before):
+        copy(layer, other)
+    return True
 
 
 @compiled

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, draw_loads, stage_moves
 from planner.expert_map.eplb import eplb_fullest_of_layers
+from planner.expert_map.layer import new_layer, take
 from planner.expert_map.renew import align, match, part_repeats
+from planner.expert_map.reseat import reseat
 from planner.expert_map.weigh import scale
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 from tests.planner.expert_map.test_expert_map import problems
@@ -54,7 +56,9 @@ def test_the_new_map_is_a_map_and_its_moves_are_counted(problem, random):
     assert renewed.moved_slots == sum(new != old for new, old in zip(after, before, strict=True))
 
 
-@pytest.mark.parametrize(("num_slots", "num_gpus", "most"), [(288, 72, 0.6), (432, 144, 0.5), (288, 32, 0.3)])
+@pytest.mark.parametrize(
+    ("num_slots", "num_gpus", "most"), [(288, 72, 0.6), (432, 144, 0.5), (288, 144, 0.15), (288, 32, 0.3)]
+)
 def test_drifted_loads_move_few_slots(num_slots, num_gpus, most):
     """Every eighth expert as hot as another was: EPLB's balance, with at most that share of slots changed."""
     old = np.array(draw_loads(1.01, 1, num_layers=4, num_experts=256))
@@ -67,6 +71,36 @@ def test_drifted_loads_move_few_slots(num_slots, num_gpus, most):
 
     assert (np.array(after.max_over_mean) <= eplb + 1e-6).all()
     assert after.moved_slots <= most * 4 * num_slots
+
+
+def test_two_gpus_exchange_one_expert_each():
+    """The first carries 12 where 9 are enough; only the 1 of the second fits beside its 8, and its 4 beside the 5."""
+    layer = new_layer(np.array([8.0, 4.0, 5.0, 1.0, 4.0, 3.0]), 3, 2)
+    take(layer, np.array([[0, 1], [2, 3], [4, 5]]))
+
+    assert reseat(layer, 9.0)
+    assert layer.slots.tolist() == [[0, 3], [2, 1], [4, 5]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_seats_change_one_slot_of_a_gpu_at_most(problem, random):
+    """No GPU then carries more than is enough, and every expert has a slot; else nothing changes."""
+    loads, num_slots, num_gpus = problem
+    (before,) = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
+    random.shuffle(loads)
+    scaled = scale([loads])
+    enough = eplb_fullest_of_layers(scaled, Sizes(num_slots, num_gpus), within_nodes=False)[0]
+    layer = new_layer(scaled[0], num_gpus, num_slots // num_gpus)
+    take(layer, np.array(before).reshape(num_gpus, -1))
+    found = reseat(layer, enough)
+    after = layer.slots.tolist()
+    changes = zip(gpus_of(before, num_slots // num_gpus), map(Counter, after), strict=True)
+
+    assert max((new - old).total() for old, new in changes) <= found
+    assert set(layer.slots.ravel().tolist()) == set(range(len(loads)))
+    assert all(len(set(gpu)) == len(gpu) for gpu in after)
+    assert not found or layer.carried.max() <= enough
 
 
 def test_a_map_that_is_good_enough_is_kept():
