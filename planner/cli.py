@@ -94,7 +94,13 @@ def add_commands(commands: Any) -> None:
 
 def _add_experts(commands: Any) -> None:
     experts = commands.add_parser("experts", help="an expert map for measured loads")
-    experts.add_argument("loads", type=Path, metavar="LOADS", help=".npy or JSON, token counts [layers][experts]")
+    experts.add_argument(
+        "loads",
+        nargs="+",
+        type=Path,
+        metavar="LOADS",
+        help=".npy or JSON, token counts [layers][experts]; of several windows a file each",
+    )
     experts.add_argument("--gpus", type=int, required=True, metavar="N", help="over which experts are spread")
     experts.add_argument(
         "--nodes", type=int, required=True, metavar="M", help="that hold these GPUs, equally many each"
@@ -108,6 +114,12 @@ def _add_experts(commands: Any) -> None:
     )
     experts.add_argument(
         "--split", choices=get_args(Split), default="equal", help="which replica tokens go to; default: equal"
+    )
+    experts.add_argument(
+        "--balance",
+        default="mean",
+        metavar="mean|worst|quantile=Q",
+        help="of several windows: their mean, the worst, or a quantile of max/mean over them; default: mean",
     )
     experts.add_argument("--nodes-per-rack", type=int, metavar="N", help="for --coverage rack")
     experts.add_argument(
@@ -199,7 +211,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 def _experts(arguments: argparse.Namespace) -> None:
     job = check_call(
         ExpertsCall(
-            loads=arguments.loads,
+            loads=tuple(arguments.loads),
             gpus=arguments.gpus,
             nodes=arguments.nodes,
             slots_per_gpu=arguments.slots_per_gpu,
@@ -209,6 +221,7 @@ def _experts(arguments: argparse.Namespace) -> None:
             coverage=arguments.coverage,
             nodes_per_rack=arguments.nodes_per_rack,
             split=arguments.split,
+            balance=arguments.balance,
             previous=arguments.previous,
             expert_bytes=arguments.expert_bytes,
             step_tokens=arguments.step_tokens,

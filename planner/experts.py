@@ -8,10 +8,23 @@ The worked example: 256 experts on 32 GPUs of 4 nodes. Without --slots-per-gpu e
 no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of them redundant.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from planner.errors import CallError, InfeasibleError, Violation
-from planner.expert_map import Domains, Effort, ExpertMap, Loads, Policy, Sizes, Split, balance, read_loads, slots_bind
+from planner.errors import CallError, InfeasibleError, Problem, Violation
+from planner.expert_map import (
+    Domains,
+    Effort,
+    ExpertMap,
+    Loads,
+    Policy,
+    Sizes,
+    Split,
+    balance,
+    read_loads,
+    slots_bind,
+)
 from planner.expert_map.formats import Map, read_map
 from planner.experts_call import ExpertsCall, uncoverable, wrong_arguments
 from planner.spec import MAX_REDUNDANT, Coverage
@@ -27,7 +40,9 @@ PROGRAM = "tidemill experts"
 class ExpertsJob:
     """A call without mistakes, and the files that it names, read."""
 
-    loads: Loads
+    loads: Loads  # the mean of windows, where there are several
+    windows: tuple[Loads, ...]
+    quantile: float | None  # over windows, that is balanced; None: their mean
     sizes: Sizes
     policy: Policy
     effort: Effort
@@ -53,23 +68,26 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
     InfeasibleError where slots do not suffice for the coverage.
     """
-    loads = read_loads(call.loads, str(call.loads), option=LOADS)
+    windows = _read_all(call.loads)
     previous = read_map(call.previous) if call.previous else None
-    num_experts = None if isinstance(loads, Violation) else len(loads[0])
+    num_experts = None if isinstance(windows, Problem) else len(windows[0][0])
     problems = [violation.at(PROGRAM) for violation in wrong_arguments(call, num_experts)]
-    if not problems and not isinstance(loads, Violation) and isinstance(previous, tuple):
-        previous = _fitting(previous, str(call.previous), loads, call)
-    if isinstance(loads, Violation):
-        problems.append(loads.at(str(call.loads)))
+    if not problems and not isinstance(windows, Problem) and isinstance(previous, tuple):
+        previous = _fitting(previous, str(call.previous), windows[0], call)
+    if isinstance(windows, Problem):
+        problems.append(windows)
     if isinstance(previous, Violation):
         problems.append(previous.at(str(call.previous)))
-    if problems or isinstance(loads, Violation) or isinstance(previous, Violation):
+    if problems or isinstance(windows, Problem) or isinstance(previous, Violation):
         raise CallError(problems)
+    loads = _mean(windows)
     if violation := uncoverable(call, len(loads[0]), len(loads)):
         raise InfeasibleError([violation.at(PROGRAM)])
     slots_per_gpu = call.num_slots_per_gpu(len(loads[0]))
     return ExpertsJob(
         loads=loads,
+        windows=windows,
+        quantile=call.quantile,
         sizes=Sizes(slots_per_gpu * call.gpus, call.gpus, call.nodes, call.groups),
         policy=call.policy,
         effort=call.effort,
@@ -85,7 +103,11 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
 def make_map(job: ExpertsJob) -> ExpertMap:
     """The map for `job`."""
-    return balance(
+    from planner.expert_map import windows as several  # needs numpy and numba: who only asks what is wrong waits not
+
+    if len(job.windows) > 1 and job.quantile is not None:
+        return several.balance_windows(job.windows, job.sizes, job.effort, job.policy, job.quantile)
+    expert_map = balance(
         job.loads,
         job.sizes.num_slots,
         job.sizes.num_gpus,
@@ -98,6 +120,9 @@ def make_map(job: ExpertsJob) -> ExpertMap:
         domains=job.domains,
         split=job.split,
     )
+    if len(job.windows) == 1 or job.split != "equal":
+        return expert_map
+    return replace(expert_map, windows=several.outcome_of_windows(expert_map, job.windows, job.sizes, None))
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
@@ -107,6 +132,31 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
     if not (slots_bind(expert_map) and is_possible):
         return ExpertsAnswer(expert_map, None)
     return ExpertsAnswer(expert_map, make_map(replace(job, sizes=more, previous=None)))
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[Loads, ...] | Problem:
+    """A window from each file; or what is wrong with the first that is."""
+    windows: list[Loads] = []
+    for path in paths:
+        loads = read_loads(path, str(path), option=LOADS)
+        if isinstance(loads, Violation):
+            return loads.at(str(path))
+        windows.append(loads)
+        shape = (len(windows[0]), len(windows[0][0]))
+        if (len(loads), len(loads[0])) != shape:
+            rule = f"S824 must have shape [{shape[0]}][{shape[1]}] (layers, experts), as the first window"
+            reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows of one model"
+            return Violation(LOADS, str(path), rule, reason, fix).at(str(path))
+    return tuple(windows)
+
+
+def _mean(windows: tuple[Loads, ...]) -> Loads:
+    """Of several windows; one stays as it is, and waits for no search to be imported."""
+    if len(windows) == 1:
+        return windows[0]
+    from planner.expert_map.windows import mean_loads
+
+    return mean_loads(windows)
 
 
 def _fitting(previous: Map, written: str, loads: Loads, call: ExpertsCall) -> Map | Violation:

@@ -35,6 +35,7 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
                 answer.one_more_slot, job.sizes.slots_per_gpu, _bytes(job, len(job.loads))
             ),
             "moved_slots": expert_map.moved_slots,
+            "windows": _windows_json(expert_map),
             "front": [asdict(point) for point in expert_map.front],
             "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
         }
@@ -47,6 +48,14 @@ def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
     if job.step_pairs is None:
         return None
     return list(max_over_mean_sampled(expert_map, job.loads, job.sizes, job.step_pairs))
+
+
+def _windows_json(expert_map: ExpertMap) -> dict[str, Any] | None:
+    """None for a single window."""
+    if expert_map.windows is None:
+        return None
+    outcome = asdict(expert_map.windows)
+    return outcome | {"of_mean_map": outcome["of_mean_map"] or None}
 
 
 def _bytes(job: ExpertsJob, num_experts: int) -> int | None:
@@ -94,6 +103,7 @@ def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]
         f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
+        *_windows_lines(expert_map),
         *_front_lines(expert_map),
         *_sampled_lines(job, document["max_over_mean_sampled"]),
         *_one_more_lines(job, answer.one_more_slot),
@@ -101,6 +111,22 @@ def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]
         *_moves_lines(job, document),
     ]
     return "\n".join(lines)
+
+
+def _windows_lines(expert_map: ExpertMap) -> Iterator[str]:
+    """What the map reaches in each window, and what it is for."""
+    if (windows := expert_map.windows) is None:
+        return
+    yield "  max/mean is of  " + ("the mean of windows" if windows.quantile is None else _quantile(windows.quantile))
+    if windows.of_mean_map:
+        yield f"  instead of      {fmean(windows.of_mean_map):.4f} mean, of the map for the mean of windows"
+    for number, (reached, bound) in enumerate(zip(windows.max_over_mean, windows.bound, strict=True)):
+        figures = f"{fmean(reached):.4f} mean, {max(reached):.4f} worst, bound {fmean(bound):.4f}"
+        yield f"  window {number:<8} max/mean {figures}"
+
+
+def _quantile(quantile: float) -> str:
+    return "the worst window" if quantile == 1 else f"the {quantile:g} quantile of windows"
 
 
 def _front_lines(expert_map: ExpertMap) -> Iterator[str]:

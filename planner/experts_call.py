@@ -19,6 +19,7 @@ from planner.units import gb, read_bytes
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 
 EXPERTS_PER_TOKEN = 8  # unless given: as DeepSeek-V3 has it (`catalog.py`)
+QUANTILE = "quantile="
 MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_batch_tokens a rank
 
 
@@ -26,7 +27,7 @@ MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_
 class ExpertsCall:
     """The command's arguments as given."""
 
-    loads: Path
+    loads: tuple[Path, ...]
     gpus: int
     nodes: int
     slots_per_gpu: int | None = None
@@ -36,6 +37,7 @@ class ExpertsCall:
     coverage: Coverage = "none"
     nodes_per_rack: int | None = None
     split: Split = "equal"
+    balance: str = "mean"
     previous: Path | None = None
     keep_within: float = 0.0
     expert_bytes: str | None = None
@@ -53,6 +55,18 @@ class ExpertsCall:
     def chosen_per_token(self) -> int:
         """Experts that a token of a step goes to."""
         return EXPERTS_PER_TOKEN if self.experts_per_token is None else self.experts_per_token
+
+    @property
+    def quantile(self) -> float | None:
+        """Over windows, of what `balance` asks for; None for their mean, NaN for what is no quantile."""
+        if self.balance == "mean":
+            return None
+        if self.balance == "worst":
+            return 1.0
+        try:
+            return float(self.balance.removeprefix(QUANTILE)) if self.balance.startswith(QUANTILE) else math.nan
+        except ValueError:
+            return math.nan
 
     def domains(self) -> Domains:
         """The failure domains that experts are spread over; none where they are not."""
@@ -90,6 +104,7 @@ def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Viol
         yield from _uneven_groups(call, num_experts)
     yield from _wrong_options(call)
     yield from _without_effect(call, wrong)
+    yield from _wrong_balance(call)
 
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
@@ -132,6 +147,20 @@ def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Viola
     if call.first_layer > 0 and call.export != "tensorrt-llm":
         rule, reason = "S823 must come with --export tensorrt-llm", "no other file numbers its layers"
         yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
+
+
+def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
+    """What concerns several windows."""
+    if call.quantile is None:
+        return
+    if not 0 < call.quantile <= 1:
+        rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
+        yield Violation("--balance", call.balance, rule, "it is over windows", _for_example("--balance", "worst"))
+    others = {"--previous": call.previous, "--coverage": call.coverage != "none", "--split": call.split != "equal"}
+    for option in (option for option, is_given in others.items() if is_given):
+        rule = f"S826 must be mean with {option}"
+        reason = "several windows are balanced in fresh maps for equal shares only"
+        yield Violation("--balance", call.balance, rule, reason, nearest("mean"))
 
 
 def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:

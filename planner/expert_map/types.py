@@ -10,7 +10,18 @@ from typing import Literal
 
 from planner.canonical import digest_of
 
-__all__ = ["BoundKind", "Domains", "Effort", "ExpertMap", "FrontPoint", "Policy", "Sizes", "Split", "slots_bind"]
+__all__ = [
+    "BoundKind",
+    "Domains",
+    "Effort",
+    "ExpertMap",
+    "FrontPoint",
+    "Policy",
+    "Sizes",
+    "Split",
+    "WindowsOutcome",
+    "slots_bind",
+]
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
@@ -54,6 +65,16 @@ class FrontPoint:
 
 
 @dataclass(frozen=True)
+class WindowsOutcome:
+    """What a map reaches in each of several windows of load (`windows`), `[windows][layers]`."""
+
+    quantile: float | None  # over windows, that the map makes small; None: it is for their mean
+    max_over_mean: tuple[tuple[float, ...], ...]
+    bound: tuple[tuple[float, ...], ...]  # of any map, in that window
+    of_mean_map: tuple[float, ...] = ()  # [layers], that quantile, of the map for the mean
+
+
+@dataclass(frozen=True)
 class ExpertMap:
     """Which logical expert each slot of a unit holds, and how even that makes the GPUs.
 
@@ -76,6 +97,7 @@ class ExpertMap:
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
     front: tuple[FrontPoint, ...] = ()  # where `auto` keeps groups on nodes: what it could choose among (`front`)
     dispatch: FrontPoint | None = None  # and this map
+    windows: WindowsOutcome | None = None  # where there are several
 
     @property
     def logical_to_physical(self) -> list[list[list[int]]]:

@@ -445,3 +445,30 @@ def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
     _, document = experts(loads_file([[1, 2, 3, 4]]), *words)
 
     assert json.loads(path.read_text()) == {"physical_to_logical_map": document["physical_to_logical"]}
+
+
+def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys):
+    """A file for each of two windows: what the map reaches in each, its bound there, and what the mean's would."""
+    windows = [[[9, 1, 5, 5, 1, 1, 1, 1]], [[1, 9, 1, 1, 5, 5, 1, 1]]]
+    paths = [loads_file(window, f"{number}.json") for number, window in enumerate(windows)]
+    words = ("--gpus", 4, "--nodes", 1, "--balance", "worst")
+    _, document = experts(*paths, *words)
+    _, mean = experts(*paths, "--gpus", 4, "--nodes", 1)
+    main(["experts", *paths, *map(str, words)])
+
+    assert document["windows"]["quantile"] == 1.0
+    assert document["max_over_mean"] == [max(each[0] for each in document["windows"]["max_over_mean"])]
+    assert document["bound"][0] <= document["max_over_mean"][0] <= document["windows"]["of_mean_map"][0]
+    assert mean["windows"]["quantile"] is None
+    assert [len(each) for each in mean["windows"]["max_over_mean"]] == [1, 1]
+    assert "  max/mean is of  the worst window" in capsys.readouterr().out
+
+
+def test_one_window_has_nothing_to_say_of_windows(loads_file, experts):
+    """Whatever is balanced, it is that window."""
+    path = loads_file([[5, 1, 9, 3, 2]])
+    _, plain = experts(path, "--gpus", 3, "--nodes", 1)
+    _, worst = experts(path, "--gpus", 3, "--nodes", 1, "--balance", "worst")
+
+    assert plain["windows"] is None
+    assert worst["physical_to_logical"] == plain["physical_to_logical"]

@@ -30,6 +30,7 @@ NEEDS_KNOWLEDGE = {
     "S709": "which other model would do",
     "S806": "which map is in service",
     "S807": "which map is in service",
+    "S824": "which windows are of one model",
     "S900": "what was meant to be called",
     "S901": "which folder may be written",
     "S902": "which folder may be written",

@@ -1,0 +1,120 @@
+"""Maps that are even in several windows of load, not only on average: robust to drift.
+
+What is made small, layer by layer, is max over mean in the worst window, or a quantile of it over windows: of W
+windows the k-th lowest, k = ceil(quantile x W); the worst is quantile 1. A window's tokens count as much as any
+other's, however many they are.
+
+The search (`relieve`) starts from the map for the mean of all windows and only improves, so that it is never worse.
+
+The bound: max over mean in a window is at least that window's own bound, so that the k-th lowest of it is at least the
+k-th lowest of these. With all windows counted it is at least the bound for the mean loads, too: the fullest GPU of the
+mean carries as much as it does on average over windows, which is at most the worst.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from planner.expert_map.balance import balance
+from planner.expert_map.bound import bind
+from planner.expert_map.front import front_of, homes_of_groups
+from planner.expert_map.loads import Loads
+from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything
+from planner.expert_map.policy import GOOD_ENOUGH
+from planner.expert_map.relieve import relieve_windows
+from planner.expert_map.types import BoundKind, Effort, ExpertMap, Policy, Sizes, WindowsOutcome
+from planner.expert_map.weigh import Floats, max_over_mean, scale
+
+__all__ = ["balance_windows", "mean_loads", "outcome_of_windows"]
+
+BITS = 40  # of a window's total: sums over windows stay exact
+ROUNDING = 1e-9
+
+
+def mean_loads(windows: Sequence[Loads]) -> Loads:
+    """The sum of all windows, `[layers][experts]`, each scaled to the same total."""
+    return tuple(map(tuple, _alike(windows).sum(axis=0).tolist()))
+
+
+def balance_windows(
+    windows: Sequence[Loads], sizes: Sizes, effort: Effort, policy: Policy, quantile: float
+) -> ExpertMap:
+    """A fresh map whose `max_over_mean` is that quantile over windows. Tokens share replicas equally.
+
+    Experts stay on the nodes that the map for the mean loads has them on, where that keeps groups on nodes.
+    """
+    mean = mean_loads(windows)
+    options: dict[str, Any] = {"num_nodes": sizes.num_nodes, "num_groups": sizes.num_groups, "policy": policy}
+    of_mean = balance(mean, sizes.num_slots, sizes.num_gpus, effort, **options)
+    loads_WLE, num_counted = _alike(windows), ceil(quantile * len(windows) - ROUNDING)
+    slots_LGS = as_slots(of_mean.physical_to_logical, sizes)
+    bound_L, binding = _bind(loads_WLE, mean, sizes, num_counted, of_mean)
+    kept_within = of_mean.policy == "hierarchical"
+    if not holds_everything(sizes, loads_WLE.shape[2]):
+        enough_L = bound_L * GOOD_ENOUGH * loads_WLE.sum(axis=2).max(axis=0) / sizes.num_gpus
+        gpus_per_node = sizes.num_gpus // sizes.num_nodes if kept_within else sizes.num_gpus
+        slots_LGS = relieve_windows(
+            np.ascontiguousarray(loads_WLE.swapaxes(0, 1)), slots_LGS, num_counted, enough_L, gpus_per_node
+        )
+    found = replace(of_mean, physical_to_logical=as_rows(slots_LGS), bound=as_bounds(bound_L))
+    windows_outcome = outcome_of_windows(found, windows, sizes, quantile)
+    dispatch = of_mean.dispatch
+    if dispatch is not None:
+        loads_LE = scale(mean)
+        (dispatch,) = front_of(loads_LE, slots_LGS[None], homes_of_groups(loads_LE, slots_LGS, sizes), sizes)
+    return replace(
+        found,
+        max_over_mean=_quantiles(windows_outcome.max_over_mean, num_counted),
+        binding=binding,
+        dispatch=dispatch,
+        windows=replace(windows_outcome, of_mean_map=_quantiles(_ratios(of_mean, windows, sizes), num_counted)),
+    )
+
+
+def outcome_of_windows(
+    expert_map: ExpertMap, windows: Sequence[Loads], sizes: Sizes, quantile: float | None
+) -> WindowsOutcome:
+    """What a map reaches in each window, and what any could; `quantile` None: made for the mean."""
+    within_nodes = expert_map.policy == "hierarchical" and not expert_map.front
+    bounds = [as_bounds(bind(scale(each), sizes, within_nodes=within_nodes)[0]) for each in windows]
+    return WindowsOutcome(quantile, _ratios(expert_map, windows, sizes), tuple(bounds))
+
+
+def _alike(windows: Sequence[Loads]) -> Floats:
+    """`[W, L, E]` whole numbers; every window of a layer adds up to 2^40, less what rounding down takes."""
+    scaled_WLE = np.stack([scale(each) for each in windows])
+    totals_WL = scaled_WLE.sum(axis=2, keepdims=True)
+    alike: Floats = np.floor(scaled_WLE / np.where(totals_WL > 0, totals_WL, 1.0) * 2.0**BITS)
+    return alike
+
+
+def _bind(
+    loads_WLE: Floats, mean: Loads, sizes: Sizes, num_counted: int, of_mean: ExpertMap
+) -> tuple[Floats, tuple[BoundKind, ...]]:
+    """The bound of each layer, `[L]`, and its kind: of the window whose bound it is, or of the mean."""
+    within_nodes = of_mean.policy == "hierarchical" and not of_mean.front
+    candidates = [bind(each, sizes, within_nodes=within_nodes) for each in loads_WLE]
+    order_WL = np.argsort([bound_L for bound_L, _ in candidates], axis=0, kind="stable")
+    of_mean_L, mean_binding = bind(scale(mean), sizes, within_nodes=within_nodes)
+    bounds, kinds = [], []
+    for layer, window in enumerate(order_WL[num_counted - 1]):
+        bound, kind = candidates[window][0][layer], candidates[window][1][layer]
+        if num_counted == len(candidates) and of_mean_L[layer] > bound:
+            bound, kind = of_mean_L[layer], mean_binding[layer]
+        bounds.append(max(bound * (1 - ROUNDING), 1.0))
+        kinds.append(kind)
+    return np.array(bounds), tuple(kinds)
+
+
+def _ratios(expert_map: ExpertMap, windows: Sequence[Loads], sizes: Sizes) -> tuple[tuple[float, ...], ...]:
+    """Max over mean, `[windows][layers]`."""
+    slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
+    return tuple(as_ratios(max_over_mean(scale(each), slots_LGS)) for each in windows)
+
+
+def _quantiles(ratios: Sequence[Sequence[float]], num_counted: int) -> tuple[float, ...]:
+    """Of each layer the lowest but `num_counted - 1` of its windows."""
+    return tuple(sorted(of_layer)[num_counted - 1] for of_layer in zip(*ratios, strict=True))
