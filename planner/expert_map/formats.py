@@ -5,14 +5,17 @@
     tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
     vllm           JSON for the expert map file of vllm-ascend: experts of each device of each layer
 
-All number slots GPU by GPU, as we do. Layers are the rows of the loads, counted from `first_layer`: TensorRT-LLM counts
-the dense layers too, so that DeepSeek-V3's first row is its layer 3.
+All three are written. Read, as the map in service, are ours, SGLang's and vllm-ascend's, which is also what that
+records (`expert_map_record_path`). All number slots GPU by GPU, as we do. Layers are the rows of the loads, counted
+from `first_layer`: TensorRT-LLM counts the dense layers too, so that DeepSeek-V3's first row is its layer 3.
 
 Sources, read in November 2026; nothing is copied from them:
     sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py, at its end
     NVIDIA/TensorRT-LLM 76a646e90c8e, examples/wide_ep/ep_load_balancer/generate_eplb_config.py, README.md beside it
-    vllm-project/vllm-ascend, the unit test of vllm_ascend/eplb/adaptor (test__expert_file_to_tensor); vLLM itself reads
-    no map from a file
+    vllm-project/vllm-ascend 39835cbd5403, vllm_ascend/eplb/adaptor/vllm_adaptor.py (_expert_file_to_tensor reads,
+    _export_tensor_to_file records), and its unit test
+    vllm-project/vllm 0014ec6c58e1, vllm/distributed/eplb/eplb_state.py: vLLM itself reads and records neither maps nor
+    loads; pull requests 41141 (loads and maps as JSONL) and 53022 (maps) are open
 """
 
 import json
@@ -27,6 +30,7 @@ __all__ = ["Engine", "Map", "export_map", "read_map"]
 Engine = Literal["sglang", "tensorrt-llm", "vllm"]
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
+DEVICES = "layer_list"  # vllm-ascend's
 KEYS = ("physical_to_logical", "physical_to_logical_map")  # ours, SGLang's
 
 
@@ -63,7 +67,7 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def read_map(path: Path) -> Map | Violation:
-    """The map in a file of ours or of SGLang's; or what is wrong with it."""
+    """The map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -71,6 +75,8 @@ def read_map(path: Path) -> Map | Violation:
         return Violation("--previous", str(path), "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError):
         return _not_a_map(path, "it cannot be parsed as JSON")
+    if isinstance(document, dict) and DEVICES in document:
+        document = _of_devices(document[DEVICES])
     rows = next((document[key] for key in KEYS if key in document), None) if isinstance(document, dict) else document
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return _not_a_map(path, f"it has no list of rows under {' or '.join(KEYS)}")
@@ -79,6 +85,17 @@ def read_map(path: Path) -> Map | Violation:
     if any(type(expert) is not int for row in rows for expert in row):
         return _not_a_map(path, "it holds something else than whole numbers")
     return tuple(tuple(row) for row in rows)
+
+
+def _of_devices(layers: Any) -> Any:
+    """The rows of vllm-ascend's file; None where it is no such file."""
+    try:
+        devices = [[device["device_expert"] for device in layer["device_list"]] for layer in layers]
+        if len({len(experts) for layer in devices for experts in layer}) > 1:
+            return None  # rows alone would not tell where a GPU begins
+        return [[expert for experts in layer for expert in experts] for layer in devices]
+    except (KeyError, TypeError):
+        return None
 
 
 def _not_a_map(path: Path, reason: str) -> Violation:

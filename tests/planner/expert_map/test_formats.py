@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from planner.errors import Violation
 from planner.expert_map import read_loads
 from planner.expert_map.formats import export_map, read_map
 
@@ -60,6 +61,31 @@ def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
     path.write_text(json.dumps({key: ROWS}))
 
     assert read_map(path) == ROWS
+
+
+def test_what_vllm_ascend_records_is_a_map(tmp_path):
+    """Its `expert_map_record_path` has the form that it reads, and can be the previous map."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(VLLM, indent=4))
+
+    assert read_map(path) == ROWS
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"device_list": [{"device_expert": [0, 1]}, {"device_expert": [2]}]}],
+        [{"device_list": [{"experts": [0]}]}],
+        [{"device_list": 1}],
+        7,
+    ],
+)
+def test_devices_that_differ_or_are_none_are_no_map(tmp_path, layers):
+    """GPUs with unequal slots, other keys, other types: said, never a traceback."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({"layer_list": layers}))
+
+    assert isinstance(read_map(path), Violation)
 
 
 @pytest.mark.parametrize("counts", [[[1, 2], [3, 4]], [[[1, 0], [1, 4]], [[0, 2], [2, 0]]]])
