@@ -144,7 +144,7 @@ def _links(
     if sharing:
         gpu = replace(gpu, attention_bytes=sharing, attention_gb_per_s=topology.group_gb_per_s(layout.attention_tp))
     links = [gpu]
-    if len(set(topology.domains)) > 1:
+    if len(arriving.size) > 1:
         rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in ranks})
         names = [f"{topology.nodes[node]} rail {rail}" for node, rail in rails]
         nic_gb_per_s = topology.nic_gb_per_s * min(topology.gpus_per_nic, topology.ranks_per_node)
@@ -153,7 +153,7 @@ def _links(
         per_node = [sum(arriving.over_nic(node, rail) for node, rail in rails if node == index) for index in nodes]
         links.append(fullest("node", topology.nodes, per_node, [node_gb_per_s] * len(per_node)))
     leaves = sorted(set(topology.leaves) - {""})
-    if len(leaves) > 1:
+    if len(leaves) > 1 and len(arriving.size) > 1:
         up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
         links.append(fullest("leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up))
     return links

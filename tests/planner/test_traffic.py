@@ -158,6 +158,14 @@ def test_the_plan_names_its_busiest_link(plan_of):
     assert traffic["decode"]["tokens_per_rank"] == 128
 
 
+def test_a_unit_in_one_nvlink_domain_loads_no_other_link(plan_of):
+    """Even where its nodes stand under several leaves."""
+    cluster = {"gpu": "gb200", "gpus_per_node": 4, "nodes": 72, "rack_size": 18, "leaf_size": 2}
+    traffic = plan_of(json.dumps(PAIR | {"cluster": cluster}, indent=1)).as_json()["traffic"]
+
+    assert [link["kind"] for link in traffic["prefill"]["links"]] == ["gpu"]
+
+
 def test_without_links_there_is_no_traffic(plan_of):
     """The section is absent on cpu."""
     assert "traffic" not in plan_of().as_json()
