@@ -21,13 +21,13 @@ def optimum(loads, num_slots, num_gpus):
     """The lowest max over mean of all maps that hold no expert twice on a GPU."""
     if sum(loads) == 0:
         return 1.0
-    held, counts = _maps(len(loads), num_slots // num_gpus, num_gpus)
+    held, counts = every_map(len(loads), num_slots // num_gpus, num_gpus)
     return float(_ratios(loads, held, counts).min())
 
 
 def optimum_of_windows(windows, num_counted, num_slots, num_gpus):
     """The same of max over mean in the worst of the `num_counted` windows in which a map is most even."""
-    held, counts = _maps(len(windows[0]), num_slots // num_gpus, num_gpus)
+    held, counts = every_map(len(windows[0]), num_slots // num_gpus, num_gpus)
     ratios = np.sort([_ratios(loads, held, counts) for loads in windows], axis=0)
     return float(ratios[num_counted - 1].min())
 
@@ -40,7 +40,7 @@ def _ratios(loads, held, counts):
 
 
 @cache
-def _maps(num_experts, slots_per_gpu, num_gpus):
+def every_map(num_experts, slots_per_gpu, num_gpus):
     """Whether each GPU holds each expert, `[maps, GPUs, experts]`, and the replicas; GPUs in any order are one map."""
     subsets = list(combinations(range(num_experts), slots_per_gpu))
     held = np.zeros((len(subsets), num_experts), dtype=bool)
