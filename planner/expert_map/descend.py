@@ -70,7 +70,7 @@ def best_swap(layer: Layer, hot: int, first_gpu: int, end_gpu: int) -> tuple[int
     _, _, weights, slots, held, _, carried = layer
     best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]
     for gpu in range(first_gpu, end_gpu):
-        if carried[gpu] >= least:
+        if carried[hot] + carried[gpu] >= 2 * least:  # one of two carries at least half of both
             continue
         for slot in range(slots.shape[1]):
             leaving = slots[hot, slot]
@@ -90,14 +90,16 @@ def _best_replica(layer: Layer, hot: int, least: float) -> tuple[int, int, int, 
     """An expert of the hot GPU that gets one more replica, and the GPU and slot that it takes from another expert."""
     loads, counts, weights, slots, held, homes, carried = layer
     best, best_gpu, best_slot = NONE, NONE, NONE
+    lighter_weights = np.floor(loads[slots[hot]] / (counts[slots[hot]] + 1))
+    lightest = lighter_weights.min()
     for gpu in range(slots.shape[0]):
         for slot in range(slots.shape[1]):
             giver = slots[gpu, slot]
-            if counts[giver] == 1 or gpu == hot:
+            if counts[giver] == 1 or gpu == hot or carried[gpu] - weights[giver] + lightest >= least:
                 continue
             heavier = np.floor(loads[giver] / (counts[giver] - 1)) - weights[giver]
-            for expert in slots[hot]:
-                weight = np.floor(loads[expert] / (counts[expert] + 1))
+            for number in range(slots.shape[1]):
+                expert, weight = slots[hot, number], lighter_weights[number]
                 lighter = weights[expert] - weight
                 here = carried[gpu] - weights[giver] + weight
                 fuller = max(here, carried[hot] - lighter + held[giver, hot] * heavier)
@@ -142,19 +144,20 @@ def _swap_two(layer: Layer, hot: int) -> bool:
     slots_per_gpu = slots.shape[1]
     best_gpu, best, least = NONE, (0, 0, 0, 0), carried[hot]
     for gpu in range(slots.shape[0] if slots_per_gpu in (4, 5) else 0):
-        if carried[gpu] >= least:
+        if carried[hot] + carried[gpu] >= 2 * least:
             continue
-        for pair in range(slots_per_gpu * slots_per_gpu):
-            first, second = divmod(pair, slots_per_gpu)
-            one, two = slots[hot, first], slots[hot, second]
-            if second <= first or held[one, gpu] or held[two, gpu]:
-                continue
-            for third in range(slots_per_gpu):
-                for fourth in range(third):
-                    three, four = slots[gpu, third], slots[gpu, fourth]
-                    moved = weights[one] + weights[two] - weights[three] - weights[four]
-                    fuller = max(carried[hot] - moved, carried[gpu] + moved)
-                    if fuller < least and not held[three, hot] and not held[four, hot]:
+        for first in range(slots_per_gpu):
+            for second in range(first + 1, slots_per_gpu):
+                one, two = slots[hot, first], slots[hot, second]
+                leaving = weights[one] + weights[two]
+                for third in range(slots_per_gpu):
+                    three = slots[gpu, third]
+                    for fourth in range(third):
+                        four = slots[gpu, fourth]
+                        moved = leaving - weights[three] - weights[four]
+                        fuller = max(carried[hot] - moved, carried[gpu] + moved)
+                        if fuller >= least or held[one, gpu] or held[two, gpu] or held[three, hot] or held[four, hot]:
+                            continue
                         best_gpu, best, least = gpu, (first, second, third, fourth), fuller
     if best_gpu == NONE:
         return False

@@ -28,7 +28,8 @@ KICKS_AT_EP72 = 64
 EP72_PAIRS = 72 * 288
 MOST_KICKS = 400
 KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
-RESCUES = 200  # kicks at most while a map is worse than EPLB's
+RESCUES = 200  # kicks at most while a map is worse than EPLB's: larger ones, of the fullest GPU
+RESCUE_CHANGES = 10
 BETTER_THAN_EPLB = 1e-3
 ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
 SEED = 88172645463325252  # of xorshift64, G. Marsaglia 2003
@@ -124,7 +125,8 @@ def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kick
         reached = best.carried.max()
         if reached <= enough or (turn >= num_kicks and (reached <= no_worse or no_worse == 0.0)):
             return turn
-        kick(trial, state, KICK_CHANGES)
+        is_rescue = turn >= num_kicks
+        kick(trial, state, RESCUE_CHANGES if is_rescue else KICK_CHANGES, is_rescue)
         if descend(trial, enough) <= reached:
             copy(best, trial)
         else:
@@ -133,20 +135,23 @@ def _kick_on(best: Layer, trial: Layer, enough: float, no_worse: float, num_kick
 
 
 @compiled
-def kick(layer: Layer, state: NDArray[np.uint64], num_changes: int) -> None:
-    """Make that many random changes, or as many as are found possible."""
+def kick(layer: Layer, state: NDArray[np.uint64], num_changes: int, for_fullest: bool = False) -> None:
+    """Make that many random changes, or as many as are found possible; `for_fullest`: slots go to its experts."""
     changes = 0
     for _ in range(MAX_TRIES):
         if changes == num_changes:
             return
-        changes += _try_hand_over(layer, state) if _draw(state, 2) else _try_swap(layer, state)
+        changes += _try_hand_over(layer, state, for_fullest) if _draw(state, 2) else _try_swap(layer, state)
 
 
 @compiled
-def _try_hand_over(layer: Layer, state: NDArray[np.uint64]) -> bool:
-    """Any slot to any expert, where that can be."""
+def _try_hand_over(layer: Layer, state: NDArray[np.uint64], for_fullest: bool) -> bool:
+    """Any slot to any expert, or to any of the fullest GPU, where that can be."""
     gpu, slot = _draw(state, layer.slots.shape[0]), _draw(state, layer.slots.shape[1])
-    expert, giver = _draw(state, layer.loads.size), layer.slots[gpu, slot]
+    giver = layer.slots[gpu, slot]
+    expert = _draw(state, layer.slots.shape[1] if for_fullest else layer.loads.size)
+    if for_fullest:
+        expert = layer.slots[fullest(layer), expert]
     possible = layer.counts[giver] > 1 and not layer.held[expert, gpu]
     if possible:
         hand_over(layer, expert, gpu, slot)
@@ -172,4 +177,4 @@ def _draw(state: NDArray[np.uint64], below: int) -> int:
     number ^= number >> np.uint64(7)
     number ^= number << np.uint64(17)
     state[0] = number
-    return int((number >> np.uint64(11)) % np.uint64(below))
+    return int(np.int64((number >> np.uint64(11)) % np.uint64(below)))  # signed, as numba has all other indices
