@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from planner.errors import Problem, SpecError, Violation
+from planner.yaml_mistakes import explain
 
 __all__ = ["Document", "parse_document", "read_document"]
 
@@ -75,9 +76,8 @@ def parse_document(text: str, file: str) -> Document:
         events = yaml.parse(text, Loader=yaml.CSafeLoader)
         data = reader.document(iter(events))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise reader.refused(place, "S103 must be YAML", error.problem or "it cannot be parsed", "correct it") from None
+        mistake = explain(text, error)
+        raise reader.refused(mistake.place, "S103 must be YAML", mistake.reason, mistake.fix) from None
     except yaml.reader.ReaderError as error:
         place = _place_in(text, error.position)
         raise reader.refused(place, "S103 must be YAML", error.reason, "remove the character") from None
@@ -130,9 +130,7 @@ class _Reader:
                 break
             self.refuse_what_hides_values(event)
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.refused(
-                    _start(event), "S105 must be a mapping of keys to values", "a key is not text", "write a plain key"
-                )
+                raise self.refused(_start(event), "S105 must be a mapping of keys to values", *_no_key(event))
             key = event.value
             key_path = f"{path}.{key}".lstrip(".")
             if key in result:
@@ -181,6 +179,13 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
     if FRACTION.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text
+
+
+def _no_key(event: yaml.Event) -> tuple[str, str]:
+    """Why it is none, and what would do."""
+    if isinstance(event, yaml.MappingStartEvent):
+        return "a key is a mapping, as where a template's {{ }} is not filled in", "write the value"
+    return "a key is not text", "write a plain key"
 
 
 def _start(event: yaml.Event) -> Place:

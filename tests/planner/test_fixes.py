@@ -43,15 +43,35 @@ NEEDS_KNOWLEDGE = {
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
 DONE_TO_TEXT = {
-    "correct it": lambda before, after: f"{before}]{after}",  # the case is a list that is not closed
+    "correct it": lambda before, after: before.removesuffix("*") + after,  # the case is an alias without a name
     "remove the character": lambda before, after: before + after[1:],
     "put each spec into its own file": lambda before, after: before,
     "start with `version: 1`": lambda before, after: "version: 1\n",
     "write a plain key": lambda before, after: f"{before}key{after.removeprefix('[1]')}",
+    "write the value": lambda before, after: before.removesuffix("{") + "1" + after.partition("}}")[2],
     "remove one of the two": lambda before, after: before + after.partition("\n")[2],
     "write the value out": lambda before, after: before + re.sub(r"[&!]\S+ ", "", after).replace("*x", "1"),
     "flatten it": lambda before, after: before[: before.index("[")] + "1\n",
+    "indent with spaces": lambda before, after: before + after.replace("\t", "  ", 1),
+    "put it in quotes": lambda before, after: before + re.sub(r"(.*)", r'"\1"', after, count=1),
+    "close it": lambda before, after: before + after.replace("\n", '"\n', 1),
+    "write , or ]": lambda before, after: f"{before}{',' if ']' in after else ']'}{after}",
+    "write , or }": lambda before, after: f"{before}{',' if '}' in after else '}'}{after}",
+    "give the list a key of its own": lambda before, after: (
+        before.replace("- b", "e: [b]") + after.replace("- ", "e: ")
+    ),
+    "remove the rest of the line": lambda before, after: before + after[after.index("\n") :],
+    "do not indent it": lambda before, after: before.rstrip(" ") + after,
 }
+
+
+def done_to_text(fix, before, after):
+    """Fixes that say what to write, or how many spaces, and those above."""
+    if written := re.fullmatch(r"write `(\w+: \w+)`", fix):
+        return before + written[1] + after[after.index("\n") :]
+    if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
+        return before.rstrip(" ") + " " * int(spaces[1]) + after
+    return DONE_TO_TEXT[fix](before, after)
 
 
 @pytest.mark.parametrize("case", CASES["fields"], ids=lambda case: f"{case['rule']} {case['text'][:40]}")
@@ -93,7 +113,7 @@ def test_every_fix_of_a_text_mends_it(case):
     (problem,) = problems_of_text(case["text"])
     line, column = case["place"]
     start = sum(len(each) for each in case["text"].splitlines(keepends=True)[: line - 1]) + column - 1
-    mended = DONE_TO_TEXT[str(problem.fix)](case["text"][:start], case["text"][start:])
+    mended = done_to_text(str(problem.fix), case["text"][:start], case["text"][start:])
 
     assert problems_of_text(mended) == ()
 

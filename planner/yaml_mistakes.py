@@ -1,0 +1,206 @@
+"""What is wrong where YAML cannot be parsed: what was probably meant, and where.
+
+A parser says where it gave up and in its own words (`mapping values are not allowed in this context`), which is often a
+line below the mistake: a colon forgotten, a quote left open, a tab, a line indented by a space too many. Here its
+verdict and the lines around it become a place, a reason and a fix. What is not recognised stays in the parser's words.
+
+It does not parse, and knows nothing of the spec.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+__all__ = ["Mistake", "explain"]
+
+WORDS = re.compile(r"(?P<key>[A-Za-z_][\w.-]*)(?P<colon>:?)(?P<space>\s*)(?P<value>.*)")
+KEY_AND_VALUE = re.compile(r"[^\s#][^#]*?:(\s|$)")  # how a line begins that has a key
+CLOSING = {"flow sequence": ("[", "]"), "flow mapping": ("{", "}")}
+
+Place = tuple[int, int]  # line, column; both from 1
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Where it stands, why it cannot be read, and what would do."""
+
+    place: Place
+    reason: str
+    fix: str
+
+
+def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
+    """The mistake in `text` that `error` is about."""
+    seen = _Seen(text.splitlines(), _place(error.problem_mark), _place(error.context_mark), error)
+    for recognise in RECOGNISERS:
+        mistake = recognise(seen)
+        if mistake:
+            return mistake
+    return Mistake(seen.place, error.problem or "it cannot be parsed", "correct it")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The text in lines, and what the parser says of it."""
+
+    lines: Sequence[str]
+    place: Place  # where it gave up
+    began: Place  # where what it was reading began
+    error: yaml.MarkedYAMLError
+
+    @property
+    def problem(self) -> str:
+        return self.error.problem or ""
+
+    @property
+    def context(self) -> str:
+        return self.error.context or ""
+
+    @property
+    def character(self) -> str:
+        """At which it gave up."""
+        line, column = self.place
+        return self.line(line)[column - 1 : column]
+
+    def line(self, number: int) -> str:
+        """By its number; what is beyond the end is empty."""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+    def before(self, number: int) -> int:
+        """The number of the last line with something in it before that one; 0 if there is none."""
+        filled = (each for each in range(min(number - 1, len(self.lines)), 0, -1) if _words(self.line(each)))
+        return next(filled, 0)
+
+
+def _tab(seen: _Seen) -> Mistake | None:
+    if seen.character != "\t":
+        return None
+    return Mistake(seen.place, "a tab stands where lines are indented, and has no fixed width", "indent with spaces")
+
+
+def _odd_beginning(seen: _Seen) -> Mistake | None:
+    if "cannot start any token" not in seen.problem:
+        return None
+    return Mistake(seen.place, f"no word begins with {seen.character} unless it is quoted", "put it in quotes")
+
+
+def _open_quote(seen: _Seen) -> Mistake | None:
+    if "quoted scalar" not in seen.context:
+        return None
+    return Mistake(seen.began, "this quote is not closed", "close it")
+
+
+def _open_bracket(seen: _Seen) -> Mistake | None:
+    """A list or mapping in brackets goes on; what lacks is at the end of the line above, or here."""
+    kind = seen.context.removeprefix("while parsing a ")
+    if kind not in CLOSING:
+        return None
+    opening, closing = CLOSING[kind]
+    line, column = seen.place
+    if line > seen.began[0]:
+        line = seen.before(line)
+        column = len(_words(seen.line(line), keep_indentation=True)) + 1
+    elif seen.character == ":":  # of the key that a comma should stand before
+        column = seen.line(line).rfind(" ", 0, column) + 1
+    return Mistake((line, column), f"{opening} of line {seen.began[0]} is open", f"write , or {closing}")
+
+
+def _no_colon(seen: _Seen) -> Mistake | None:
+    """`ep_size 32` and `ep_size:32` are single words; the parser notices at the next colon, or at the end."""
+    if "could not find expected ':'" in seen.problem:
+        number = seen.began[0]
+    elif "mapping values are not allowed" in seen.problem:
+        number = seen.before(seen.place[0])
+    else:
+        return None
+    words = _words(seen.line(number))
+    parts = WORDS.fullmatch(words)
+    if parts is None or KEY_AND_VALUE.match(words):
+        return None
+    missing = "space is after its colon" if parts["colon"] else "colon is after its key"
+    meant = f"{parts['key']}: {parts['value']}".rstrip()
+    return Mistake((number, _indentation(seen.line(number)) + 1), f"no {missing}", f"write `{meant}`")
+
+
+def _second_colon(seen: _Seen) -> Mistake | None:
+    line, column = seen.place
+    before = seen.line(line)[: column - 1]
+    key = re.match(r"\s*(?:- )*[^\s:][^:]*:\s+(?=\S)", before)
+    if "mapping values are not allowed" not in seen.problem or key is None:
+        return None
+    return Mistake((line, key.end() + 1), "a value has a colon and a space in it", "put it in quotes")
+
+
+def _too_deep(seen: _Seen) -> Mistake | None:
+    number, above = seen.place[0], seen.before(seen.place[0])
+    here, there = _indentation(seen.line(number)), _indentation(seen.line(above))
+    is_told = "mapping values are not allowed" in seen.problem or "did not find expected key" in seen.problem
+    if not is_told or here <= there or above == 0:
+        return None
+    reason = f"it is indented deeper than line {above}, whose key has its value already"
+    return Mistake((number, here + 1), reason, _indent_by(there))
+
+
+def _between(seen: _Seen) -> Mistake | None:
+    """A line that is indented less than the one above, and like none."""
+    number, column = seen.place
+    above = seen.before(number)
+    is_first = _indentation(seen.line(number)) + 1 == column
+    if "did not find expected" not in seen.problem or not is_first:
+        return None
+    there = _indentation(seen.line(above))
+    if there < column:
+        return None
+    reason = f"it is indented less than line {above}, and like no key before it"
+    return Mistake(seen.place, reason, _indent_by(there))
+
+
+def _items_among_keys(seen: _Seen) -> Mistake | None:
+    line, column = seen.place
+    is_item = seen.line(line)[column - 1 :].startswith("- ")
+    if not (is_item and "did not find expected key" in seen.problem) and "expected '-'" not in seen.problem:
+        return None
+    reason = "keys and items of a list (-) stand on one level"
+    return Mistake(seen.place, reason, "give the list a key of its own")
+
+
+def _after_the_end(seen: _Seen) -> Mistake | None:
+    line, column = seen.place
+    if "did not find expected key" not in seen.problem or not seen.line(line)[: column - 1].strip():
+        return None
+    return Mistake(seen.place, "the value before it has ended", "remove the rest of the line")
+
+
+RECOGNISERS: Sequence[Callable[[_Seen], Mistake | None]] = (
+    _tab,
+    _odd_beginning,
+    _open_quote,
+    _open_bracket,
+    _no_colon,
+    _second_colon,
+    _too_deep,
+    _items_among_keys,
+    _between,
+    _after_the_end,
+)
+
+
+def _place(mark: yaml.Mark | None) -> Place:
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
+
+
+def _words(line: str, *, keep_indentation: bool = False) -> str:
+    """What stands in it, without its comment."""
+    words = re.sub(r"(^|\s)#.*", "", line).rstrip()
+    return words if keep_indentation else words.lstrip()
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _indent_by(number: int) -> str:
+    spaces = "1 space" if number == 1 else f"{number} spaces"
+    return f"indent it by {spaces}" if number else "do not indent it"
