@@ -7,7 +7,6 @@ It knows the spec's fields but no rule between two of them: those are in `rules.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,17 +18,18 @@ from pydantic_core import ErrorDetails
 
 from planner.errors import Violation
 from planner.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
-from planner.habits import KUBERNETES_KEYS, OTHER_NAMES, said_by_object
+from planner.habits import KUBERNETES_KEYS, as_we_say, said_by_object, why_not_so, why_we_have_no
+from planner.meant import fraction, time_of_day, truth, whole_number
 from planner.rule import Partial
 from planner.section import Section
 from planner.source import INTEGER
-from planner.spec import AUTO, UNION_TAGS, Spec
+from planner.spec import AUTO, PHASES, UNION_TAGS, Spec
 from planner.units import QUANTITIES, Kind, as_we_spell
 
 __all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
-WRITTEN_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")  # quoted, or with more digits than the source takes for a number
+NUMBERED = ("name", "rack", "leaf", "power")  # what is often called by a number, and is text
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -91,13 +91,9 @@ def _may_be_auto(field: FieldInfo) -> bool:
     return any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
-def _is_written_integer(value: Any) -> bool:
-    return isinstance(value, str) and WRITTEN_INTEGER.fullmatch(value) is not None
-
-
 def _is_too_long(value: Any) -> bool:
     """A number that the source has left as text."""
-    return _is_written_integer(value) and not INTEGER.fullmatch(value)
+    return isinstance(value, str) and value.lstrip("+-").isdecimal() and not INTEGER.fullmatch(value)
 
 
 def _is_quantity(field: FieldInfo) -> bool:
@@ -131,8 +127,8 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         return _unknown(detail, data)
     if kind in WANTED:
         rule = f"S203 must be {WANTED[kind]}{' or auto' if _may_be_auto(_field(path)) else ''}"
-        found = f"has {len(value)} characters" if _is_too_long(value) else f"is {_noun(value)}"
-        return Violation(path, value, rule, f"it {found}", _example(path, value))
+        found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
+        return Violation(path, value, rule, why_not_so(path, value) or found, _example(path, value))
     if kind == "string_pattern_mismatch":
         rule = "S209 must have another form"
         return Violation(path, value, rule, _sentence(_field(path)), _example(path, value))
@@ -165,13 +161,20 @@ def _missing(path: str) -> Violation:
 def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     parent, known = _path(detail["loc"][:-1]), list(_section_at(detail["loc"]).model_fields)
     path, meant = _path(detail["loc"]), _meant(detail, data)
-    reason, fix = f"known keys: {', '.join(known)}", removal()
+    ours = as_we_say(path.rpartition(".")[2])
+    reason, fix = why_we_have_no(path) or f"known keys: {', '.join(known)}", removal()
     if path in KUBERNETES_KEYS:
         reason = "a spec is no Kubernetes object, tidemill render writes those"
         fix = Fix(_instead(meant), ({HERE: None, **meant},))
     elif meant:
-        (name,) = (field.rpartition(".")[2] for field in meant)
-        fix = Fix(f"did you mean {name}?", ({HERE: None, **meant},))
+        words = " and ".join(each.removeprefix(f"{parent}.") for each in meant)
+        fix = Fix(f"did you mean {words}?", ({HERE: None, **meant},))
+        if not all(each.rpartition(".")[0] == parent for each in meant):
+            reason = "it belongs elsewhere"
+        elif ours in known:
+            reason = "it has another name here"
+    elif ours in known:
+        reason = f"{ours} says it already"
     return Violation(path, detail["input"], f"S201 is not a key of {parent or 'the spec'}", reason, fix)
 
 
@@ -189,17 +192,36 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
     None or several, by path, for the keys of a Kubernetes object.
     """
-    if _path(detail["loc"]) in KUBERNETES_KEYS:
+    path = _path(detail["loc"])
+    if path in KUBERNETES_KEYS:
         said = said_by_object(str(detail["loc"][0]), detail["input"])
         return {path: value for path, value in said.items() if path.partition(".")[0] not in data}
     *parents, key = (part for part in detail["loc"] if part not in UNION_TAGS)
     given: Any = data
     for part in parents:
         given = given[part]
-    free = [name for name in _section_at(detail["loc"]).model_fields if name not in given]
-    elsewhere = OTHER_NAMES.get(str(key))
-    close = elsewhere if elsewhere in free else close_to(key, free, cutoff=0.6)
-    return {_path((*parents, close)): detail["input"]} if close else {}
+    fields = _section_at(detail["loc"]).model_fields
+    free = [name for name in fields if name not in given]
+    ours = as_we_say(str(key))
+    if ours in free:
+        return {_path((*parents, ours)): detail["input"]}
+    if ours in fields or why_we_have_no(path):
+        return {}
+    elsewhere = _elsewhere(ours or str(key), data)
+    close = None if elsewhere else close_to(key, free, cutoff=0.6)
+    return {_path((*parents, close)): detail["input"]} if close else dict.fromkeys(elsewhere, detail["input"])
+
+
+def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
+    """Where the field `name` belongs that stands in a wrong section: in each phase that there is, or in one place."""
+    homes = {"": Spec} | {key: section for key, field in Spec.model_fields.items() if (section := _section_of(field))}
+    found = []
+    for home, section in homes.items():
+        there = data if not home else data.get(home, None if home in PHASES else {})
+        if name in section.model_fields and isinstance(there, dict) and name not in there:
+            found.append(_path((home, name)).lstrip("."))
+    in_phases = all(path.partition(".")[0] in PHASES for path in found)
+    return found if in_phases or len(found) == 1 else []
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
@@ -269,7 +291,7 @@ def _sentence(field: FieldInfo) -> str:
     """The field's description, as the reason of a message."""
     assert field.description
     text = field.description.removesuffix(".")
-    return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"
+    return text if text[1:2].isupper() else f"{text[0].lower()}{text[1:]}"
 
 
 def _example(path: str, value: Any) -> Fix:
@@ -278,8 +300,9 @@ def _example(path: str, value: Any) -> Fix:
     field = _field(path)
     if _may_be_auto(field) and close_to(value, [AUTO]):
         return did_you_mean(value, [AUTO])
-    if int in _types(field.annotation) and _is_written_integer(value) and not _is_quantity(field):
-        return nearest(_within(field, int(value)))
+    meant = None if value is None or _is_quantity(field) else _meant_value(path, field, value)
+    if meant is not None:
+        return Fix(f"nearest: {_as_yaml(meant)}", ({HERE: meant},))
     if name.isdecimal():
         element = _element(field)
         return Fix(f"for example {_as_yaml(element)}", ({HERE: element},))
@@ -287,13 +310,26 @@ def _example(path: str, value: Any) -> Fix:
     return Fix(f"for example {name}: {_as_yaml(example)}", ({HERE: example},))
 
 
-def _within(field: FieldInfo, number: int) -> int:
+def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
+    """What `value` would be in the field's type and form; None where nobody can tell."""
+    types = list(_types(field.annotation))
+    if bool in types:
+        return truth(value)
+    if path.rpartition(".")[2] == "at":
+        return time_of_day(value)
+    if path.startswith("cluster.nodes.") and path.rpartition(".")[2] in NUMBERED and type(value) is int:
+        return str(value)
+    number = whole_number(value) if int in types else fraction(value) if float in types else None
+    return None if number is None else _within(field, number)
+
+
+def _within(field: FieldInfo, number: Any) -> Any:
     """`number`, or the end of the field's range that is nearest to it."""
     inner = (each.metadata for each in _types(field.annotation) if isinstance(each, FieldInfo))
     limits = [*field.metadata, *chain.from_iterable(inner)]
     least = [limit.ge for limit in limits if hasattr(limit, "ge")]
     most = [limit.le for limit in limits if hasattr(limit, "le")]
-    return int(max([min([number, *most]), *least]))
+    return type(number)(max([min([number, *most]), *least]))
 
 
 def _first_example(field: FieldInfo) -> Any:
@@ -318,4 +354,4 @@ def _as_yaml(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {_as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_as_yaml, value))}]"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and not value.isdecimal() else json.dumps(value)

@@ -1,0 +1,45 @@
+"""What a value of the wrong type or form was probably meant to be: `"144"`, `1_000`, `32K`, `8:30`, `yes`.
+
+For the fix of a message only: a spec in which one of these stands is wrong, and is never read as if it were right.
+"""
+
+import re
+from typing import Any
+
+__all__ = ["fraction", "time_of_day", "truth", "whole_number"]
+
+MAX_DIGITS = 4000  # of which Python makes a number without complaint
+WHOLE = re.compile(
+    rf"(?P<digits>[-+]?(?:[0-9]{{1,3}}(?:[_, ][0-9]{{3}})+|[0-9]{{1,{MAX_DIGITS}}}))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?"
+)
+FRACTION = re.compile(r"[-+]?[0-9]{1,18}(\.[0-9]{0,18})?")
+TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
+
+# Source: github.com/vllm-project/vllm vllm/engine/arg_utils.py, human_readable_int: 1k is 1,000 and 1K is 1,024.
+UNITS = {None: 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "Ki": 2**10, "Mi": 2**20}
+TRUTHS = {"yes": True, "y": True, "on": True, "true": True, "1": True}
+FALSEHOODS = {"no": False, "n": False, "off": False, "false": False, "0": False}
+
+
+def whole_number(value: Any) -> int | None:
+    """`"144"`, `144.0`, `1_000`, `1,000`, `32K`; None for anything else."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    match = WHOLE.fullmatch(value) if isinstance(value, str) else None
+    return int(re.sub("[_, ]", "", match["digits"])) * UNITS[match["unit"]] if match else None
+
+
+def fraction(value: Any) -> float | None:
+    """`"1.01"`."""
+    return float(value) if isinstance(value, str) and FRACTION.fullmatch(value) else None
+
+
+def truth(value: Any) -> bool | None:
+    """`yes`, `"true"`, `off`, `1`: what YAML 1.1, a shell or a quote makes of true and false."""
+    return None if isinstance(value, bool) else (TRUTHS | FALSEHOODS).get(str(value).casefold())
+
+
+def time_of_day(value: Any) -> str | None:
+    """`8:30`, `8`, `08:30:00`, `24:00`, as HH:MM."""
+    match = None if isinstance(value, bool) else TIME.fullmatch(str(value))
+    return match and f"{int(match['hour']) % 24:02}:{match['minute'] or '00'}"
