@@ -5,7 +5,7 @@ six is no longer wanted at some point. The cache is small, so that requests are 
 computed in small chunks. As one mixed rank, and as a prefill and a decode rank.
 
 Every answer must be that of the request alone (of an aborted one, its beginning), no page may stay behind, and memory
-must not grow: what `Report` holds.
+must not grow: what `Report` says, and `Report.is_clean` asks.
 """
 
 import os
@@ -31,6 +31,7 @@ ABORTED = 1 / 6
 GREEDY = 1 / 2
 ARRIVAL = 0.6
 STOP_IDS = [7]
+MAX_GROWTH_BYTES = 8_000_000  # measured: 0.4 at most; allocators keep what they once had
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,21 @@ class Report:
     half_time_bytes: int
     end_bytes: int
 
+    @property
+    def growth_bytes(self) -> int:
+        """In the second half."""
+        return self.end_bytes - self.half_time_bytes
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is wrong, nothing stayed."""
+        return not self.wrong and not self.pages_left_behind and self.growth_bytes < MAX_GROWTH_BYTES
+
     def __str__(self) -> str:
-        growth = (self.end_bytes - self.half_time_bytes) / 1e6
         return (
             f"{self.answered} answered, {self.aborted} aborted, {self.preemptions} preemptions;"
             f" {len(self.wrong)} wrong answers, {self.pages_left_behind} pages left behind,"
-            f" {self.end_bytes / 1e6:.0f} MB at the end, {growth:.1f} MB more than at half time"
+            f" {self.end_bytes / 1e6:.0f} MB at the end, {self.growth_bytes / 1e6:.1f} MB more than at half time"
         )
 
 
@@ -142,7 +152,7 @@ def main() -> None:
     for kind, report in reports.items():
         print(f"{kind}: {report}")
         print("".join(f"  {line}\n" for line in report.wrong), end="")
-    if any(report.wrong or report.pages_left_behind for report in reports.values()):
+    if not all(report.is_clean for report in reports.values()):
         sys.exit(1)
 
 
