@@ -4,13 +4,22 @@ RuntimeFailure             exit 1: something failed while running
 |-- CheckpointError        the checkpoint cannot be read, or is not what it says
 |-- LaunchError            the launch file is refused: version, digest, shape
 |-- WireError              a peer sent what the protocol does not allow, or went away
+|   `-- WireVersionError   a peer speaks another version of the protocol
 |-- PeerLost               a rank of this unit is gone, so the unit cannot go on
 `-- UsageError             exit 2: the call itself is wrong
 
 Anything else that escapes is a bug, and may show its traceback.
 """
 
-__all__ = ["CheckpointError", "LaunchError", "PeerLost", "RuntimeFailure", "UsageError", "WireError"]
+__all__ = [
+    "CheckpointError",
+    "LaunchError",
+    "PeerLost",
+    "RuntimeFailure",
+    "UsageError",
+    "WireError",
+    "WireVersionError",
+]
 
 
 class RuntimeFailure(Exception):
@@ -27,6 +36,10 @@ class LaunchError(RuntimeFailure):
 
 class WireError(RuntimeFailure):
     """A frame broke the protocol, or the connection closed inside one."""
+
+
+class WireVersionError(WireError):
+    """The peer is of another version of Tidemill, older or newer."""
 
 
 class PeerLost(RuntimeFailure):

@@ -3,14 +3,17 @@
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
 again is simply called again: Hello and State are said anew on every connection. Tokens said while nobody listens are
 dropped: the gateway that asked for them is gone, and has failed their requests.
+
+A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 import msgspec
 
-from runtime.errors import RuntimeFailure, WireError
+from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.messages import FromGateway, Hello, Rejected, State
 from runtime.sockets import notice_a_vanished_peer
 from runtime.wire import FrameReader, encode_frame
@@ -32,11 +35,16 @@ class GatewayLink:
 
     async def run(self) -> None:
         """Keep the line up, for ever. Raises RuntimeFailure when the gateway refuses this rank for good."""
+        complained = False
         while True:
             try:
                 stream, writer = await asyncio.open_connection(self._host, self._port)
                 notice_a_vanished_peer(writer)
                 await self._follow(stream, writer)
+            except WireVersionError as error:
+                if not complained:
+                    complained = True
+                    print(f"tidemill: waiting for another gateway: {error}", file=sys.stderr, flush=True)
             except (OSError, WireError):
                 pass  # the gateway is not there yet, or went away: call again
             self._writer = None

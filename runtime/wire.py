@@ -4,6 +4,10 @@
 
 The header is one message of `messages.py`, the payload the raw bytes of a tensor (or nothing). Sizes are checked
 before anything is allocated; the JSON is decoded into a closed set of types. It does not retry or reconnect.
+
+Both ends have one VERSION, or do not talk. It is that of frames and messages alike: whatever changes a field of any
+message raises it, here and as `wire_version` in what the planner writes, so that `kv_digest` differs too. The prefix
+up to the version stays as it is for ever, so that each end can name the other's.
 """
 
 import asyncio
@@ -12,9 +16,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from runtime.errors import WireError
+from runtime.errors import WireError, WireVersionError
 
-__all__ = ["FRAME_PREFIX_BYTES", "FrameReader", "encode_frame"]
+__all__ = ["FRAME_PREFIX_BYTES", "VERSION", "FrameReader", "encode_frame"]
 
 MAGIC = b"TDML"
 VERSION = 1
@@ -62,7 +66,7 @@ class FrameReader(Generic[Message]):
         if magic != MAGIC:
             raise WireError("the peer does not speak Tidemill's wire protocol")
         if version != VERSION:
-            raise WireError(f"the peer speaks wire version {version}, this runtime {VERSION}")
+            raise WireVersionError(f"the peer speaks wire version {version}, this runtime {VERSION}")
         if header_bytes > MAX_HEADER_BYTES:
             raise WireError(f"a frame's header of {header_bytes:,} bytes is over the limit of {MAX_HEADER_BYTES:,}")
         if payload_bytes > self._max_payload_bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
-from runtime.errors import WireError
+from runtime.errors import WireError, WireVersionError
 from runtime.gateway.balance import RankLoad, choose_ranks, room
 from runtime.gateway.rank import Rank
 from runtime.messages import FromRank, Hello, Rejected
@@ -65,6 +65,8 @@ class Registry:
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
         except (WireError, OSError) as error:
+            if isinstance(error, WireVersionError):  # any frame will do: its prefix tells the rank our version
+                writer.write(encode_frame(Rejected(str(error))))
             if not self._is_closing:
                 log.warning("closed the registry connection of %s: %s", writer.get_extra_info("peername"), error)
         finally:

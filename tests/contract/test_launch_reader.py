@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from planner.check import check_spec
 from planner.compiler import compile_plan
+from planner.launch import KV_WIRE_VERSION
 from planner.memory import KV_PAGE_TOKENS
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.errors import LaunchError
@@ -17,6 +18,7 @@ from runtime.kv_transfer import check_layout
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
 from runtime.precision import DTYPES
+from runtime.wire import VERSION as WIRE_VERSION
 from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, sealed, with_leaf_changed
 
@@ -48,6 +50,12 @@ def test_the_runtime_reads_every_file(files, units):
     assert {phase: len(launch.ranks) for phase, launch in units.items()} == {"prefill": 2, "decode": 4}
     assert {launch.kv_digest for launch in (*units.values(), gateway)} == {gateway.kv_digest}
     assert {launch.ports.registry for launch in (*units.values(), gateway)} == {gateway.ports.registry}
+
+
+def test_the_wires_version_is_in_the_kv_digest(units):
+    """What planner and runtime call it is one number, so units of two versions never pair."""
+    assert KV_WIRE_VERSION == WIRE_VERSION
+    assert {launch.kv_cache.wire_version for launch in units.values()} == {WIRE_VERSION}
 
 
 def test_precision_travels_from_the_spec_to_the_runtime(tmp_path):

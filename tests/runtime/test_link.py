@@ -7,7 +7,7 @@ import pytest
 from runtime.errors import RuntimeFailure
 from runtime.link import GatewayLink
 from runtime.messages import Abort, FromRank, Hello, Rejected, State
-from runtime.wire import FrameReader, encode_frame
+from runtime.wire import VERSION, FrameReader, encode_frame
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 
@@ -76,3 +76,29 @@ def test_a_refused_rank_ends_with_the_gateways_reason():
 
     with pytest.raises(RuntimeFailure, match="the gateway refuses this rank: its kv_digest is another"):
         asyncio.run(with_gateway(behave, use))
+
+
+def test_a_gateway_of_another_version_is_called_again(monkeypatch, capsys):
+    """The rank says both versions once, and is there when the gateway has been replaced."""
+    monkeypatch.setattr("runtime.link.RETRY_S", 0.01)
+    num_calls = 0
+
+    async def behave(frames, writer):
+        nonlocal num_calls
+        num_calls += 1
+        await frames.read()
+        right = encode_frame(Abort("a"))
+        writer.write(right if num_calls > 2 else right[:4] + (VERSION + 1).to_bytes(2) + right[6:])
+        await writer.drain()
+
+    async def use(link, received):
+        running = asyncio.create_task(link.run())
+        while not received:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return received
+
+    assert asyncio.run(with_gateway(behave, use))[0] == Abort("a")
+    assert capsys.readouterr().err == (
+        f"tidemill: waiting for another gateway: the peer speaks wire version {VERSION + 1}, this runtime {VERSION}\n"
+    )

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from runtime.messages import State, Token
-from runtime.wire import encode_frame
+from runtime.wire import VERSION, encode_frame
 from tests.runtime.gateway.conftest import FakePair
 
 
@@ -112,7 +112,6 @@ def test_a_second_rank_must_be_another_of_the_same_launch(gateway, join, until, 
     ("sent", "reason"),
     [
         (b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n", "does not speak Tidemill's wire protocol"),
-        (b"TDML\x00\x02" + 14 * b"\x00", "speaks wire version 2"),
         (encode_frame(State("ready")), "its first message is State, not Hello"),
         (encode_frame(Token("x", 1, None), payload_bytes=2**40), "payload of 1,099,511,627,776 bytes"),
         (b"TDML", "inside a frame"),
@@ -130,6 +129,17 @@ def test_a_stranger_on_the_registry_port_costs_nobody_but_itself(gateway, until,
     until(lambda: gateway.log().count(reason) == lines_before + 1, f"the log says {reason!r}")
     assert gateway.get("/health")[0] == 200
     assert "Traceback" not in gateway.log()
+
+
+def test_a_rank_of_another_version_hears_the_gateways(gateway, until):
+    """It is not let in, and what it is answered names the gateway's version where every version looks for it."""
+    with socket.create_connection(("127.0.0.1", gateway.ports["registry"]), timeout=10) as newer:
+        newer.sendall(b"TDML" + (VERSION + 1).to_bytes(2) + 14 * b"\x00")
+        answer = newer.makefile("rb").read()
+
+    assert answer[:6] == b"TDML" + VERSION.to_bytes(2)
+    until(lambda: f"wire version {VERSION + 1}, this runtime {VERSION}" in gateway.log(), "the log names both")
+    assert gateway.get("/health")[0] == 200
 
 
 def test_garbage_after_hello_loses_the_rank(gateway, join, until):
