@@ -8,6 +8,7 @@ from planner.fix import HERE, Fix, close_to, nearest, removal
 from planner.rule import Broken, Partial, Rule, declare_in
 from planner.spec import PHASES
 from planner.timezones import is_timezone, nearest_timezone
+from planner.units import read_link
 from planner.windows import DAY_MINUTES
 
 __all__ = ["RULES"]
@@ -20,6 +21,43 @@ Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
+
+
+# An own GPU
+
+
+@_reads("cluster.gpu.peer", "cluster.gpu.nvlink")
+def peers_are_part_of_the_whole(peer: str | None, nvlink: str | None) -> Broken | None:
+    """All links of a mesh together are at least one of them."""
+    if peer is None or nvlink is None or (read_link(peer) or 0) <= (read_link(nvlink) or 0):
+        return None
+    reason = "nvlink is what a GPU sends to all others together"
+    return Broken(f"S416 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
+
+
+@_reads("cluster.gpu.peer", "cluster.gpu.nvlink")
+def peers_have_a_whole(peer: str | None, nvlink: str | None) -> Broken | None:
+    """The links of a mesh, without what they are together."""
+    return _alone(peer is not None and nvlink is None, "nvlink", "450GB/s")
+
+
+@_reads("cluster.gpu.nvlink_domain", "cluster.gpu.nvlink")
+def domains_have_links(domain: int | None, nvlink: str | None) -> Broken | None:
+    """GPUs that reach each other, nobody knows how fast."""
+    return _alone(domain is not None and nvlink is None, "nvlink", "450GB/s")
+
+
+@_reads("cluster.gpu.gpus_per_nic", "cluster.gpu.nic")
+def shared_nics_have_links(gpus_per_nic: int, nic: str | None) -> Broken | None:
+    """GPUs that share a NIC, nobody knows how fast it is."""
+    return _alone(gpus_per_nic > 1 and nic is None, "nic", "400Gbps")
+
+
+def _alone(is_alone: bool, link: str, example: str) -> Broken | None:
+    if not is_alone:
+        return None
+    fix = Fix(f"remove it, or for example {link}: {example}", ({HERE: None}, {f"cluster.gpu.{link}": example}))
+    return Broken(f"S417 must come with {link}", "without it no link is planned", fix)
 
 
 # Nodes

@@ -58,6 +58,7 @@ def decide(spec: CheckedSpec, split: Split) -> tuple[CheckedSpec, tuple[Decision
     decided = {each.path for each in decisions}
     if spec.spec.expert_load.file is not None:
         decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
+    decided |= {"decode.max_batch_tokens"}  # of no effect: prompts are prefill's
     defaults = _defaults(spec.spec, spec.document.data, "")
     return spec, (*decisions, *(each for each in defaults if each.path not in decided))
 

@@ -124,7 +124,9 @@ def _phases(plan: Plan) -> str:
     limits = _table([limits_head, *(_limits_row(layout, plan.spec.phase(layout.phase)) for layout in plan.layouts)])
     notes = (
         "Nodes of a unit; experts: logical + redundant; slots: routed + shared.",
-        "At most, of each rank or group that shares attention.",
+        "At most, of each rank or group that shares attention; decode takes no prompts."
+        if plan.spec.decode
+        else "At most, of each rank or group that shares attention.",
     )
     return f"{layouts}\n  {notes[0]}\n\n{limits}\n  {notes[1]}"
 
@@ -144,8 +146,10 @@ def _phase_row(layout: PhaseLayout) -> tuple[str, ...]:
 
 
 def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
-    limits = (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)
-    return layout.phase, layout.precision, *(f"{limit:,}" for limit in limits)
+    limits = [f"{limit:,}" for limit in (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)]
+    if layout.phase == "decode":
+        limits[-1] = "-"  # prompts are prefill's
+    return layout.phase, layout.precision, *limits
 
 
 def _memory(plan: Plan) -> str:
@@ -315,7 +319,7 @@ def _failures(plan: Plan) -> str:
     rows = [("failure", "of one", "stops at worst", "dark experts", "for example")]
     for report in plan.failures:
         for loss in report.losses:
-            stops = f"{loss.units} of {report.num_units} units"
+            stops = f"{loss.units} of {report.num_units} unit{'' if report.num_units == 1 else 's'}"
             rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), _short(plan, loss.place)))
     lines = [_table(rows)]
     coverage = plan.spec.coverage

@@ -90,6 +90,11 @@ class GpuSpec(Section):
         description="One way to the other GPUs of its NVLink domain, or what takes its place.",
         examples=["450GB/s"],
     )
+    peer: Annotated[float, *quantity("link")] | None = Field(
+        default=None,
+        description="One way to one other GPU, where those of a domain are a mesh without switches.",
+        examples=["64GB/s"],
+    )
     nvlink_domain: int | None = Field(
         default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
     )
@@ -235,7 +240,8 @@ class PhaseSpec(Section):
         default=4096,
         ge=1,
         le=10_000_000,
-        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps.",
+        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
+        " effect in decode.",
         examples=[4096],
     )
     max_kv_tokens: int | None = Field(

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-__all__ = ["QUANTITIES", "Kind", "as_we_spell", "gb", "quantity", "read_bytes"]
+__all__ = ["QUANTITIES", "Kind", "as_we_spell", "gb", "quantity", "read_bytes", "read_link"]
 
 Kind = Literal["bytes", "link", "time"]
 
-AMOUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
+AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
 
 BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     unit: 2 ** (10 * power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), 1)
@@ -66,6 +66,11 @@ def read_bytes(written: str) -> int | None:
     """A size outside of a spec, in bytes; None where it is none, or 0."""
     number = _number("bytes", written)
     return round(number) if number else None
+
+
+def read_link(written: str) -> float | None:
+    """A bandwidth in Gb/s, as text; None where it is none."""
+    return _number("link", written)
 
 
 def as_we_spell(kind: Kind, written: Any) -> str | None:

@@ -44,6 +44,8 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     assert "KV a GPU bytes/token tokens requests of full length prefill 70,272 368,256 " in text
     assert "max/mean bound in a step" in text
     assert "deterministic false" in text
+    assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text
+    assert "1 of 1 unit " in text
     assert "experts' loads are drawn with alpha 1.01, seed 0" in text
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.catalog import GPUS
+from planner.fix import applied
 from planner.inventory import Node
 from planner.placement import Unit
 from planner.topology import topology_of
@@ -43,6 +44,24 @@ def test_one_gpu_of_a_mesh_has_one_link_to_another():
 
     assert (mi300x.bandwidth(0, 7), mi300x.bandwidth(0, 8)) == (64, 50)
     assert sum(mi300x.bandwidth(0, peer) for peer in range(1, 8)) == mi300x.nvlink_gb_per_s
+
+
+def test_an_own_gpu_can_be_all_that_one_of_the_catalog_is(plan_of):
+    """A mesh with NICs, by its figures: the same memory, and the same traffic on the same links."""
+    own = {
+        "name": "own",
+        "memory": f"{GPUS['mi300x'].usable_bytes}B",
+        "nvlink": "448GB/s",
+        "peer": "64GB/s",
+        "nvlink_domain": 8,
+        "nic": "400Gbps",
+        "kubernetes_resource": "amd.com/gpu",
+    }
+    spec = PAIR | {"decode": PAIR["decode"] | {"attention_tp": 2}}
+    known, described = (plan_of(json.dumps(applied(spec, {"cluster.gpu": gpu}))) for gpu in ("mi300x", own))
+
+    assert (described.memory, described.traffic) == (known.memory, known.traffic)
+    assert any(link.attention_gb_per_s == 64 for each in known.traffic for link in each.links)
 
 
 def test_two_gpus_that_share_a_nic_share_its_bandwidth():
