@@ -76,6 +76,7 @@ def _solve(
         descend(best, done_L[index])
         kicks_left -= _search(best, trial, done_L[index], no_worse, num_starts, num_kicks // 2)
         num_open += best.carried.max() > done_L[index]
+        _even_pairs(best, trial)
         keep(best, slots_LGS, index)
     for index in range(num_layers if kicks_left > num_open else 0):
         reload(best, loads_LE[index])
@@ -83,8 +84,23 @@ def _solve(
         take(best, slots_LGS[index])
         if best.carried.max() > done_L[index]:
             _kick_on(best, trial, done_L[index], 0.0, kicks_left // num_open, SEED + 1)
+            _even_pairs(best, trial)
             keep(best, slots_LGS, index)
     return slots_LGS
+
+
+@compiled
+def _even_pairs(best: Layer, trial: Layer) -> None:
+    """With two slots a GPU: the heaviest replica beside the lightest, the next beside the next, and so on.
+
+    Of all ways to pair these replicas this leaves least on the fullest GPU, and on the two, three and more fullest
+    together: the less GPUs carry that do not bind, the fewer have to change when loads drift.
+    Source: majorization of sums, A. W. Marshall and I. Olkin 1979, chapter 6.
+    """
+    if best.slots.shape[1] == 2:
+        pack(trial, best.counts)
+        if trial.carried.max() <= best.carried.max():
+            copy(best, trial)
 
 
 @compiled

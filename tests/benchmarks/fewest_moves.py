@@ -78,6 +78,8 @@ def _seat(program, weights, counts, kept, rooms):
     stayed = {}
     for (_, key), choices in kept.items():
         stayed.setdefault(key, []).extend(choices)
+    for key, choices in stayed.items():
+        program.addConstr(program.qsum(choices) <= key[1] * counts[key])
     rooms = sorted(rooms, key=lambda each: -each[0])
     spare, place = None, 0
     for key in sorted(weights, key=lambda each: -weights[each]):

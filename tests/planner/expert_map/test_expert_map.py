@@ -109,6 +109,18 @@ def test_no_layer_is_worse_than_eplbs(effort, num_slots, num_gpus):
     assert (max_over_mean(loads, np.array(ours.physical_to_logical), num_gpus) <= reference + 1e-6).all()
 
 
+@pytest.mark.parametrize("alpha", [0.6, 1.2])
+def test_two_slots_pair_the_heaviest_with_the_lightest(alpha):
+    """No pairing of the same replicas is more even, on GPUs that bind and on those that do not."""
+    loads = np.array(draw_loads(alpha, 1, num_layers=6, num_experts=256))
+    slots = np.array(balance(loads.tolist(), 288, 144).physical_to_logical)
+    for row, experts in zip(scale(loads), slots, strict=True):
+        weights = (row / np.bincount(experts))[experts]
+        rising = np.sort(weights)
+
+        assert np.sort(weights.reshape(144, 2).sum(axis=1)) == pytest.approx(np.sort(rising[:144] + rising[:143:-1]))
+
+
 def test_decode_of_the_published_system_is_as_balanced_as_published():
     """EP144 with 288 slots on loads of alpha 1.01: DeepSeek's EPLB reaches a mean max/mean of 1.58 there."""
     expert_map = balance(draw_loads(1.01, 0, num_layers=58, num_experts=256), num_slots=288, num_gpus=144)
