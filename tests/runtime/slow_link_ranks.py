@@ -5,7 +5,7 @@ STAGE_S longer than they do; half a batch takes half of it. All of it is slept, 
 machine; rows, exchanges, threads and trace are the real ones.
 
 Writes `FOLDER/PHASE-OVERLAP-RANK.json`, a trace of STEPS steps each, and `FOLDER/RANK.json`, when the link was busy:
-[from, to] in the trace's microseconds.
+[from, to] in the trace's microseconds. To: when it was done, not when a busy machine let its thread go on.
 """
 
 import json
@@ -42,9 +42,9 @@ class SlowGroup(GlooGroup):
     def all_to_all(self, rows, send, receive):
         """Sizes, which are integers, cost nothing."""
         if rows.dtype != torch.int64:
-            began_ns = time.monotonic_ns()
-            time.sleep(LINK_S / self.num_micro_batches)
-            self.busy_us.append((began_ns / 1000, time.monotonic_ns() / 1000))
+            began_us, takes_s = time.monotonic_ns() / 1000, LINK_S / self.num_micro_batches
+            time.sleep(takes_s)
+            self.busy_us.append((began_us, began_us + takes_s * 1e6))
         return super().all_to_all(rows, send, receive)
 
 

@@ -1,7 +1,6 @@
 """On a link slowed on purpose, communication hides behind the other micro-batch's compute: the trace shows it."""
 
 import json
-import statistics
 from collections import defaultdict
 from itertools import product
 
@@ -73,14 +72,14 @@ def has_other_compute_in_flight(step, layer, micro_batch, exchange):
     )
 
 
-def exposed_us(spans, busy):
-    """Layer -> time in wait while the link is busy, of the typical step. Waiting for a late peer is not counted."""
+def exposed_us(spans, busy, of_steps):
+    """Layer -> time in wait while the link is busy, `of_steps`: min or max. Waiting for a late peer is not counted."""
     by_layer = defaultdict(list)
     for step in steps(spans):
         for layer in moe_layers():
             waits = [span for span in step if span["args"].get("layer") == layer and span["name"].endswith(" wait")]
             by_layer[layer].append(sum(overlapping_us(wait, busy) for wait in waits))
-    return {layer: statistics.median(exposed) for layer, exposed in by_layer.items()}
+    return {layer: of_steps(exposed) for layer, exposed in by_layer.items()}
 
 
 def overlapping_us(span, intervals):
@@ -96,8 +95,14 @@ def hides_every_exchange(spans):
     return all(has_other_compute_in_flight(step, *exchange) for step in steps(spans) for exchange in exchanges)
 
 
-def halves(exposed, plain):
-    return all(exposed[layer] <= plain[layer] / 2 for layer in moe_layers())
+def halves(spans, plain, busy):
+    """In every MoE layer. Of each kind the step that a busy machine has disturbed least.
+
+    It delays threads: one that would have hidden an exchange exposes it, and one that would have waited comes when the
+    link is done, which is never sooner than it takes.
+    """
+    exposed, of_plain = exposed_us(spans, busy, min), exposed_us(plain, busy, max)
+    return all(exposed[layer] <= of_plain[layer] / 2 for layer in moe_layers())
 
 
 @pytest.mark.parametrize("phase", OVERLAP)
@@ -111,9 +116,9 @@ def test_the_other_computes_between_issue_and_wait(traces, phase):
 def test_at_most_half_stays_exposed(traces, busy, phase):
     """In every MoE layer, no more than half of the waiting for the link is left of what is without overlap."""
     for rank in range(SIZE):
-        plain = exposed_us(traces[phase, "none", rank], busy[rank])
-        assert all(plain[layer] > 0 for layer in moe_layers())
-        assert halves(exposed_us(traces[phase, OVERLAP[phase], rank], busy[rank]), plain)
+        plain = traces[phase, "none", rank]
+        assert min(exposed_us(plain, busy[rank], max).values()) > 0
+        assert halves(traces[phase, OVERLAP[phase], rank], plain, busy[rank])
 
 
 @pytest.mark.parametrize("phase", OVERLAP)
@@ -122,4 +127,4 @@ def test_without_overlap_both_fail(traces, busy, phase):
     for rank in range(SIZE):
         plain = traces[phase, "none", rank]
         assert not hides_every_exchange(plain)
-        assert not halves(exposed_us(plain, busy[rank]), exposed_us(plain, busy[rank]))
+        assert not halves(plain, plain, busy[rank])
