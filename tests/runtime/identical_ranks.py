@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from runtime.dispatch import AllToAllDispatcher
+from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
 from runtime.engine import Engine
 from runtime.messages import Sampling
 from runtime.overlap import OVERLAPS
@@ -28,23 +30,36 @@ NUM_MOE_LAYERS, NUM_EXPERTS = 2, 16
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to serve. `kv_tokens` MAX_REQUEST_TOKENS leaves room for one request of full length, and preempts."""
+    """One way to serve. `kv_tokens` MAX_REQUEST_TOKENS leaves room for one request of full length, and preempts.
+
+    On several nodes rows of prompts go by node; `small_step_tokens` lets decode dispatch at low latency.
+    """
 
     kind: str
     dtype: torch.dtype
     redundant: int
+    split: str
     overlap: str
     max_batch_tokens: int
     kv_tokens: int
+    num_nodes: int = 1
+    small_step_tokens: int = 0
+
+    def nodes(self, size):
+        """Of each rank."""
+        return tuple(rank * self.num_nodes // size for rank in range(size))
 
 
 WHOLE, TIGHT, ROOMY = 4096, MAX_REQUEST_TOKENS, 4096
+MAX_REQUESTS = 4
 LAYOUTS = {
-    "whole prompts": Layout("pair", torch.float32, 0, "none", WHOLE, ROOMY),
-    "chunks, preemption": Layout("mixed", torch.float32, 8, "none", 50, TIGHT),
-    "chunks, preemption, handover": Layout("pair", torch.float32, 16, "five_stage", 31, TIGHT),
-    "chunks in two micro-batches": Layout("mixed", torch.float32, 8, "dual_batch", 100, ROOMY),
-    "BF16, chunks, preemption": Layout("mixed", torch.bfloat16, 16, "five_stage", 33, TIGHT),
+    "whole prompts": Layout("pair", torch.float32, 0, "equal", "none", WHOLE, ROOMY),
+    "chunks, preemption": Layout("mixed", torch.float32, 8, "equal", "none", 50, TIGHT, 1, MAX_REQUESTS),
+    "chunks, preemption, handover": Layout("pair", torch.float32, 16, "local_first", "five_stage", 31, TIGHT, 2),
+    "chunks in two micro-batches": Layout("mixed", torch.float32, 8, "equal", "dual_batch", 100, ROOMY, 2),
+    "BF16, chunks, preemption": Layout(
+        *("mixed", torch.bfloat16, 16, "local_first", "five_stage", 33, TIGHT), 2, MAX_REQUESTS
+    ),
 }
 
 
@@ -68,22 +83,32 @@ def main(rank, size, port, checkpoint, folder):
     group = new_group(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     asked = wishes(json.loads((folder / "prompts.json").read_text()))
-    results = {}
+    results, forms = {}, set()
     for number, (name, layout) in enumerate(LAYOUTS.items()):
         slots = expert_map(layout.redundant, seed=10 * size + number)
-        engine = Engine(checkpoint, slots, group, layout.dtype, deterministic=True, overlap=layout.overlap)
-        limits = Limits(4, MAX_REQUEST_TOKENS, layout.max_batch_tokens, layout.kv_tokens)
+        group.nodes = layout.nodes(size)
+        engine = Engine(
+            *(checkpoint, slots, group, layout.dtype),
+            deterministic=True,
+            overlap=layout.overlap,
+            nodes=list(map(str, group.nodes)) if layout.split == "local_first" else None,
+            small_step_tokens=layout.small_step_tokens,
+        )
+        forms.add(type(engine.model.dispatcher))
+        limits = Limits(MAX_REQUESTS, MAX_REQUEST_TOKENS, layout.max_batch_tokens, layout.kv_tokens)
         served = Rank(engine, layout.kind, limits)
         for wish in random.Random(10 * size + number).sample(asked, len(asked))[rank::size]:
             served.ask(wish)
         served.serve(group)
         preemptions = sum(scheduler.num_preemptions for scheduler in served.schedulers)
         results[name] = {"tokens": served.answers(), "preemptions": preemptions}
+    assert size < 4 or forms == {AllToAllDispatcher, NodeDispatcher, LowLatencyDispatcher}
     (folder / f"{rank}.json").write_text(json.dumps(results))
     group.any(False)  # nobody leaves while a peer still exchanges
 
 
 assert {layout.overlap for layout in LAYOUTS.values()} == set(OVERLAPS)
+assert {layout.split for layout in LAYOUTS.values()} == {"equal", "local_first"}
 
 if __name__ == "__main__":
     fork_ranks(main, *map(int, sys.argv[1:3]), *map(Path, sys.argv[3:5]))

@@ -1,7 +1,8 @@
 """Deterministic mode, in one sweep: whatever serves a request, and beside whom, its greedy tokens are the same.
 
-EP 1, 2, 4 and 8; another expert map and other replicas each time; with and without overlap; as two units or as one;
-prompts whole and in chunks; with and without preemption; in any order and company.
+EP 1, 2, 4 and 8; another expert map and other replicas each time, whose tokens are shared out by either split; on one
+node or two, in every form of dispatch; with and without overlap; as two units or as one; prompts whole and in chunks;
+with and without preemption; in any order and company.
 """
 
 import json
