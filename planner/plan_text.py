@@ -234,9 +234,8 @@ def _placement(plan: Plan) -> str:
     lines = [_wrapped(rows), *_filled(f"{METHODS[placement.method]}: {placement.why}.")]
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
-        lines.append(f"  not used: {named}")
-    if len(placement.unusable) > MAX_NODES:
-        lines.append(f"  ... and {len(placement.unusable) - MAX_NODES} more nodes")
+        more = len(placement.unusable) - MAX_NODES
+        lines += _filled(f"Not used: {named}{f' and {more} more nodes' if more > 0 else ''}.")
     return "\n".join(lines)
 
 

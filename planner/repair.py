@@ -18,6 +18,7 @@ from planner.check import CheckedSpec, with_values
 from planner.errors import InfeasibleError, SpecError
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.fix import Change, Fix, applied
+from planner.inventory import nodes_of
 from planner.spec import Phase
 
 __all__ = ["with_changes"]
@@ -70,6 +71,7 @@ def _smallest_changes(spec: CheckedSpec, works: Works) -> Iterator[Change]:
         yield from _most([f"{phase}.{_step_field(phase)}"], getattr(spec.spec.phase(phase), _step_field(phase)), works)
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.spec.phases], _request_tokens(spec), works)
     yield from _first(_more_nodes(spec), works)
+    yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
     if spec.spec.schedule is None:
         for phase in spec.spec.phases:
@@ -183,6 +185,17 @@ def _more_nodes(spec: CheckedSpec) -> Iterator[Change]:
         yield change
 
 
+def _one_unit(spec: CheckedSpec) -> Iterator[Change]:
+    """On a single node a unit that does both, in place of two that cannot share it."""
+    cluster, written = spec.spec.cluster, spec.document.data
+    usable = sum(1 for node in nodes_of(cluster) if node.unusable is None)
+    sizes = {spec.spec.phase(phase).ep_size for phase in spec.spec.phases}
+    if usable == 1 and len(spec.spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
+        both = {**written["prefill"], **written["decode"]}
+        both |= {key: written["prefill"][key] for key in ("max_batch_tokens",) if key in written["prefill"]}
+        yield {"mixed": {key: value for key, value in both.items() if key != "units"}, "prefill": None, "decode": None}
+
+
 def _shared_attention(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
     """More GPUs of a node to a request's attention: each then has fewer heads, and their part of the weights."""
     section = spec.spec.phase(phase)
@@ -200,9 +213,17 @@ def _larger_gpus(spec: CheckedSpec) -> Iterator[Change]:
 
 def _fix(changes: tuple[Change, ...]) -> Fix:
     """`nearest: prefill.ep_size 16, or cluster.nodes 22`."""
-    texts = [" and ".join(f"{path} {_written(value)}" for path, value in change.items()) for change in changes]
-    return Fix(f"nearest: {', or '.join(texts)}", changes)
+    return Fix(f"nearest: {', or '.join(map(_in_words, changes))}", changes)
+
+
+def _in_words(change: Change) -> str:
+    """What to write, and in place of what."""
+    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
+    gone = " and ".join(path for path, value in change.items() if value is None)
+    return f"{words} instead of {gone}" if gone else words
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
     return value if isinstance(value, str) else json.dumps(value)

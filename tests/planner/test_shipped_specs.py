@@ -110,7 +110,7 @@ def test_no_spec_ships_untested():
 
 
 def test_two_phases_do_not_fit_one_node(spec_file):
-    """S701: prefill EP8 and decode EP8 have their nodes to themselves."""
+    """S701: prefill EP8 and decode EP8 have their nodes to themselves; a unit that does both has it alone."""
     text = (SPECS / "h200-single-node.yaml").read_text()
     mixed = text[text.index("mixed:") : text.index("expert_load:")]
     both = mixed.replace("mixed:", "prefill:") + mixed.replace("mixed:", "decode:")
@@ -119,5 +119,6 @@ def test_two_phases_do_not_fit_one_node(spec_file):
 
     assert error.value.problems[0].message == (
         "cluster.nodes (1) must be at least 2 (prefill 1 x 1 + decode 1 x 1); every unit has its nodes to itself; "
-        "nearest: cluster.nodes 2"
+        "nearest: cluster.nodes 2, or mixed {ep_size: 8, redundant_experts: 0, precision: fp8, max_requests: 64, "
+        "max_request_tokens: 32768, max_batch_tokens: 4096} instead of prefill and decode"
     )
