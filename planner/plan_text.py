@@ -223,15 +223,16 @@ def _numbered(name: str) -> tuple[str, str]:
 
 
 def _placement(plan: Plan) -> str:
+    """How good it is, where places are known, and which nodes it leaves out."""
     placement = plan.placement
-    if not placement.objectives:
-        return ""
-    rows = [("placement", "value", "bound", "", "counts")]
-    rows += [
-        (each.name, str(each.value), str(each.bound), "proven" if each.is_proven else "", each.meaning)
-        for each in placement.objectives
-    ]
-    lines = [_wrapped(rows), *_filled(f"{METHODS[placement.method]}: {placement.why}.")]
+    lines: list[str] = []
+    if placement.objectives:
+        rows = [("placement", "value", "bound", "", "counts")]
+        rows += [
+            (each.name, str(each.value), str(each.bound), "proven" if each.is_proven else "", each.meaning)
+            for each in placement.objectives
+        ]
+        lines += [_wrapped(rows), *_filled(f"{METHODS[placement.method]}: {placement.why}.")]
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
