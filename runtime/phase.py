@@ -25,7 +25,7 @@ Arriving = TypeVar("Arriving")
 
 
 class Phase(ABC, Generic[Arriving]):
-    """One rank's requests. A phase says as what they come."""
+    """One rank's requests. `Arriving` is how they come: as Prefill, or as Arrival with their latents."""
 
     def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
         self._engine, self._launch, self._network, self._metrics = engine, launch, network, metrics

@@ -81,6 +81,24 @@ class DeepseekV3(nn.Module):
         steps = self._micro_batches(prefilling, decoding)
         return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in steps]))
 
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """[T, vocab] in FP32."""
+        return self.batching.rows(self._head, x_TD)
+
+    def begin_step(self, micro_batches: list[Step]) -> None:
+        """Let the ranks agree on how to dispatch what follows: before anything is, by every rank."""
+        self.dispatcher.begin_step(self._most_pairs(max(len(step.token_ids_T) for step in micro_batches)))
+
+    def row_wise(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
+        """What `batching` computes in rows, one of each shape: (function, size of a row, its type)."""
+        functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
+        for module in self.modules():
+            if function := _row_function(module):
+                parameters = list(module.parameters())
+                shapes = (type(module), *(parameter.shape for parameter in parameters))
+                functions[shapes] = function, parameters[0].shape[-1], wide(parameters[0].dtype)
+        return list(functions.values())
+
     def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[Step]:
         steps = []
         for share in self.overlap.shares(_num_tokens(prefilling) + _num_tokens(decoding)):
@@ -89,10 +107,6 @@ class DeepseekV3(nn.Module):
             steps.append(Step(prompts, requests))
         self.begin_step(steps)
         return steps
-
-    def begin_step(self, micro_batches: list[Step]) -> None:
-        """Let the ranks agree on how to dispatch what follows: before anything is, by every rank."""
-        self.dispatcher.begin_step(self._most_pairs(max(len(step.token_ids_T) for step in micro_batches)))
 
     def _next_logits(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
         """A flow too: the head of one micro-batch hides the last exchange of the other."""
@@ -106,20 +120,6 @@ class DeepseekV3(nn.Module):
         for layer, pages in zip(self.model.layers, cache.layers, strict=True):
             x_TD = yield from layer(x_TD, cos, sin, step, pages)
         return x_TD
-
-    def logits(self, x_TD: Tensor) -> Tensor:
-        """[T, vocab] in FP32."""
-        return self.batching.rows(self._head, x_TD)
-
-    def row_wise(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """What `batching` computes in rows, one of each shape: (function, size of a row, its type)."""
-        functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
-        for module in self.modules():
-            if function := _row_function(module):
-                parameters = list(module.parameters())
-                shapes = (type(module), *(parameter.shape for parameter in parameters))
-                functions[shapes] = function, parameters[0].shape[-1], wide(parameters[0].dtype)
-        return list(functions.values())
 
     def _head(self, x_TD: Tensor) -> Tensor:
         return self.lm_head(self.model.norm(x_TD)).float()
