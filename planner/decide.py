@@ -107,13 +107,13 @@ def _layouts(spec: CheckedSpec, phase: Phase) -> Iterator[Numbers]:
 
 
 def _ep_sizes(spec: CheckedSpec, section: PhaseSpec) -> Sequence[int]:
-    """Whole nodes, after what divides one; on cpu, where nothing else decides, one node first."""
+    """Whole nodes from one on; where experts do not spread over one evenly, a part of it."""
     if not _is_auto(section, "ep_size"):
         return [section.ep_size]
     per_node, most = spec.spec.cluster.gpus_per_node, 2 * spec.model.num_routed_experts
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
     beyond = list(range(2 * per_node, most + 1, per_node))
-    return [*within, *beyond] if spec.gpu.usable_bytes else [*reversed(within), *beyond]
+    return [*reversed(within), *beyond]
 
 
 def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:
@@ -156,11 +156,13 @@ def _reasons(spec: CheckedSpec, phase: Phase, numbers: Numbers, num_held: int) -
     tokens = f"{section.max_request_tokens:,} tokens"
     on_cpu = "memory of a CPU is not known: "
     wanted = _wanted_requests(phase, section)
-    room = f"the smallest unit whose GPUs each have room for {_requests(num_held)} of {tokens}"
+    room = f"the smallest unit of whole nodes whose GPUs each have room for {_requests(num_held)} of {tokens}"
     whys = {
         "ep_size": room if num_held == wanted else f"{room}, as none has for {wanted}",
         "redundant_experts": "the fewest that give all GPUs equally many slots and hot experts replicas"
         if numbers.get("redundant_experts")
+        else "a replica on the only GPU would share no load"
+        if numbers.get("ep_size", section.ep_size) == 1
         else "no slot is left for replicas",
         "max_requests": "the most that is planned for"
         if numbers.get("max_requests") == MAX_REQUESTS

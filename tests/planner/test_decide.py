@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError, SpecError
 from tests.planner.test_memory import PAIR, applied
 
+SMALL = applied(PAIR, {"prefill.redundant_experts": 0, "decode.max_requests": 1}) | {"model": "deepseek-v2-lite"}
+
 
 @pytest.fixture
 def compiled(plan_of):
@@ -48,8 +50,25 @@ def test_the_reason_says_what_a_fallback_holds(compiled):
 
     assert 1 <= held < 128
     assert why == (
-        f"the smallest unit whose GPUs each have room for {held} requests of 32,768 tokens, as none has for 128"
+        f"the smallest unit of whole nodes whose GPUs each have room for {held} requests of 32,768 tokens, as none has "
+        "for 128"
     )
+
+
+def test_a_unit_takes_the_whole_of_its_node(compiled):
+    """A model that one GPU holds is spread over all eight: no other unit could use the others."""
+    change = {"decode.ep_size": "auto", "decode.redundant_experts": "auto", "decode.max_requests": 1}
+    plan = compiled(applied(SMALL, change))
+
+    assert decided(plan) == {"decode.ep_size": 8, "decode.redundant_experts": 8}
+
+
+def test_a_single_gpu_gets_no_replicas(compiled):
+    """They would share no load, and the reason says so."""
+    plan = compiled(applied(SMALL, {"decode.ep_size": 1, "decode.redundant_experts": "auto"}))
+
+    assert decided(plan) == {"decode.redundant_experts": 0}
+    assert plan.decisions[0].why == "a replica on the only GPU would share no load"
 
 
 def test_requests_are_as_many_as_fit(compiled):
