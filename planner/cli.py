@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
@@ -32,6 +34,9 @@ from planner.spec import Coverage, Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "main", "prepare_search", "run"]
 
+EXIT_STATUSES = (
+    "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
+)
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -67,17 +72,32 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
 
 def add_commands(commands: Any) -> None:
     """Add the planner's commands to what `add_subparsers` returned."""
-    validate = commands.add_parser("validate", help="find every mistake in specs")
-    validate.add_argument("specs", nargs="+", type=Path, metavar="SPEC")
+    validate = _command(
+        commands,
+        "validate",
+        "find every mistake in specs",
+        "Check specs against all rules, and their units against the memory of their GPUs; nothing is placed.",
+    )
+    validate.add_argument("specs", nargs="+", type=Path, metavar="SPEC", help="YAML files")
     add_format(validate)
     validate.set_defaults(command=_validate)
 
-    schema = commands.add_parser("schema", help="print the spec's JSON Schema, for editors")
+    schema = _command(
+        commands,
+        "schema",
+        "print the spec's JSON Schema, for editors",
+        "Print the JSON Schema of specs: every field with its range, default, meaning and examples.",
+    )
     add_format(schema)
     schema.set_defaults(command=_schema)
 
-    plan = commands.add_parser("plan", help="show what a spec becomes")
-    plan.add_argument("spec", type=Path, metavar="SPEC")
+    plan = _command(
+        commands,
+        "plan",
+        "show what a spec becomes",
+        "Compile a spec into a plan: layouts, memory, units on nodes, expert maps, links, failures, the day's states.",
+    )
+    plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
     plan.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan to stay near: its units, its maps")
     add_format(plan)
@@ -85,15 +105,31 @@ def add_commands(commands: Any) -> None:
 
     _add_experts(commands)
 
-    render = commands.add_parser("render", help="write a spec's Kubernetes manifests")
-    render.add_argument("spec", type=Path, metavar="SPEC")
+    render = _command(
+        commands,
+        "render",
+        "write a spec's Kubernetes manifests",
+        "Compile a spec and write its manifests, one object a file, with the launch files of its units.",
+    )
+    render.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
     add_format(render)
     render.set_defaults(command=_render)
 
 
+def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    """A command with a line in the list of all, and a description of its own."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
+    return parser
+
+
 def _add_experts(commands: Any) -> None:
-    experts = commands.add_parser("experts", help="an expert map for measured loads")
+    experts = _command(
+        commands,
+        "experts",
+        "an expert map for measured loads",
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
+    )
     experts.add_argument(
         "loads",
         nargs="+",
@@ -192,7 +228,7 @@ def _validate(arguments: argparse.Namespace) -> None:
 
 
 def _schema(_: argparse.Namespace) -> None:
-    _print_json(Spec.model_json_schema())
+    _print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
 
 
 def _plan(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,11 @@ from jsonschema import Draft202012Validator
 
 from planner.cli import main
 from planner.section import Section
+from planner.source import read_document
 from planner.spec import Spec
 
 SECTIONS = Section.__subclasses__()
+SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
 
 def test_validate_says_valid(spec_file, capsys):
@@ -119,11 +122,14 @@ def test_a_plan_that_cannot_be_written_is_exit_1(spec_file, tmp_path, capsys):
 
 
 def test_schema_is_json_schema(capsys):
-    """Of the draft that editors complete from."""
+    """Of the draft that it names, for editors; the specs that ship are right by it."""
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     Draft202012Validator.check_schema(schema)
+    for path in sorted(SPECS.glob("*.yaml")):
+        Draft202012Validator(schema).validate(read_document(path).data)
 
+    assert schema["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
     assert sorted(schema["required"]) == ["cluster", "model", "name", "version"]
 
 
