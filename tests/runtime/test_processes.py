@@ -110,6 +110,17 @@ def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_a_rank_records_what_it_did(launch_file, tmp_path):
+    """In the folder that TIDEMILL_TRACE names, under its unit and number; here until the first of two fails."""
+    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
+    run_node(launch_file, env=environment, node="node-2", address="192.0.2.7")
+    records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
+
+    assert records
+    assert set(records) <= {"demo-decode-0-2.json", "demo-decode-0-3.json"}
+    assert any(f'"pid": {name[-6]}, "args"' in record for name, record in records.items())
+
+
 def test_a_taken_port_is_named(launch_file):
     """With its address and purpose; the rank beside it goes too."""
     port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
