@@ -24,8 +24,8 @@ class ExpertLoad:
 
     def add(self, moe_layer: int, counts: list[int], sent: list[int]) -> None:
         """One dispatch of one layer."""
-        self.rows[moe_layer] += torch.tensor(counts)
-        self.sent[moe_layer] += torch.tensor(sent)
+        self.rows.numpy()[moe_layer] += counts
+        self.sent.numpy()[moe_layer] += sent
 
     def imbalance(self) -> Tensor:
         """Of each layer, the most that a rank got of this rank's tokens over the mean, at least 1; 1 before any."""

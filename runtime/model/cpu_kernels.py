@@ -1,26 +1,44 @@
-"""What torch is slow at on one thread of a CPU in BF16, in compiled loops (`cpu_loops.py`).
+"""What torch is slow at on one thread of a CPU in BF16, in compiled loops (`cpu_loops.py` and its neighbours).
 
-    grouped_matmul   y[r] = w[slot of r] x[r]; rows lie slot after slot. A matrix by a few rows is a matter of reading
-                     the matrix once. torch asks oneDNN, which takes longer to begin than memory takes to give an
-                     expert's matrix, and asks for every expert again; one call does all of them. With more rows,
-                     oneDNN's tiles win.
-    rms_norm         in one pass; torch's takes eight, each with a tensor of its own.
-    choose_experts   the gate's choice; torch sorts each token's scores three times.
+A step that decodes few requests is many small operations: torch takes microseconds to begin each, longer than memory
+takes to give what it reads. Each function here is one call of a loop instead of several of torch.
+
+    matmuls of few rows     linear, gated_mlp, experts_mlp: a matter of reading each matrix once. oneDNN, which torch
+                            asks, takes longer to begin, and is asked for every expert again. With more rows, its
+                            tiles win.
+    decode's queries        absorb_query, values: all heads in one call, into the space of the latents and out of it
+    rows by themselves      rms_norm, rotate, choose_experts, weighted_sum: in one pass over memory
 
 `matmul_wins` and `suits` say when to come here; everything else is torch's, which is the reference. Sums are made in
-FP32. A row's norm and its choice do not depend on other rows; a row of a matmul does, up to rounding, which is why
-deterministic mode, whose tiles have more rows, is not for it.
+FP32. What is computed of a row, or of a request's attention, does not depend on the others; a row of a matmul does, up
+to rounding, which is why deterministic mode, whose tiles have more rows, is not for those.
+
+Loops are given addresses. So each function here makes sure that what it gives is in one piece, or has rows that are.
 """
 
 from collections.abc import Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["choose_experts", "grouped_matmul", "linear", "matmul_wins", "prepare", "rms_norm", "suits"]
+__all__ = [
+    "absorb_query",
+    "are_few_tokens",
+    "choose_experts",
+    "experts_mlp",
+    "gated_mlp",
+    "linear",
+    "matmul_wins",
+    "prepare",
+    "rms_norm",
+    "rotate",
+    "suits",
+    "values",
+    "weighted_sum",
+]
 
 # Rows of a matrix up to which the loops were quicker than oneDNN, on an EPYC core with AVX-512 (November 2026): in
 # projections, where oneDNN begins once, and on average of experts, where it begins for each.
@@ -36,33 +54,97 @@ def suits(x: Tensor) -> bool:
 def matmul_wins(x_RD: Tensor, num_matrices: int = 0) -> bool:
     """These rows are few enough, for a projection, or for so many experts that have some."""
     most = MOST_ROWS_OF_AN_EXPERT * num_matrices or MOST_ROWS
-    return 0 < len(x_RD) <= most and suits(x_RD)
+    return 0 < x_RD.shape[0] <= most and suits(x_RD)
 
 
-def linear(x_RD: Tensor, w_ND: Tensor) -> Tensor:
-    """x w^T, [R, N] in FP32."""
-    return grouped_matmul(x_RD, [len(x_RD)], w_ND[None])
+def are_few_tokens(x_TX: Tensor) -> bool:
+    """So few that all their experts' results are in the core's caches: of more, torch asks for rows ahead."""
+    return x_TX.shape[0] <= MOST_ROWS
 
 
-def grouped_matmul(x_RD: Tensor, counts: Sequence[int], w_SND: Tensor) -> Tensor:
-    """Rows by the matrix of their slot, `counts` of each slot in turn: [R, N] in FP32."""
-    y_RN = torch.empty(len(x_RD), w_SND.shape[1])
-    _loops().grouped_matmul(_bits(x_RD), np.array(counts, np.int64), _bits(w_SND), y_RN.numpy())
+def linear(x_RD: Tensor, w_ND: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x w^T, [R, N] in BF16 or FP32."""
+    x_RD, y_RN = x_RD.contiguous(), torch.empty(x_RD.shape[0], w_ND.shape[0], dtype=dtype)
+    _loops().linear(_at(x_RD), *x_RD.shape, _at(w_ND), w_ND.shape[0], _at(y_RN, dtype), dtype == torch.float32)
     return y_RN
+
+
+def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
+    """down(silu(gate x) * up x), [R, D]."""
+    x_RD, y_RD = x_RD.contiguous(), torch.empty_like(x_RD, memory_format=torch.contiguous_format)
+    weights = _at(gate_ID), _at(up_ID), _at(down_DI)
+    _loops().gated_mlp(_at(x_RD), *x_RD.shape, *weights, gate_ID.shape[0], _at(y_RD))
+    return y_RD
+
+
+def experts_mlp(rows_RD: Tensor, counts: Sequence[int], gate_up_SXD: Tensor, down_SDI: Tensor) -> None:
+    """The same in place, of `counts` rows of each slot in turn: gate and up [S, 2 I, D] in one, down [S, D, I]."""
+    counts_S = torch.tensor(counts)
+    weights = _at(gate_up_SXD), _at(down_SDI)
+    _loops().experts_mlp(
+        _at(rows_RD), rows_RD.shape[1], _at(counts_S, torch.long), len(counts), *weights, down_SDI.shape[2]
+    )
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean of x^2 + eps) * weight, [..., D]."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _loops().rms_norm(_bits(x.flatten(0, -2)), _bits(weight_D), eps, _bits(y.view(-1, x.shape[-1])))
+    x = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
+    y, size = torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
+    stride = x.stride(0) if x.dim() == 2 else size
+    _loops().rms_norm(x.data_ptr(), stride, x.numel() // size, size, _at(weight_D), eps, _at(y))
     return y
+
+
+def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
+    """`rope.rotate` of tokens [T, 2 P] or of their heads [T, H, 2 P], in place."""
+    assert x.stride(-1) == 1
+    num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+    angles = _at(cos_TP, torch.float32), _at(sin_TP, torch.float32), cos_TP.shape[1]
+    _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles)
+
+
+def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
+    """Queries [B, H, N + P] in the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`, P is `rope`."""
+    (requests, heads, size), latent = q_BHQ.shape, up_XL.shape[1]
+    q_BHQ, y_BHC = q_BHQ.contiguous(), torch.empty(requests, heads, latent + rope, dtype=torch.bfloat16)
+    sizes = requests, heads, size - rope, rope, value, latent
+    _loops().absorb_query(_at(q_BHQ), _at(up_XL), _at(y_BHC), *sizes)
+    return y_BHC
+
+
+def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
+    """What the heads' contexts are as values: [B, H x V]; `up_XL` is `kv_b_proj`."""
+    requests, heads, latent = context_BHL.shape
+    context_BHL, y_BX = context_BHL.contiguous(), torch.empty(requests, heads * value, dtype=torch.bfloat16)
+    sizes = requests, heads, up_XL.shape[0] // heads - value, value, latent
+    _loops().values(_at(context_BHL), _at(up_XL), _at(y_BX), *sizes)
+    return y_BX
 
 
 def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
     """The best `top_k` of the `topk_group` groups whose `num_best` best sum to most: [T, K], best first."""
-    experts_TK = torch.empty(len(scores_TE), top_k, dtype=torch.long)
-    _loops().choose_experts(scores_TE.numpy(), num_groups, num_best, topk_group, experts_TK.numpy())
+    scores_TE, experts_TK = scores_TE.contiguous(), torch.empty(scores_TE.shape[0], top_k, dtype=torch.long)
+    _loops().choose_experts(
+        _at(scores_TE, torch.float32),
+        *scores_TE.shape,
+        num_groups,
+        num_best,
+        topk_group,
+        top_k,
+        _at(experts_TK, torch.long),
+    )
     return experts_TK
+
+
+def weighted_sum(rows_RD: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Of each token's rows, which lie at its places, in their order: [T, D]."""
+    y_TD = torch.empty(places_TK.shape[0], rows_RD.shape[1], dtype=torch.bfloat16)
+    rows_RD, places_TK, weights_TK = rows_RD.contiguous(), places_TK.contiguous(), weights_TK.contiguous()
+    sizes = rows_RD.shape[1], rows_RD.shape[0]
+    _loops().weighted_sum(
+        _at(rows_RD), *sizes, _at(places_TK, torch.long), _at(weights_TK, torch.float32), *places_TK.shape, _at(y_TD)
+    )
+    return y_TD
 
 
 def prepare() -> None:
@@ -72,11 +154,14 @@ def prepare() -> None:
 
 @cache
 def _loops() -> Any:
-    from runtime.model import cpu_loops  # numba, which not every process needs
+    """All of them; numba is not for every process."""
+    from runtime.model import cpu_attention_loops, cpu_choice_loops, cpu_loops
 
-    return cpu_loops
+    return SimpleNamespace(**vars(cpu_loops) | vars(cpu_attention_loops) | vars(cpu_choice_loops))
 
 
-def _bits(x: Tensor) -> Any:
-    """The same memory as an array, if it is in one piece."""
-    return x.detach().contiguous().view(torch.uint16).numpy()
+def _at(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Where the numbers of `x` begin, which are of this type and lie in one piece."""
+    assert x.dtype == dtype
+    assert x.is_contiguous()
+    return x.data_ptr()

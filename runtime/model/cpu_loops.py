@@ -1,60 +1,65 @@
-"""The loops of `cpu_kernels.py`, compiled by numba when this module is first imported, and kept in `__pycache__` then.
+"""Matmuls of few rows, the MLPs that are made of them, and the norm, as compiled loops.
 
-numba knows no BF16. A number in BF16 is the upper half of one in FP32, so its bits shifted up are its value, exactly:
-`_widened`, which costs an instruction, where LLVM makes the loop of it one over whole vectors. `_narrowed` rounds to
-the nearest, to the even one of two.
-
-It knows arrays, not tensors. No compiler is needed where it installs. Where neither this folder nor the user's cache
-folder can be written, every process compiles anew, which takes some two seconds.
+`cpu_kernels.py` says what they compute and when; numbers, arrays and compilation are `cpu_numbers.py`'s. Parameters
+are addresses and sizes. Weights and rows are BF16; what lies between two matmuls stays in FP32.
 """
 
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-__all__ = ["choose_experts", "grouped_matmul", "rms_norm"]
+from runtime.model.cpu_numbers import bf16, exp, fp32, integers, loop, narrowed, part, widened
 
-SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # else a sum would be one number at a time
+__all__ = ["experts_mlp", "gated_mlp", "linear", "matmul", "narrow", "rms_norm", "widen"]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _widened(typing: Any, bits: Any) -> Any:
-    """FP32 from the bits of a BF16."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits_32 = builder.zext(arguments[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(bits_32, ir.Constant(bits_32.type, 16)), ir.FloatType())
-
-    return types.float32(types.uint16), generate
+@part("void(u2[:, ::1], f4[:, ::1])")
+def widen(x_RD: Any, wide_RD: Any) -> None:
+    """As FP32."""
+    for r in range(len(x_RD)):
+        for d in range(x_RD.shape[1]):
+            wide_RD[r, d] = widened(x_RD[r, d])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _narrowed(typing: Any, value: Any) -> Any:
-    """The bits of the BF16 next to a FP32: half of the last place is added, less a bit where that is a tie to even."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], ir.IntType(32))
-        sixteen = ir.Constant(bits.type, 16)
-        is_odd = builder.and_(builder.lshr(bits, sixteen), ir.Constant(bits.type, 1))
-        rounded = builder.add(builder.add(bits, ir.Constant(bits.type, 0x7FFF)), is_odd)
-        return builder.trunc(builder.lshr(rounded, sixteen), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
+@part("void(f4[:, ::1], u2[:, ::1])")
+def narrow(wide_RD: Any, y_RD: Any) -> None:
+    """As BF16."""
+    for r in range(len(wide_RD)):
+        for d in range(wide_RD.shape[1]):
+            y_RD[r, d] = narrowed(wide_RD[r, d])
 
 
-def _matmul(x_RD: Any, w_ND: Any, y_RN: Any) -> None:
+@part("void(f4[::1], u2[:, ::1], f4[::1])")
+def _of_one_row(x_D: Any, w_ND: Any, y_N: Any) -> None:
+    """y = w x, two sums at a time, because one would wait for itself."""
+    num_sums, size = w_ND.shape
+    for n in range(0, num_sums - 1, 2):
+        sum_0 = sum_1 = np.float32(0)
+        for d in range(size):
+            x = x_D[d]
+            sum_0 += widened(w_ND[n, d]) * x
+            sum_1 += widened(w_ND[n + 1, d]) * x
+        y_N[n], y_N[n + 1] = sum_0, sum_1
+    if num_sums % 2:
+        sum_0 = np.float32(0)
+        for d in range(size):
+            sum_0 += widened(w_ND[num_sums - 1, d]) * x_D[d]
+        y_N[num_sums - 1] = sum_0
+
+
+@part("void(f4[:, ::1], u2[:, ::1], f4[:, ::1])")
+def matmul(x_RD: Any, w_ND: Any, y_RN: Any) -> None:
     """y = x w^T: a row of w is read once for four rows of x, then once for two, then for one."""
     num_rows, size = x_RD.shape
+    if num_rows == 1:
+        _of_one_row(x_RD[0], w_ND, y_RN[0])
+        return
     for n in range(len(w_ND)):
         r = 0
         while r + 4 <= num_rows:
             sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
             for d in range(size):
-                w = _widened(w_ND[n, d])
+                w = widened(w_ND[n, d])
                 sum_0 += w * x_RD[r, d]
                 sum_1 += w * x_RD[r + 1, d]
                 sum_2 += w * x_RD[r + 2, d]
@@ -64,7 +69,7 @@ def _matmul(x_RD: Any, w_ND: Any, y_RN: Any) -> None:
         if r + 2 <= num_rows:
             sum_0 = sum_1 = np.float32(0)
             for d in range(size):
-                w = _widened(w_ND[n, d])
+                w = widened(w_ND[n, d])
                 sum_0 += w * x_RD[r, d]
                 sum_1 += w * x_RD[r + 1, d]
             y_RN[r, n], y_RN[r + 1, n] = sum_0, sum_1
@@ -72,78 +77,73 @@ def _matmul(x_RD: Any, w_ND: Any, y_RN: Any) -> None:
         if r < num_rows:
             sum_0 = np.float32(0)
             for d in range(size):
-                sum_0 += _widened(w_ND[n, d]) * x_RD[r, d]
+                sum_0 += widened(w_ND[n, d]) * x_RD[r, d]
             y_RN[r, n] = sum_0
 
 
-def _grouped_matmul(x_RD: Any, counts_S: Any, w_SND: Any, y_RN: Any) -> None:
-    """x: rows of BF16 bits, `counts_S` of each slot in turn; w: a matrix of BF16 bits for each slot; y: FP32."""
-    wide_RD = np.empty((counts_S.max(), x_RD.shape[1]), np.float32)
+@loop
+def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y_wide: bool) -> None:
+    """y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
+    x_RD, w_ND = bf16(x, (num_rows, size)), bf16(w, (num_sums, size))
+    wide_RD = np.empty((num_rows, size), np.float32)
+    widen(x_RD, wide_RD)
+    if is_y_wide:
+        matmul(wide_RD, w_ND, fp32(y, (num_rows, num_sums)))
+    else:
+        y_RN = np.empty((num_rows, num_sums), np.float32)
+        matmul(wide_RD, w_ND, y_RN)
+        narrow(y_RN, bf16(y, (num_rows, num_sums)))
+
+
+@part("void(u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1])")
+def _gated_mlp(x_RD: Any, gate_ID: Any, up_ID: Any, down_DI: Any, y_RD: Any) -> None:
+    """y = down(silu(gate x) * up x); y may be x."""
+    shape_RD, shape_RI = x_RD.shape, (len(x_RD), len(gate_ID))
+    wide_RD = np.empty(shape_RD, np.float32)
+    gate_RI, up_RI = np.empty(shape_RI, np.float32), np.empty(shape_RI, np.float32)
+    widen(x_RD, wide_RD)
+    matmul(wide_RD, gate_ID, gate_RI)
+    matmul(wide_RD, up_ID, up_RI)
+    for r in range(len(gate_RI)):
+        for i in range(gate_RI.shape[1]):
+            gate_RI[r, i] = gate_RI[r, i] / (np.float32(1) + exp(-gate_RI[r, i])) * up_RI[r, i]
+    matmul(gate_RI, down_DI, wide_RD)
+    narrow(wide_RD, y_RD)
+
+
+@loop
+def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, width: int, y: int) -> None:
+    """x and y [rows, size], gate and up [width, size], down [size, width]."""
+    gate_ID, up_ID, down_DI = bf16(gate, (width, size)), bf16(up, (width, size)), bf16(down, (size, width))
+    _gated_mlp(bf16(x, (num_rows, size)), gate_ID, up_ID, down_DI, bf16(y, (num_rows, size)))
+
+
+@loop
+def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
+    """Rows [rows, size], `counts` of each slot in turn, become what the slot's expert makes of them.
+
+    gate_up [slots, 2 width, size], down [slots, size, width].
+    """
+    counts_S = integers(counts, (num_slots,))
+    rows_RD = bf16(rows, (counts_S.sum(), size))
+    gate_up_SXD, down_SDI = bf16(gate_up, (num_slots, 2 * width, size)), bf16(down, (num_slots, size, width))
     first = 0
-    for slot in range(len(counts_S)):
-        count = counts_S[slot]
-        for r in range(count):
-            for d in range(x_RD.shape[1]):
-                wide_RD[r, d] = _widened(x_RD[first + r, d])
-        _matmul(wide_RD[:count], w_SND[slot], y_RN[first : first + count])
-        first += count
+    for slot in range(num_slots):
+        if counts_S[slot]:
+            own_RD = rows_RD[first : first + counts_S[slot]]
+            _gated_mlp(own_RD, gate_up_SXD[slot, :width], gate_up_SXD[slot, width:], down_SDI[slot], own_RD)
+        first += counts_S[slot]
 
 
-def _rms_norm(x_RD: Any, weight_D: Any, eps: float, y_RD: Any) -> None:
-    """All but `eps` are BF16 bits."""
-    num_rows, size = x_RD.shape
+@loop
+def rms_norm(x: int, stride: int, num_rows: int, size: int, weight: int, eps: float, y: int) -> None:
+    """x: rows `stride` numbers apart; y [rows, size]."""
+    x_RX, weight_D, y_RD = bf16(x, (num_rows, stride)), bf16(weight, (size,)), bf16(y, (num_rows, size))
     for r in range(num_rows):
         squares = np.float32(0)
         for d in range(size):
-            x = _widened(x_RD[r, d])
-            squares += x * x
+            x_d = widened(x_RX[r, d])
+            squares += x_d * x_d
         scale = np.float32(1 / np.sqrt(squares / size + eps))
         for d in range(size):
-            y_RD[r, d] = _narrowed(_widened(x_RD[r, d]) * scale * _widened(weight_D[d]))
-
-
-def _choose_experts(scores_TE: Any, num_groups: int, num_best: int, topk_group: int, experts_TK: Any) -> None:
-    """Of equals, the first is the best."""
-    num_tokens, num_experts = scores_TE.shape
-    group_size = num_experts // num_groups
-    left_E = np.empty(num_experts, np.float32)
-    worth_G = np.empty(num_groups, np.float32)
-    for t in range(num_tokens):
-        for group in range(num_groups):
-            first = group * group_size
-            left_E[first : first + group_size] = scores_TE[t, first : first + group_size]
-            worth_G[group] = 0
-            for _ in range(num_best):
-                best = _take_best(left_E[first : first + group_size])
-                worth_G[group] += scores_TE[t, first + best]
-        left_E[:] = -np.inf
-        for _ in range(topk_group):
-            first = _take_best(worth_G) * group_size
-            left_E[first : first + group_size] = scores_TE[t, first : first + group_size]
-        for k in range(experts_TK.shape[1]):
-            experts_TK[t, k] = _take_best(left_E)
-
-
-def _take_best(values: Any) -> int:
-    """Where the largest is, which is then no more."""
-    best = 0
-    for place in range(1, len(values)):
-        if values[place] > values[best]:
-            best = place
-    values[best] = -np.inf
-    return best
-
-
-def _compiled(function: Any, signature: str) -> Any:
-    options: dict[str, Any] = {"fastmath": SUMS_IN_ANY_ORDER, "error_model": "numpy"}
-    try:
-        return numba.njit(signature, cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it
-        return numba.njit(signature, **options)(function)
-
-
-_matmul = _compiled(_matmul, "void(f4[:, ::1], u2[:, ::1], f4[:, ::1])")
-grouped_matmul = _compiled(_grouped_matmul, "void(u2[:, ::1], i8[::1], u2[:, :, ::1], f4[:, ::1])")
-rms_norm = _compiled(_rms_norm, "void(u2[:, ::1], u2[::1], f8, u2[:, ::1])")
-_take_best = _compiled(_take_best, "i8(f4[::1])")
-choose_experts = _compiled(_choose_experts, "void(f4[:, ::1], i8, i8, i8, i8[:, ::1])")
+            y_RD[r, d] = narrowed(widened(x_RX[r, d]) * scale * widened(weight_D[d]))

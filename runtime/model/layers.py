@@ -26,7 +26,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         if cpu_kernels.matmul_wins(x):
-            return cpu_kernels.linear(x, self.weight).to(x.dtype)
+            return cpu_kernels.linear(x, self.weight)
         return super().forward(x)
 
 
@@ -56,4 +56,7 @@ class GatedMlp(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
-        return self.down_proj(F.silu(self.gate_proj(x_TD)).mul_(self.up_proj(x_TD)))
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if isinstance(gate, Linear) and cpu_kernels.matmul_wins(x_TD):
+            return cpu_kernels.gated_mlp(x_TD, gate.weight, up.weight, down.weight)
+        return down(F.silu(gate(x_TD)).mul_(up(x_TD)))

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from runtime.kv_cache import LayerPages
+from runtime.model import cpu_kernels
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.layers import RmsNorm, linear
-from runtime.model.rope import rotate
+from runtime.model.rope import rotate_in_place
 from runtime.model.step import Step
 from runtime.precision import wide
 
@@ -96,15 +97,19 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self._absorbed_output, context_BHL)
 
     def _latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        c_TL, k_rope_TP = self.kv_a_proj_with_mqa(x_TD).split(
-            (self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1
-        )
-        return torch.cat((self.kv_a_layernorm(c_TL), rotate(k_rope_TP, cos, sin)), -1)
+        latent_TC = self.kv_a_proj_with_mqa(x_TD)
+        c_TL = latent_TC[:, : self.config.kv_lora_rank]
+        c_TL.copy_(self.kv_a_layernorm(c_TL))
+        rotate_in_place(latent_TC[:, self.config.kv_lora_rank :], cos, sin)
+        return latent_TC
 
     def _absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The query in the space of the latents, [B, H, C]."""
         nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
-        q_nope_BHN, q_rope_BHP = self._query(x_BD, cos, sin).split((nope, rope), -1)
+        q_BHQ = self._query(x_BD, cos, sin)
+        if cpu_kernels.matmul_wins(q_BHQ):
+            return cpu_kernels.absorb_query(q_BHQ, self.kv_b_proj.weight, rope, self.config.v_head_dim)
+        q_nope_BHN, q_rope_BHP = q_BHQ.split((nope, rope), -1)
         w_k_HNL, _ = self._up_weights()
         absorbed_HBL = torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL)
         return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
@@ -117,6 +122,8 @@ class LatentAttention(nn.Module):
 
     def _absorbed_output(self, context_BHL: Tensor) -> Tensor:
         """[B, D]."""
+        if cpu_kernels.matmul_wins(context_BHL):
+            return self.o_proj(cpu_kernels.values(context_BHL, self.kv_b_proj.weight, self.config.v_head_dim))
         _, w_v_HVL = self._up_weights()
         value_HBV = torch.bmm(context_BHL.transpose(0, 1), w_v_HVL.mT)
         return self.o_proj(value_HBV.transpose(0, 1).flatten(1))
@@ -124,8 +131,7 @@ class LatentAttention(nn.Module):
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, N + P], the last P rotated."""
         q_THQ = self._project_query(x_TD).unflatten(-1, (self.config.num_attention_heads, -1))
-        q_rope_THP = q_THQ[..., self.config.qk_nope_head_dim :]
-        q_rope_THP.copy_(rotate(q_rope_THP, cos[:, None], sin[:, None]))
+        rotate_in_place(q_THQ[..., self.config.qk_nope_head_dim :], cos, sin)
         return q_THQ
 
     def _project_query(self, x_TD: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class Gate(nn.Module):
     def _logits(self, x_TD: Tensor) -> Tensor:
         """[T, E] in FP32."""
         if cpu_kernels.matmul_wins(x_TD):
-            return cpu_kernels.linear(x_TD, self.weight)
+            return cpu_kernels.linear(x_TD, self.weight, torch.float32)
         return F.linear(x_TD.float(), self.weight.float())
 
 
@@ -109,6 +109,8 @@ class ReplicaTable:
 
     def choose(self, experts_TK: Tensor, rank: int) -> Tensor:
         """The slot of each choice, [T, K]: tokens take an expert's replicas in turn, each rank starting at another."""
+        if self._slots_ER.shape[1] == 1:
+            return self._slots_ER.take(experts_TK)
         turns_T1 = torch.arange(len(experts_TK))[:, None] + self._tokens_seen + rank
         self._tokens_seen += len(experts_TK)
         return self._slots_ER[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
@@ -134,7 +136,8 @@ class LocalExperts(nn.Module):
     def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
         """Rows lie slot after slot, `counts` of each; the results take their places."""
         if self.batching.is_together and cpu_kernels.matmul_wins(rows_RD, sum(map(bool, counts))):
-            return rows_RD.copy_(self._of_few_rows(rows_RD, counts))
+            cpu_kernels.experts_mlp(rows_RD, counts, self.gate_up, self.down)
+            return rows_RD
         for slot, rows in enumerate(rows_RD.split(counts)):
             if len(rows):
                 rows.copy_(self.batching.rows(partial(self.expert, slot), rows))
@@ -144,11 +147,6 @@ class LocalExperts(nn.Module):
         """[R, D] -> [R, D] by the expert in local slot `slot`."""
         gate, up = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
         return F.linear(F.silu(gate.contiguous()).mul_(up), self.down[slot])  # of rows with gaps, silu is twice as slow
-
-    def _of_few_rows(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
-        """The same for all slots at once, [R, D] in FP32."""
-        gate, up = cpu_kernels.grouped_matmul(rows_RD, counts, self.gate_up).chunk(2, -1)
-        return cpu_kernels.grouped_matmul(F.silu(gate).mul_(up).to(rows_RD.dtype), counts, self.down)
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""
@@ -214,10 +212,11 @@ class MixtureOfExperts(nn.Module):
             combined = combining.wait()
         yield Pause.COMBINED
         with self.span("sum"):
-            return _weighted_sum(combined, weights_TK).add_(shared_TD)
+            return self._weighted_sum(combined, weights_TK).add_(shared_TD)
 
-
-def _weighted_sum(combined: Combined, weights_TK: Tensor) -> Tensor:
-    """[T, D]: a token's choices, weighed in the rows' type and added in their order; rows are read where they lie."""
-    rows_RD, places_TK = combined.rows_RD, combined.places.view(weights_TK.shape)
-    return F.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK.to(rows_RD.dtype), mode="sum")
+    def _weighted_sum(self, combined: Combined, weights_TK: Tensor) -> Tensor:
+        """[T, D]: a token's choices, added in their order; rows are read where they lie."""
+        rows_RD, places_TK = combined.rows_RD, combined.places.view(weights_TK.shape)
+        if self.batching.is_together and cpu_kernels.are_few_tokens(weights_TK) and cpu_kernels.suits(rows_RD):
+            return cpu_kernels.weighted_sum(rows_RD, places_TK, weights_TK)
+        return F.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK.to(rows_RD.dtype), mode="sum")

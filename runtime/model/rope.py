@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
+from runtime.model import cpu_kernels
 
-__all__ = ["RotaryTable", "Yarn", "read_rope", "rotate"]
+__all__ = ["RotaryTable", "Yarn", "read_rope", "rotate", "rotate_in_place"]
 
 YARN_REQUIRED = ("factor", "original_max_position_embeddings")
 YARN_OPTIONAL = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -96,6 +97,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     pairs = torch.view_as_complex(_copy(x).unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
+
+
+def rotate_in_place(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
+    """The same for tokens [T, 2 P], or for their heads [T, H, 2 P], over themselves."""
+    if cpu_kernels.suits(x):
+        cpu_kernels.rotate(x, cos_TP, sin_TP)
+    else:
+        over_heads = (slice(None), *(None,) * (x.dim() - 2))
+        x.copy_(rotate(x, cos_TP[over_heads], sin_TP[over_heads]))
 
 
 def _copy(x: Tensor) -> Tensor:

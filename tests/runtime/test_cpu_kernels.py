@@ -5,12 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.model import cpu_kernels
 from runtime.model.batching import Alone, Together
 from runtime.model.layers import Linear
 from runtime.model.moe import LocalExperts, choose_experts
+from runtime.model.rope import rotate
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +27,55 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).bfloat16()
 
 
-@pytest.mark.parametrize("counts", [[1], [0, 5, 1, 0, 2], [4, 8, 3, 7], [0, 0, 1]])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("size", [1, 31, 160])
-def test_each_row_is_multiplied_by_the_matrix_of_its_slot(counts: list[int], size: int) -> None:
-    """Slots of any number of rows, none too, and rows of any length give what float64 gives, up to FP32's rounding."""
-    x, w = random(sum(counts), size), random(len(counts), 17, size)
+@pytest.mark.parametrize("sums", [1, 2, 17])
+def test_each_row_is_multiplied_by_the_matrix(rows: int, size: int, sums: int) -> None:
+    """Any number of rows of any length, and of sums, give what float64 gives, up to FP32's rounding, or BF16's."""
+    x, w = random(rows, size), random(sums, size)
+    expected = x.double() @ w.double().T
 
-    y = cpu_kernels.grouped_matmul(x, counts, w)
+    y = cpu_kernels.linear(x, w, torch.float32)
 
-    parts = zip(x.double().split(counts), w.double(), strict=True)
-    torch.testing.assert_close(y.double(), torch.cat([rows @ matrix.T for rows, matrix in parts]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    assert cpu_kernels.linear(x, w).equal(y.bfloat16())
+
+
+def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """In float64."""
+    x, gate, up, down = (tensor.double() for tensor in (x, gate, up, down))
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+@pytest.mark.parametrize(("rows", "size", "width"), [(1, 24, 12), (3, 33, 17), (5, 64, 1)])
+def test_a_gated_mlp_is_rounded_once(rows: int, size: int, width: int) -> None:
+    """Between its matmuls nothing is narrowed: float64's result, up to one rounding to BF16 and FP32's."""
+    x, gate, up, down = random(rows, size), random(width, size), random(size, width).T, random(size, width)
+
+    y = cpu_kernels.gated_mlp(x, gate, up.contiguous(), down)
+
+    torch.testing.assert_close(y.double(), gated_mlp(x, gate, up, down), rtol=2**-8, atol=1e-3)
+
+
+def test_a_gate_of_any_size_opens_or_closes() -> None:
+    """Where e^x is beyond FP32, silu is the number itself or 0, and NaN stays NaN."""
+    x = torch.tensor([[100.0], [-100.0], [0.0], [torch.nan]]).bfloat16()
+    one = torch.ones(1, 1).bfloat16()
+
+    assert cpu_kernels.gated_mlp(x[:3], one, one, one).tolist() == [[9984.0], [pytest.approx(0, abs=1e-30)], [0.0]]
+    assert cpu_kernels.gated_mlp(x[3:], one, one, one).isnan().all()
+
+
+@pytest.mark.parametrize("counts", [[1], [0, 5, 1, 0, 2], [4, 8, 3, 7], [0, 0, 1]])
+def test_each_row_goes_through_the_expert_of_its_slot(counts: list[int]) -> None:
+    """Slots of any number of rows, none too, and the results take the rows' places."""
+    rows, gate_up, down = random(sum(counts), 33), random(len(counts), 2 * 17, 33), random(len(counts), 33, 17)
+    parts = zip(rows.split(counts), gate_up, down, strict=True)
+    expected = torch.cat([gated_mlp(x, *both.split(17), matrix) for x, both, matrix in parts])
+
+    cpu_kernels.experts_mlp(rows, counts, gate_up, down)
+
+    torch.testing.assert_close(rows.double(), expected, rtol=2**-8, atol=1e-3)
 
 
 def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,3 +172,49 @@ def test_loops_are_for_cpu_kernels_in_bf16_on_one_thread(
     torch.set_num_threads(threads)
 
     assert cpu_kernels.matmul_wins(torch.zeros(rows, 8, dtype=dtype)) == wins
+
+
+@pytest.mark.parametrize("heads", [None, 1, 3])
+def test_heads_rotate_as_by_torch(heads: int | None) -> None:
+    """The last part of each head, or of each token, turns in place, and what is before it stays."""
+    shape = (5, 6 + 4) if heads is None else (5, heads, 6 + 4)
+    x, angles = random(*shape), torch.arange(10.0).view(5, 2)
+    cos, sin = angles.cos(), angles.sin()
+    over_heads = (slice(None),) if heads is None else (slice(None), None)
+    expected = torch.cat((x[..., :6], rotate(x[..., 6:], cos[over_heads], sin[over_heads])), -1)
+
+    cpu_kernels.rotate(x[..., 6:], cos, sin)
+
+    torch.testing.assert_close(x, expected, rtol=2**-7, atol=1e-6)
+    assert x[..., :6].equal(expected[..., :6])
+
+
+@pytest.mark.parametrize(("requests", "heads"), [(1, 1), (1, 8), (3, 5)])
+def test_latent_attention_is_absorbed_as_by_torch(requests: int, heads: int) -> None:
+    """Queries go through their head's map to keys, contexts through its map to values, and positions as they are."""
+    nope, rope, value, latent = 7, 4, 5, 17
+    up, q, context = (
+        random(heads * (nope + value), latent),
+        random(requests, heads, nope + rope),
+        random(3, heads, latent),
+    )
+    to_keys, to_values = up.double().unflatten(0, (heads, -1)).split((nope, value), 1)
+
+    absorbed = cpu_kernels.absorb_query(q, up, rope, value)
+    values = cpu_kernels.values(context, up, value)
+
+    expected = torch.einsum("bhn,hnl->bhl", q[..., :nope].double(), to_keys)
+    torch.testing.assert_close(absorbed[..., :latent].double(), expected, rtol=2**-8, atol=1e-3)
+    assert absorbed[..., latent:].equal(q[..., nope:])
+    expected = torch.einsum("bhl,hvl->bhv", context.double(), to_values).flatten(1)
+    torch.testing.assert_close(values.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+def test_a_tokens_rows_are_weighed_where_they_lie() -> None:
+    """Each token's sum is that of float64, rounded once, wherever its rows are."""
+    rows, places, weights = random(12, 33), torch.randperm(12).view(4, 3), torch.rand(4, 3)
+
+    y = cpu_kernels.weighted_sum(rows, places, weights)
+
+    expected = (rows[places].double() * weights.double()[..., None]).sum(1)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-6)
