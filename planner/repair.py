@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
+from operator import itemgetter
 from typing import Any
 
 from planner.catalog import GPUS
@@ -40,7 +41,8 @@ def with_changes(error: InfeasibleError, spec: CheckedSpec, is_feasible: Feasibl
             return False
 
     proposed = _without_repeats(_smallest_changes(spec, works), spec)
-    changes = tuple(islice(proposed, MAX_CHANGES)) or tuple(_first(_larger_system(spec), works))
+    changes = tuple(islice(proposed, MAX_CHANGES))
+    changes = changes or tuple(_first(_larger_phase(spec), works)) or tuple(_first(_larger_system(spec), works))
     if not changes:
         return error
     return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
@@ -100,6 +102,14 @@ def _most(paths: list[str], value: int, works: Works) -> Iterator[Change]:
 def _larger_units(spec: CheckedSpec, phase: Phase) -> Iterator[Change]:
     """EP sizes that spread the experts evenly over more GPUs; others would break rules."""
     yield from ({f"{phase}.ep_size": size} for size in _ep_sizes(spec, phase)[1:])
+
+
+def _larger_phase(spec: CheckedSpec) -> Iterator[Change]:
+    """Larger units in one phase and the nodes that they take, where neither alone is enough; by steps of its size."""
+    now = {phase: spec.spec.phase(phase).ep_size for phase in spec.spec.phases}
+    larger = [(step, phase, size) for phase in now for step, size in enumerate(_ep_sizes(spec, phase)[1:])]
+    for _, phase, size in sorted(larger, key=itemgetter(0)):
+        yield {f"{phase}.ep_size": size, **_nodes_for(spec, now | {phase: size})}
 
 
 def _larger_system(spec: CheckedSpec) -> Iterator[Change]:
