@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -23,7 +24,7 @@ from planner.canonical import pretty_json
 from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
 from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.expert_map import Effort, ExpertMap, Policy, Split, is_prepared, prepare
+from planner.expert_map import Effort, ExpertMap, Policy, Split, prepare
 from planner.expert_map.formats import Engine, export_map
 from planner.experts import check_call, make_map, with_one_more_slot
 from planner.experts_answer import answer_json, answer_text
@@ -32,7 +33,7 @@ from planner.plan_text import plan_text
 from planner.previous import read_previous
 from planner.spec import Coverage, Spec
 
-__all__ = ["Parser", "add_commands", "add_format", "main", "prepare_search", "run"]
+__all__ = ["Parser", "add_commands", "add_format", "announce_compiling", "main", "run"]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -199,13 +200,17 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return 0
 
 
-def prepare_search() -> None:
-    """Before the first map after an installation, compile the search for it, and tell who waits at a terminal."""
-    if is_prepared():
-        return
-    if sys.stderr.isatty():
-        print("compiling the search for expert maps: once after an installation, some 20 s", file=sys.stderr)
-    prepare()
+@contextmanager
+def announce_compiling() -> Iterator[None]:
+    """Tell who waits at a terminal when, inside, the search for expert maps is compiled, as for the first maps ever."""
+    from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
+
+    def tell() -> None:
+        if sys.stderr.isatty():
+            print("compiling the search for expert maps: once after an installation, half a minute", file=sys.stderr)
+
+    with on_compiling(tell):
+        yield
 
 
 def _validate(arguments: argparse.Namespace) -> None:
@@ -234,8 +239,8 @@ def _schema(_: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     previous = read_previous(arguments.previous) if arguments.previous else None
     spec = check_spec(arguments.spec)
-    prepare_search()
-    plan = compile_plan(spec, previous)
+    with announce_compiling():
+        plan = compile_plan(spec, previous)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
     if arguments.format == "json":
@@ -268,17 +273,18 @@ def _experts(arguments: argparse.Namespace) -> None:
             output=arguments.output,
         )
     )
-    prepare_search()
-    prepare(  # loading what is compiled is not computing
-        with_previous=job.previous is not None,
-        with_domains=bool(job.domains),
-        with_groups=job.sizes.num_groups > 1 and job.sizes.num_nodes > 1,
-        split=job.split,
-    )
-    began = time.perf_counter()
-    expert_map = make_map(job)
-    seconds = round(time.perf_counter() - began, 6)
-    answer = with_one_more_slot(job, expert_map)
+    with announce_compiling():
+        prepare(  # compiling, and loading what is compiled, is not computing
+            with_previous=job.previous is not None,
+            with_domains=bool(job.domains),
+            with_groups=job.sizes.num_groups > 1 and job.sizes.num_nodes > 1,
+            with_windows=len(job.windows) > 1 and job.quantile is not None,
+            split=job.split,
+        )
+        began = time.perf_counter()
+        expert_map = make_map(job)
+        seconds = round(time.perf_counter() - began, 6)
+        answer = with_one_more_slot(job, expert_map)
     document = answer_json(job, answer)
     if arguments.output:
         _write(arguments.output, _map_file(arguments, expert_map, document))
@@ -299,8 +305,8 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.render import render_files
 
     spec = check_spec(arguments.spec)
-    prepare_search()
-    plan = compile_plan(spec)
+    with announce_compiling():
+        plan = compile_plan(spec)
     files = render_files(plan)
     write_folder(arguments.output, files)
     if arguments.format == "json":

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from planner.check import check_spec
-from planner.cli import Parser, add_commands, add_format, prepare_search, run
+from planner.cli import Parser, add_commands, add_format, announce_compiling, run
 from planner.compiler import compile_plan
 from planner.plan import Plan
 from stacks.local.deployment import find_running, follow, require_runtime, start, stop
@@ -71,8 +71,8 @@ def _add_local_commands(commands: Any) -> None:
 def _up(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     spec = check_spec(arguments.spec)
-    prepare_search()
-    plan = compile_plan(spec)
+    with announce_compiling():
+        plan = compile_plan(spec)
     plan.require_runnable()
     running = _same_plan_running(plan)
     if running is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from planner.expert_map.loads import Loads
 from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, Split
 
-__all__ = ["balance", "is_prepared", "max_over_mean_sampled", "prepare"]
+__all__ = ["balance", "max_over_mean_sampled"]
 
 
 def balance(
@@ -70,33 +70,3 @@ def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num
     from planner.expert_map import sampled  # numba, as in `balance`
 
     return sampled.max_over_mean_sampled(expert_map, loads, sizes, num_pairs)
-
-
-def is_prepared() -> bool:
-    """Whether `prepare` was run before, here or in another process."""
-    from planner.expert_map.compiled import is_compiled  # numba, as in `balance`
-
-    return is_compiled()
-
-
-def prepare(
-    *,
-    with_previous: bool = False,
-    with_domains: bool = False,
-    with_groups: bool = False,
-    split: Split = "equal",
-) -> None:
-    """Have the search ready to run: on first use after an installation it is compiled, which takes a while."""
-    efforts: tuple[Effort, ...] = ("fast", "refined")
-    for effort in efforts:
-        fresh = balance(((3, 2, 1, 1, 1, 1, 1, 1),), 10, 2, effort)
-        if with_previous:
-            balance(((1, 1, 1, 1, 1, 1, 1, 5),), 10, 2, effort, previous=fresh.physical_to_logical)
-    if with_groups:
-        fresh = balance(((9, 5, 4, 3, 1, 1, 1, 1),), 12, 4, num_nodes=2, num_groups=2)
-        if with_previous:
-            balance(((1, 1, 1, 1, 3, 4, 5, 9),), 12, 4, num_nodes=2, num_groups=2, previous=fresh.physical_to_logical)
-    if split != "equal":
-        balance(((3, 2, 1, 1),), 6, 2, num_nodes=2, split=split)
-    if with_domains:
-        balance(((3, 2, 1, 1),), 8, 4, domains=((0, 0, 1, 1),))

@@ -9,14 +9,16 @@ folder, and where there is none every process compiles anew, which takes some te
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
-__all__ = ["compiled", "is_compiled"]
+__all__ = ["compiled", "on_compiling"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,12 +36,30 @@ def compiled(function: Function) -> Function:
         numba.config.CACHE_DIR = elsewhere
 
 
-def is_compiled() -> bool:
-    """Whether an earlier process has left compiled code; False also where none can."""
-    return Path(_cache_folder()).exists()
+@contextmanager
+def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell`, once, before the first function that has to be compiled: not for code that is there already."""
+    with event.install_listener("numba:compile", _Listener(tell)):
+        yield
 
 
 @cache
 def _cache_folder() -> str:
     sources = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.py")))
     return str(FOLDER / "__pycache__" / hashlib.sha256(sources).hexdigest()[:12])
+
+
+class _Listener(event.Listener):
+    """Tells of the first event that it hears."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.tell = tell
+        self.has_told = False
+
+    def on_start(self, _: event.Event) -> None:
+        if not self.has_told:
+            self.has_told = True
+            self.tell()
+
+    def on_end(self, _: event.Event) -> None:
+        """Nothing to say."""

@@ -39,7 +39,7 @@ def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
     group_of_expert = np.arange(num_experts) // (num_experts // sizes.num_groups)
     groups_LMN = group_of_expert[slots_LGS.reshape(num_layers, sizes.num_nodes, -1)]
     held_LMG = (groups_LMN[..., None] == np.arange(sizes.num_groups)).sum(axis=2)
-    homes_LE: Ints = held_LMG.argmax(axis=1)[:, group_of_expert]
+    homes_LE: Ints = np.ascontiguousarray(held_LMG.argmax(axis=1)[:, group_of_expert])  # indexing makes it Fortran's
     return homes_LE
 
 

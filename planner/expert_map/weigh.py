@@ -34,7 +34,7 @@ def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
     A power of two is multiplied in, and what is then smaller than 1 is dropped. Which power hangs on the largest load
     alone: a sum of floats would depend on the order in which a machine adds.
     """
-    loads_LE = np.asarray(loads, dtype=np.float64)
+    loads_LE = np.asarray(loads, dtype=np.float64, order="C")
     _, exponents = np.frexp(loads_LE.max(axis=1, keepdims=True))
     bits_of_a_load = TOTAL_BITS - loads_LE.shape[1].bit_length()
     scaled: Floats = np.floor(np.ldexp(loads_LE, bits_of_a_load - exponents))
