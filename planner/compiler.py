@@ -160,15 +160,18 @@ def _one_more_slot(
     places: Mapping[Phase, FailureDomains],
     coverage: Coverage,
 ) -> dict[Phase, ExpertMap]:
-    """The maps with one more slot a GPU, of the phases whose slots bind; tokens share replicas equally."""
+    """The maps with one more slot a GPU, of the phases whose slots bind."""
     return {
         each.phase: balance(
-            loads, each.num_physical_experts + each.ep_size, each.ep_size, domains=places[each.phase].of(coverage)
+            loads,
+            each.num_physical_experts + each.ep_size,
+            each.ep_size,
+            num_nodes=each.nodes_per_unit,
+            domains=places[each.phase].of(coverage),
+            split=maps[each.phase].split,
         )
         for each in layouts
-        if maps[each.phase].split == "equal"  # under the other rule the search takes half a minute
-        and slots_bind(maps[each.phase])
-        and each.slots_per_gpu < each.num_logical_experts
+        if slots_bind(maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
     }
 
 

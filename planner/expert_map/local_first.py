@@ -16,6 +16,7 @@ Of the bounds for equal shares two hold here: the mean, and the largest replica,
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,13 @@ from planner.expert_map.weigh import Floats, Ints, scale
 __all__ = ["carried_local_first", "keep_good", "settle"]
 
 NONE = -1
+
+
+class Nodes(NamedTuple):
+    """Where one layer's replicas are, on M nodes."""
+
+    near: Ints  # [E, M] how many on each node
+    num_with: Ints  # [E] nodes with one at least
 
 
 def settle(
@@ -129,72 +137,126 @@ def _settle(loads_LE: Floats, slots_LGS: Ints, gpus_per_node: int, within_nodes:
     for index in range(loads_LE.shape[0]):
         layer = new_layer(loads_LE[index], slots_LGS.shape[1], slots_LGS.shape[2])
         take(layer, slots_LGS[index])
+        nodes = _nodes(layer, gpus_per_node)
         for gpu in range(layer.carried.size):  # not equal shares, as `take` has it
             layer.carried[gpu] = 0.0
-        for expert in range(layer.loads.size):
-            _carry(layer, gpus_per_node, expert, 1.0)
-        while _relieve(layer, gpus_per_node, within_nodes):
+            for expert in layer.slots[gpu]:
+                layer.carried[gpu] += _part(layer, nodes, expert, gpu // gpus_per_node, NONE, NONE)
+        while _relieve(layer, nodes, gpus_per_node, within_nodes):
             pass
         keep(layer, settled_LGS, index)
     return settled_LGS
 
 
 @compiled
-def _carry(layer: Layer, gpus_per_node: int, expert: int, sign: float) -> float:
-    """Add the expert's tokens to its GPUs, or with `sign` -1 take them off; what the fullest of these then carries."""
-    loads, counts, _, _, _, homes, carried = layer
-    num_nodes, num_with, most = carried.size // gpus_per_node, 0, 0.0
-    replicas = counts[expert]
-    for node in range(num_nodes):
-        for home in homes[expert, :replicas]:
-            if home // gpus_per_node == node:
-                num_with += 1
-                break
-    for home in homes[expert, :replicas]:
-        near = 0
-        for other in homes[expert, :replicas]:
-            near += other // gpus_per_node == home // gpus_per_node
-        share = (1 / near + (num_nodes - num_with) / replicas) / num_nodes
-        carried[home] += sign * np.floor(loads[expert] * share)
-        most = max(most, carried[home])
-    return float(most)
-
-
-@compiled
-def _try(layer: Layer, gpus_per_node: int, hot: int, slot: int, gpu: int, other_slot: int) -> float:
-    """Swap the two slots; what the fullest GPU then carries of those that hold one of the two experts."""
-    leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
-    _carry(layer, gpus_per_node, leaving, -1.0)
-    _carry(layer, gpus_per_node, coming, -1.0)
-    here, there = layer.carried[hot], layer.carried[gpu]
-    swap(layer, hot, slot, gpu, other_slot)
-    layer.carried[hot], layer.carried[gpu] = here, there  # `swap` counts equal shares
-    _carry(layer, gpus_per_node, leaving, 1.0)
-    fullest_of_coming = _carry(layer, gpus_per_node, coming, 1.0)
-    most = fullest_of_coming
-    for home in layer.homes[leaving, : layer.counts[leaving]]:
-        most = max(most, layer.carried[home])
-    return float(most)
-
-
-@compiled
-def _relieve(layer: Layer, gpus_per_node: int, within_nodes: bool) -> bool:
-    """Make the swap with the fullest GPU that leaves least on the GPUs that it touches; whether there was one."""
-    hot = fullest(layer)
-    best_gpu, best_slot, best_other, least = NONE, NONE, NONE, layer.carried[hot]
+def _nodes(layer: Layer, gpus_per_node: int) -> Nodes:
+    """Where the layer's replicas are."""
+    nodes = Nodes(
+        np.zeros((layer.loads.size, layer.carried.size // gpus_per_node), np.int64),
+        np.zeros(layer.loads.size, np.int64),
+    )
     for gpu in range(layer.carried.size):
-        if layer.carried[gpu] >= layer.carried[hot] or (within_nodes and gpu // gpus_per_node != hot // gpus_per_node):
+        for expert in layer.slots[gpu]:
+            _come(nodes, expert, gpu // gpus_per_node, 1)
+    return nodes
+
+
+@compiled
+def _come(nodes: Nodes, expert: int, node: int, number: int) -> None:
+    """So many replicas, or with -1 one fewer, on the node."""
+    nodes.num_with[expert] -= nodes.near[expert, node] > 0
+    nodes.near[expert, node] += number
+    nodes.num_with[expert] += nodes.near[expert, node] > 0
+
+
+@compiled
+def _part(layer: Layer, nodes: Nodes, expert: int, node: int, leaves: int, enters: int) -> float:
+    """What a replica on the node carries, had one moved from node `leaves` to node `enters`: NONE if none has."""
+    near, num_with = nodes.near[expert], nodes.num_with[expert]
+    num_near = near[node]
+    if leaves != enters:
+        num_near += int(node == enters) - int(node == leaves)
+        num_with += int(near[enters] == 0) - int(near[leaves] == 1)
+    share = (1 / num_near + (near.size - num_with) / layer.counts[expert]) / near.size
+    return float(np.floor(layer.loads[expert] * share))
+
+
+@compiled
+def _relieve(layer: Layer, nodes: Nodes, gpus_per_node: int, within_nodes: bool) -> bool:
+    """Make the swap with the fullest GPU that leaves least on the GPUs of both experts; whether there was one."""
+    slots, held, carried = layer.slots, layer.held, layer.carried
+    hot = fullest(layer)
+    best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]
+    for gpu in range(carried.size):
+        if carried[gpu] >= carried[hot] or (within_nodes and gpu // gpus_per_node != hot // gpus_per_node):
             continue
-        for slot in range(layer.slots.shape[1]):
-            for other_slot in range(layer.slots.shape[1]):
-                leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
-                if layer.held[leaving, gpu] or layer.held[coming, hot]:
+        for slot in range(slots.shape[1]):
+            if held[slots[hot, slot], gpu]:
+                continue
+            for other_slot in range(slots.shape[1]):
+                if held[slots[gpu, other_slot], hot]:
                     continue
-                fuller = _try(layer, gpus_per_node, hot, slot, gpu, other_slot)
-                _try(layer, gpus_per_node, hot, slot, gpu, other_slot)  # and back
+                fuller = _after(layer, nodes, gpus_per_node, hot, slot, gpu, other_slot, least)
                 if fuller < least:
                     best_gpu, best_slot, best_other, least = gpu, slot, other_slot, fuller
     if best_gpu == NONE:
         return False
-    _try(layer, gpus_per_node, hot, best_slot, best_gpu, best_other)
+    _swap(layer, nodes, gpus_per_node, hot, best_slot, best_gpu, best_other)
     return True
+
+
+@compiled
+def _after(
+    layer: Layer, nodes: Nodes, gpus_per_node: int, hot: int, slot: int, gpu: int, other_slot: int, least: float
+) -> float:
+    """The most that a GPU with one of the two experts carries once they are swapped; `least` or more: too much."""
+    leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
+    here, there = hot // gpus_per_node, gpu // gpus_per_node
+    most = max(
+        layer.carried[hot]
+        - _part(layer, nodes, leaving, here, NONE, NONE)
+        + _part(layer, nodes, coming, here, there, here),
+        layer.carried[gpu]
+        - _part(layer, nodes, coming, there, NONE, NONE)
+        + _part(layer, nodes, leaving, there, here, there),
+    )
+    for number in range(layer.counts[leaving] + layer.counts[coming]):
+        if most >= least:
+            break
+        is_leaving = number < layer.counts[leaving]
+        home = layer.homes[leaving, number] if is_leaving else layer.homes[coming, number - layer.counts[leaving]]
+        if home != hot and home != gpu and (is_leaving or not layer.held[leaving, home]):
+            carried, node = layer.carried[home], home // gpus_per_node
+            if layer.held[leaving, home]:
+                carried -= _part(layer, nodes, leaving, node, NONE, NONE)
+                carried += _part(layer, nodes, leaving, node, here, there)
+            if layer.held[coming, home]:
+                carried -= _part(layer, nodes, coming, node, NONE, NONE)
+                carried += _part(layer, nodes, coming, node, there, here)
+            most = max(most, carried)
+    return float(most)
+
+
+@compiled
+def _swap(layer: Layer, nodes: Nodes, gpus_per_node: int, hot: int, slot: int, gpu: int, other_slot: int) -> None:
+    """Exchange the experts of the two slots, and what all GPUs of both carry."""
+    leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
+    here, there = hot // gpus_per_node, gpu // gpus_per_node
+    _carry(layer, nodes, gpus_per_node, leaving, -1.0)
+    _carry(layer, nodes, gpus_per_node, coming, -1.0)
+    on_hot, on_other = layer.carried[hot], layer.carried[gpu]
+    swap(layer, hot, slot, gpu, other_slot)
+    layer.carried[hot], layer.carried[gpu] = on_hot, on_other  # `swap` counts equal shares
+    _come(nodes, leaving, here, -1)
+    _come(nodes, leaving, there, 1)
+    _come(nodes, coming, there, -1)
+    _come(nodes, coming, here, 1)
+    _carry(layer, nodes, gpus_per_node, leaving, 1.0)
+    _carry(layer, nodes, gpus_per_node, coming, 1.0)
+
+
+@compiled
+def _carry(layer: Layer, nodes: Nodes, gpus_per_node: int, expert: int, sign: float) -> None:
+    """Add what its replicas carry to their GPUs, or with `sign` -1 take it off."""
+    for home in layer.homes[expert, : layer.counts[expert]]:
+        layer.carried[home] += sign * _part(layer, nodes, expert, home // gpus_per_node, NONE, NONE)

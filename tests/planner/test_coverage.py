@@ -56,9 +56,10 @@ def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
     assert decode["coverage"]["uncovered_experts"]["gpu"] >= 28
 
 
-def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file):
+@pytest.mark.parametrize("split", ["equal", "local_first"])
+def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
-    plan = compile_plan(check_spec(spec_file(json.dumps(PAIR, indent=1), "pair.yaml")))
+    plan = compile_plan(check_spec(spec_file(json.dumps(PAIR | {"split": split}, indent=1), "pair.yaml")))
     document = plan.as_json()
     of_phase = {
         phase: document["expert_maps"][each["expert_map"]] | each for phase, each in document["balance"].items()

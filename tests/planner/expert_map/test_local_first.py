@@ -1,12 +1,15 @@
 """The split rule `local_first`: what GPUs carry under it, and maps that are even under it."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance, consecutive_domains, count_uncovered, draw_loads
-from planner.expert_map.local_first import carried_local_first
+from planner.expert_map import Sizes, balance, consecutive_domains, count_uncovered, draw_loads
+from planner.expert_map.local_first import carried_local_first, settle
+from planner.expert_map.weigh import scale
 
 
 @st.composite
@@ -62,6 +65,58 @@ def test_a_map_for_local_tokens_is_no_less_even_under_their_rule(problem):
     assert after <= before * (1 + 1e-6) + 1e-6
     assert sorted(equal.physical_to_logical[0]) == sorted(local.physical_to_logical[0])
     assert all(len(set(held)) == len(held) for held in gpus[1].tolist())
+
+
+def settled_slowly(loads, gpus, num_nodes, within_nodes):
+    """Swap by swap: of all swaps with the fullest GPU the one after which least is on the GPUs of the two experts."""
+    per_node = len(gpus) // num_nodes
+    while True:
+        carried = whole_numbers_carried(loads, gpus, num_nodes)
+        hot = int(carried.argmax())
+        best, least = None, carried[hot]
+        for gpu, slot, other in itertools.product(range(len(gpus)), range(len(gpus[0])), range(len(gpus[0]))):
+            leaving, coming = gpus[hot][slot], gpus[gpu][other]
+            if carried[gpu] >= carried[hot] or leaving in gpus[gpu] or coming in gpus[hot]:
+                continue
+            if within_nodes and gpu // per_node != hot // per_node:
+                continue
+            swapped = [list(held) for held in gpus]
+            swapped[hot][slot], swapped[gpu][other] = coming, leaving
+            after = whole_numbers_carried(loads, swapped, num_nodes)
+            most = max(after[each] for each, held in enumerate(swapped) if leaving in held or coming in held)
+            if most < least:
+                best, least = swapped, most
+        if best is None:
+            return gpus
+        gpus = best
+
+
+def whole_numbers_carried(loads, gpus, num_nodes):
+    """What each GPU carries, each replica's part rounded down."""
+    per_node, carried = len(gpus) // num_nodes, np.zeros(len(gpus))
+    for expert, load in enumerate(loads):
+        near = [
+            sum(expert in held for held in gpus[first : first + per_node]) for first in range(0, len(gpus), per_node)
+        ]
+        for gpu, held in enumerate(gpus):
+            if expert in held:
+                share = (1 / near[gpu // per_node] + near.count(0) / sum(near)) / num_nodes
+                carried[gpu] += np.floor(load * share)
+    return carried
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.booleans())
+def test_the_search_makes_the_swaps_that_counting_everything_anew_finds(problem, within_nodes):
+    """Slowly, with all that GPUs carry counted again for every swap that is looked at: the same map."""
+    loads, num_slots, num_gpus, num_nodes = problem
+    sizes, equal = Sizes(num_slots, num_gpus, num_nodes), balance((loads,), num_slots, num_gpus, num_nodes=num_nodes)
+    gpus = np.array(equal.physical_to_logical[0]).reshape(num_gpus, -1).tolist()
+    ours = settle(equal, (loads,), sizes, within_nodes=within_nodes)
+    if len(loads) > len(gpus[0]):  # else every GPU holds everything
+        gpus = settled_slowly(scale((loads,))[0], gpus, num_nodes, within_nodes)
+
+    assert np.reshape(ours.physical_to_logical, (num_gpus, -1)).tolist() == gpus
 
 
 def test_decode_with_a_third_slot_is_mended():
