@@ -174,7 +174,7 @@ def _add_experts(commands: Any) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="keep a layer's previous map while it is less even than EPLB's by at most this share; default: 0",
+        help="keep a layer's previous map while it is less even than a new one by at most this share; default: 0",
     )
     experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
     experts.add_argument(

@@ -106,7 +106,9 @@ def make_map(job: ExpertsJob) -> ExpertMap:
     from planner.expert_map import windows as several  # needs numpy and numba: who only asks what is wrong waits not
 
     if len(job.windows) > 1 and job.quantile is not None:
-        return several.balance_windows(job.windows, job.sizes, job.effort, job.policy, job.quantile)
+        return several.balance_windows(
+            job.windows, job.sizes, job.effort, job.policy, job.quantile, job.previous, job.keep_within
+        )
     expert_map = balance(
         job.loads,
         job.sizes.num_slots,

@@ -153,13 +153,17 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
     """What concerns several windows."""
     if call.quantile is None:
         return
+    if len(call.loads) == 1:
+        rule, reason = "S827 must come with several LOADS", "one window is its own mean and its own worst"
+        yield Violation("--balance", call.balance, rule, reason, _without("--balance"))
+        return
     if not 0 < call.quantile <= 1:
         rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
         yield Violation("--balance", call.balance, rule, "it is over windows", _for_example("--balance", "worst"))
-    others = {"--previous": call.previous, "--coverage": call.coverage != "none", "--split": call.split != "equal"}
+    others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
     for option in (option for option, is_given in others.items() if is_given):
         rule = f"S826 must be mean with {option}"
-        reason = "several windows are balanced in fresh maps for equal shares only"
+        reason = "several windows are balanced without failure domains, for equal shares"
         yield Violation("--balance", call.balance, rule, reason, nearest("mean"))
 
 

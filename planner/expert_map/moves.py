@@ -19,7 +19,7 @@ from planner.expert_map.reseat import reseat
 from planner.expert_map.search import SEED, kick
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["count_moves", "relieve_cheaply", "relocate", "undo"]
+__all__ = ["bring_back", "count_moves", "relieve_cheaply", "relocate", "undo"]
 
 NONE = -1
 FREE = 0.2  # slots that a step without cost counts as
@@ -213,7 +213,7 @@ def undo(layer: Layer, before: NDArray[np.bool_], enough: float) -> None:
                     if (
                         before[expert, gpu]
                         and not layer.held[expert, gpu]
-                        and _bring_back(trial, before, expert, gpu, slot)
+                        and bring_back(trial, before, expert, gpu, slot)
                     ):
                         if trial.carried.max() <= enough:
                             copy(layer, trial)
@@ -223,7 +223,7 @@ def undo(layer: Layer, before: NDArray[np.bool_], enough: float) -> None:
 
 
 @compiled
-def _bring_back(layer: Layer, before: NDArray[np.bool_], expert: int, gpu: int, slot: int) -> bool:
+def bring_back(layer: Layer, before: NDArray[np.bool_], expert: int, gpu: int, slot: int) -> bool:
     """Put the expert back where it was, for one that has other replicas or goes where it may; whether that can be."""
     newcomer = layer.slots[gpu, slot]
     if layer.counts[newcomer] > 1:

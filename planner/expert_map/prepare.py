@@ -26,13 +26,14 @@ def prepare(
     loads, num_gpus = ((9, 5, 4, 3, 1, 1, 1, 1), (1, 1, 1, 1, 3, 4, 5, 9)), 4
     num_slots, domains = (16, ((0, 0, 1, 1),)) if with_domains else (12, ())
     options: dict[str, Any] = {"num_nodes": 2, "domains": domains, "split": split}
+    rows = None
     for num_groups in (1, 2) if with_groups else (1,):
         fresh = balance(loads, num_slots, num_gpus, num_groups=num_groups, **options)
-        if with_previous:
-            rows = fresh.physical_to_logical
+        rows = fresh.physical_to_logical if with_previous else None
+        if rows is not None:
             balance(loads[::-1], num_slots, num_gpus, num_groups=num_groups, **options, previous=rows)
     max_over_mean_sampled(fresh, loads, Sizes(num_slots, num_gpus, 2), 100)
     if with_windows:
         from planner.expert_map.windows import balance_windows  # numba, as in `balance`
 
-        balance_windows((loads, loads[::-1]), Sizes(num_slots, num_gpus), "refined", "global", 1.0)
+        balance_windows((loads, loads[::-1]), Sizes(num_slots, num_gpus), "refined", "global", 1.0, rows)

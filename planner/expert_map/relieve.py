@@ -4,7 +4,9 @@ It is that of `descend`, with a load for each window: of all GPUs and windows th
 swap or a hand-over after which no GPU that it touches carries as much in any of them. Kicks as in `search` follow,
 where experts may go anywhere. For a quantile only some windows count: at first those where the start is most even,
 then those most like the one or the other window. They are chosen anew while the map gets more even in others. The worst
-of them only ever falls, and with it the quantile; the best of these searches is kept.
+of them only ever falls, and with it the quantile; the best of these searches is kept, or the first that is enough.
+
+From a map in service whatever can be undone without need is undone in the end, as in `moves`.
 
 Shapes: W windows; `carried` [W, G] is summed up anew for each GPU that a step touches, from whole numbers.
 """
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, copy, hand_over, keep, new_layer, swap, take
+from planner.expert_map.moves import bring_back
 from planner.expert_map.order import rising
 from planner.expert_map.search import KICK_CHANGES, SEED, kick
 from planner.expert_map.weigh import Floats, Ints
@@ -37,10 +40,12 @@ class Windows(NamedTuple):
 
 
 @compiled
-def relieve_windows(loads_LWE: Floats, start_LGS: Ints, num_counted: int, enough_L: Floats, gpus_per_node: int) -> Ints:
+def relieve_windows(
+    loads_LWE: Floats, start_LGS: Ints, num_counted: int, enough_L: Floats, gpus_per_node: int, in_service: bool
+) -> Ints:
     """Slots `[L, G, S]`, no GPU to carry more than `enough_L` in the `num_counted` best windows.
 
-    With more than one node an expert stays on nodes that it is on.
+    With more than one node an expert stays on nodes that it is on. `in_service`: few slots of the start are to change.
     """
     slots_LGS = start_LGS.copy()
     num_gpus, slots_per_gpu = start_LGS.shape[1], start_LGS.shape[2]
@@ -51,7 +56,7 @@ def relieve_windows(loads_LWE: Floats, start_LGS: Ints, num_counted: int, enough
         counted = np.arange(num_counted)
         windows = Windows(loads, np.zeros_like(loads), np.zeros((loads.shape[0], num_gpus)), counted)
         take(layer, start_LGS[index])
-        allowed = _on_their_nodes(layer, gpus_per_node)
+        before, allowed = layer.held.copy(), _on_their_nodes(layer, gpus_per_node)
         least = np.inf
         for centre in range(NONE, loads.shape[0] if num_counted < loads.shape[0] else 0):
             take(layer, start_LGS[index])
@@ -63,9 +68,13 @@ def relieve_windows(loads_LWE: Floats, start_LGS: Ints, num_counted: int, enough
                 if not _choose(counted, _fullest_of_windows(windows)):
                     break
             _, _, most = _fullest(windows)
+            if in_service and most <= enough_L[index]:
+                _undo(layer, windows, before, allowed, enough_L[index])
             if most < least:
                 least = most
                 keep(layer, slots_LGS, index)
+            if most <= enough_L[index]:
+                break
     return slots_LGS
 
 
@@ -266,4 +275,30 @@ def _kick_on(layer: Layer, windows: Windows, allowed: NDArray[np.bool_], enough:
             copy(layer, trial)
         else:
             copy(trial, layer)
+    _sum_up(layer, windows)
+
+
+@compiled
+def _undo(layer: Layer, windows: Windows, before: NDArray[np.bool_], allowed: NDArray[np.bool_], enough: float) -> None:
+    """Undo changes while no GPU comes to carry more than `enough` in a window that counts."""
+    trial = new_layer(layer.loads, layer.slots.shape[0], layer.slots.shape[1])
+    copy(trial, layer)
+    undone = True
+    while undone:
+        undone = False
+        for gpu in range(layer.slots.shape[0]):
+            for slot in range(layer.slots.shape[1]):
+                newcomer = layer.slots[gpu, slot]
+                for expert in range(0 if before[newcomer, gpu] else layer.loads.size):
+                    if (
+                        before[expert, gpu]
+                        and not layer.held[expert, gpu]
+                        and bring_back(trial, before, expert, gpu, slot)
+                    ):
+                        _sum_up(trial, windows)
+                        if _fullest(windows)[2] <= enough and not (trial.held[newcomer] & ~allowed[newcomer]).any():
+                            copy(layer, trial)
+                            undone = True
+                            break
+                        copy(trial, layer)
     _sum_up(layer, windows)

@@ -13,7 +13,7 @@ from planner.expert_map.spill import respill
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, max_over_mean
 
-__all__ = ["align", "match", "part_repeats", "renew"]
+__all__ = ["align", "keeps_groups_whole", "match", "part_repeats", "renew"]
 
 ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
 
@@ -48,9 +48,7 @@ def renew(
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_LGS = np.empty_like(previous_LGS)
     must_be_whole = within_nodes and not may_spill
-    is_whole_L = (
-        _keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1]) if must_be_whole else np.ones(len(loads_LE))
-    )
+    is_whole_L = keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1]) if must_be_whole else np.ones(len(loads_LE))
     for index in range(len(loads_LE)):
         if not is_whole_L[index]:
             slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
@@ -63,7 +61,7 @@ def renew(
     return align(slots_LGS, previous_LGS)
 
 
-def _keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Ints:
+def keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Ints:
     """Of each layer, whether every node holds only as many groups as are its own: `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1

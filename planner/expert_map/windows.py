@@ -5,6 +5,7 @@ windows the k-th lowest, k = ceil(quantile x W); the worst is quantile 1. A wind
 other's, however many they are.
 
 The search (`relieve`) starts from the map for the mean of all windows and only improves, so that it is never worse.
+With a previous map few slots change: the search starts from that one, and stops at the balance of a fresh map.
 
 The bound: max over mean in a window is at least that window's own bound, so that the k-th lowest of it is at least the
 k-th lowest of these. With all windows counted it is at least the bound for the mean loads, too: the fullest GPU of the
@@ -22,11 +23,13 @@ from planner.expert_map.balance import balance
 from planner.expert_map.bound import bind
 from planner.expert_map.front import front_of, homes_of_groups
 from planner.expert_map.loads import Loads
+from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.relieve import relieve_windows
+from planner.expert_map.renew import align, keeps_groups_whole, match, part_repeats
 from planner.expert_map.types import BoundKind, Effort, ExpertMap, Policy, Sizes, WindowsOutcome
-from planner.expert_map.weigh import Floats, max_over_mean, scale
+from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
 
 __all__ = ["balance_windows", "mean_loads", "outcome_of_windows"]
 
@@ -40,11 +43,19 @@ def mean_loads(windows: Sequence[Loads]) -> Loads:
 
 
 def balance_windows(
-    windows: Sequence[Loads], sizes: Sizes, effort: Effort, policy: Policy, quantile: float
+    windows: Sequence[Loads],
+    sizes: Sizes,
+    effort: Effort,
+    policy: Policy,
+    quantile: float,
+    previous: Sequence[Sequence[int]] | None = None,
+    keep_within: float = 0.0,
 ) -> ExpertMap:
-    """A fresh map whose `max_over_mean` is that quantile over windows. Tokens share replicas equally.
+    """A map whose `max_over_mean` is that quantile over windows. Tokens share replicas equally.
 
-    Experts stay on the nodes that the map for the mean loads has them on, where that keeps groups on nodes.
+    Experts stay on the nodes that the map for the mean loads has them on, where that keeps groups on nodes; or on those
+    that a `previous` map has them on. None of its slots changes in a layer that is worse than a fresh map by at most
+    the share `keep_within`.
     """
     mean = mean_loads(windows)
     options: dict[str, Any] = {"num_nodes": sizes.num_nodes, "num_groups": sizes.num_groups, "policy": policy}
@@ -53,12 +64,18 @@ def balance_windows(
     slots_LGS = as_slots(of_mean.physical_to_logical, sizes)
     bound_L, binding = _bind(loads_WLE, mean, sizes, num_counted, of_mean)
     kept_within = of_mean.policy == "hierarchical"
+    gpus_per_node = sizes.num_gpus // sizes.num_nodes if kept_within else sizes.num_gpus
     if not holds_everything(sizes, loads_WLE.shape[2]):
         enough_L = bound_L * GOOD_ENOUGH * loads_WLE.sum(axis=2).max(axis=0) / sizes.num_gpus
-        gpus_per_node = sizes.num_gpus // sizes.num_nodes if kept_within else sizes.num_gpus
-        slots_LGS = relieve_windows(
-            np.ascontiguousarray(loads_WLE.swapaxes(0, 1)), slots_LGS, num_counted, enough_L, gpus_per_node
+        slots_LGS = relieve_windows(_by_layer(loads_WLE), slots_LGS, num_counted, enough_L, gpus_per_node, False)
+    moved_slots = None
+    if previous is not None:
+        previous_LGS = as_slots(previous, sizes)
+        must_be_whole = kept_within and not of_mean.front
+        slots_LGS = _renew(
+            loads_WLE, previous_LGS, slots_LGS, sizes, num_counted, gpus_per_node, keep_within, must_be_whole
         )
+        moved_slots = count_moves(slots_LGS, previous_LGS, loads_WLE.shape[2])
     found = replace(of_mean, physical_to_logical=as_rows(slots_LGS), bound=as_bounds(bound_L))
     windows_outcome = outcome_of_windows(found, windows, sizes, quantile)
     dispatch = of_mean.dispatch
@@ -70,6 +87,7 @@ def balance_windows(
         max_over_mean=_quantiles(windows_outcome.max_over_mean, num_counted),
         binding=binding,
         dispatch=dispatch,
+        moved_slots=moved_slots,
         windows=replace(windows_outcome, of_mean_map=_quantiles(_ratios(of_mean, windows, sizes), num_counted)),
     )
 
@@ -81,6 +99,50 @@ def outcome_of_windows(
     within_nodes = expert_map.policy == "hierarchical" and not expert_map.front
     bounds = [as_bounds(bind(scale(each), sizes, within_nodes=within_nodes)[0]) for each in windows]
     return WindowsOutcome(quantile, _ratios(expert_map, windows, sizes), tuple(bounds))
+
+
+def _renew(
+    loads_WLE: Floats,
+    previous_LGS: Ints,
+    fresh_LGS: Ints,
+    sizes: Sizes,
+    num_counted: int,
+    gpus_per_node: int,
+    keep_within: float,
+    must_be_whole: bool,
+) -> Ints:
+    """The previous map with few changes where it then is as even as the fresh one, or nearly; else the fresh one.
+
+    `must_be_whole`: a previous layer that splits a group is no start.
+    """
+    num_experts = loads_WLE.shape[2]
+    if holds_everything(sizes, num_experts):
+        return align(fresh_LGS, previous_LGS)
+    enough_L = _fullest(loads_WLE, fresh_LGS, num_counted) * (1 + keep_within)
+    start_LGS = part_repeats(loads_WLE.sum(axis=0), previous_LGS)
+    near_LGS = relieve_windows(_by_layer(loads_WLE), start_LGS, num_counted, enough_L, gpus_per_node, True)
+    is_whole_L = np.ones(len(fresh_LGS), dtype=np.int64)
+    if must_be_whole:
+        is_whole_L = keeps_groups_whole(previous_LGS, sizes, num_experts)
+    is_near_L = (is_whole_L > 0) & (_fullest(loads_WLE, near_LGS, num_counted) <= enough_L)
+    is_kept_L = (is_whole_L > 0) & (_fullest(loads_WLE, previous_LGS, num_counted) <= enough_L)
+    num_nodes = sizes.num_gpus // gpus_per_node
+    matched_LGS = np.stack([match(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
+    slots_LGS = np.where(is_near_L[:, None, None], near_LGS, matched_LGS)
+    return align(np.where(is_kept_L[:, None, None], previous_LGS, slots_LGS), previous_LGS)
+
+
+def _fullest(loads_WLE: Floats, slots_LGS: Ints, num_counted: int) -> Floats:
+    """What the fullest GPU carries in the worst of so many best windows, `[L]`, as the search counts."""
+    counts_LE = count_replicas(slots_LGS, loads_WLE.shape[2])
+    fullest_WL = [gpu_loads(np.floor(loads_LE / counts_LE), slots_LGS).max(axis=1) for loads_LE in loads_WLE]
+    fullest_L: Floats = np.sort(fullest_WL, axis=0)[num_counted - 1]
+    return fullest_L
+
+
+def _by_layer(loads_WLE: Floats) -> Floats:
+    """`[L, W, E]`, one layer after the other in memory."""
+    return np.ascontiguousarray(loads_WLE.swapaxes(0, 1))
 
 
 def _alike(windows: Sequence[Loads]) -> Floats:

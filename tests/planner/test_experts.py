@@ -465,10 +465,25 @@ def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys)
 
 
 def test_one_window_has_nothing_to_say_of_windows(loads_file, experts):
-    """Whatever is balanced, it is that window."""
-    path = loads_file([[5, 1, 9, 3, 2]])
-    _, plain = experts(path, "--gpus", 3, "--nodes", 1)
-    _, worst = experts(path, "--gpus", 3, "--nodes", 1, "--balance", "worst")
+    """And a balance over windows is refused there."""
+    words = (loads_file([[5, 1, 9, 3, 2]]), "--gpus", 3, "--nodes", 1)
+    _, plain = experts(*words)
+    status, document = experts(*words, "--balance", "worst")
 
     assert plain["windows"] is None
-    assert worst["physical_to_logical"] == plain["physical_to_logical"]
+    assert (status, document["errors"][0]["rule"]) == (2, "S827 must come with several LOADS")
+
+
+def test_several_windows_come_after_a_map_in_service(loads_file, experts, tmp_path):
+    """With --previous few slots change, and none for the windows that the map was made for."""
+    windows = [[[9, 1, 5, 5, 1, 1, 1, 1]], [[1, 9, 1, 1, 5, 5, 1, 1]], [[1, 1, 1, 1, 5, 5, 9, 1]]]
+    paths = [loads_file(window, f"{number}.json") for number, window in enumerate(windows)]
+    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 3, "--balance", "worst")
+    experts(*paths[:2], *words, "-o", tmp_path / "map.json")
+    _, again = experts(*paths[:2], *words, "--previous", tmp_path / "map.json")
+    _, moved = experts(*paths, *words, "--previous", tmp_path / "map.json")
+
+    assert (again["moved_slots"], again["keep_map"], again["stages"]) == (0, True, [])
+    assert moved["moved_slots"] > 0
+    assert sum(link["experts"] for link in moved["links"]) >= moved["moved_slots"]
+    assert moved["windows"]["quantile"] == 1.0

@@ -24,6 +24,7 @@ from planner.expert_map.windows import balance_windows
 LOADS, OTHERS = (draw_loads(1.01, seed, num_layers=2, num_experts=16) for seed in (1, 2))
 WINDOWS = draw_windows(1.01, 1, 2, 16, 4, 3, 0.9)
 NUM_SLOTS, NUM_GPUS = 32, 8
+PREVIOUS = [list(range(16)) + list(range(8))] * 2
 
 
 def main():
@@ -37,6 +38,8 @@ def main():
     for with_groups in (False, True):
         prepare(with_windows=True, with_groups=with_groups)
         report({"with_windows": True, "with_groups": with_groups}, maps_of_windows(with_groups))
+        prepare(with_windows=True, with_groups=with_groups, with_previous=True)
+        report({"windows with_previous": True, "with_groups": with_groups}, maps_of_windows(with_groups, PREVIOUS))
 
 
 def report(options, maps):
@@ -79,13 +82,13 @@ def make(effort, options, with_previous):
     max_over_mean_sampled(made, loads, sizes, 100)
 
 
-def maps_of_windows(with_groups):
+def maps_of_windows(with_groups, previous=None):
     """Calls that make a map for several windows."""
     sizes = Sizes(NUM_SLOTS - 8, NUM_GPUS, 2, 4 if with_groups else 1)
     policies = ("auto", "global", "hierarchical") if with_groups else ("auto", "global")
     for policy, effort, quantile in itertools.product(policies, ("fast", "refined"), (0.5, 1.0)):
         yield lambda policy=policy, effort=effort, quantile=quantile: balance_windows(
-            WINDOWS, sizes, effort, policy, quantile
+            WINDOWS, sizes, effort, policy, quantile, previous
         )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, draw_windows
+from planner.expert_map.moves import count_moves
 from planner.expert_map.windows import balance_windows, mean_loads
 from tests.benchmarks.drifting_loads import max_over_mean
 from tests.planner.expert_map.every_map import optimum_of_windows, small_sizes
@@ -89,3 +90,29 @@ def test_windows_count_alike_however_many_tokens_they_have():
     maps = [balance_windows((one, each), Sizes(40, 8), "refined", "auto", 1.0) for each in (other, fewer)]
 
     assert maps[0].physical_to_logical == maps[1].physical_to_logical
+
+
+@pytest.mark.parametrize(("sizes", "policy"), [(Sizes(80, 16, 4, 8), "hierarchical"), (Sizes(80, 16), "auto")])
+def test_the_next_windows_change_few_slots(sizes, policy):
+    """Three windows, then two of them and a new one: as even as a fresh map, which changes more slots."""
+    windows = draw_windows(1.01, 1, 4, 64, 8, 4, 0.9)
+    before = balance_windows(windows[:3], sizes, "refined", policy, 1.0).physical_to_logical
+    fresh = balance_windows(windows[1:], sizes, "refined", policy, 1.0)
+    near = balance_windows(windows[1:], sizes, "refined", policy, 1.0, before)
+    old, new, anew = (
+        np.reshape(each, (4, 16, 5)) for each in (before, near.physical_to_logical, fresh.physical_to_logical)
+    )
+
+    assert (objective(near.physical_to_logical, windows[1:], 16, 1.0) <= np.array(fresh.max_over_mean) + 2e-6).all()
+    assert near.moved_slots == count_moves(new, old, 64) < count_moves(anew, old, 64)
+    assert policy == "auto" or all(len(set(node)) == 2 for node in (new.reshape(16, -1) // 8).tolist())
+
+
+def test_windows_that_have_not_changed_change_nothing():
+    """Nor do windows for which the map in service is as even as a fresh one but for the share that is asked for."""
+    windows = draw_windows(1.01, 3, 2, 32, 4, 3, 0.99)
+    sizes, made_for = Sizes(40, 8), ("refined", "auto", 0.5)
+    before = balance_windows(windows[:2], sizes, *made_for).physical_to_logical
+
+    assert balance_windows(windows[:2], sizes, *made_for, before).moved_slots == 0
+    assert balance_windows(windows[1:], sizes, *made_for, before, keep_within=1.0).moved_slots == 0
