@@ -32,7 +32,7 @@ from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 
-__all__ = ["TILE_ROWS", "Alone", "Batching", "Together", "check_machine"]
+__all__ = ["TILE_ROWS", "Alone", "Batching", "Together", "check_machine", "own"]
 
 TILE_ROWS = 16
 TILE_POSITIONS = 64
@@ -46,8 +46,8 @@ class Batching(Protocol):
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
         """`function` of tensors with a row for each token, [T, ...] each; it returns one such tensor or several."""
 
-    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
-        """`attend(q_THQ, k_SHQ, v_SHV)`: [T, ...]; the queries are of the last T of S positions, counted from 0."""
+    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
+        """`attend(q_THQ, kv_SHX, k_rope_SP)`: [T, ...]; the queries are of the last T of S positions, from 0 on."""
 
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """`attend(q_BHC, latent_BSC, lengths_B)`: [B, ...]."""
@@ -62,9 +62,9 @@ class Together:
         """All rows at once."""
         return function(*rows)
 
-    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
         """All queries at once."""
-        return attend(q_THQ, k_SHQ, v_SHV)
+        return attend(q_THQ, kv_SHX, k_rope_SP)
 
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """All requests at once, padded to the longest."""
@@ -85,19 +85,22 @@ class Alone:
             return torch.cat(tiles)[:num_rows]
         return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
 
-    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+    def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
         """Tile by tile, as positions lie and not as the chunk does."""
-        start, end = len(k_SHQ) - len(q_THQ), len(k_SHQ)
+        start, end = len(kv_SHX) - len(q_THQ), len(kv_SHX)
         before, after = start % TILE_POSITIONS, -end % TILE_POSITIONS
-        q, k, v = _with_zeros(q_THQ, before, after), _with_zeros(k_SHQ, 0, after), _with_zeros(v_SHV, 0, after)
+        q, kv = _with_zeros(q_THQ, before, after), _with_zeros(kv_SHX, 0, after)
+        k_rope = _with_zeros(k_rope_SP, 0, after)
         ends = range(start - before + TILE_POSITIONS, end + after + 1, TILE_POSITIONS)
-        tiles = [attend(tile, k[:seen], v[:seen]) for tile, seen in zip(q.split(TILE_POSITIONS), ends, strict=True)]
+        tiles = [
+            attend(tile, kv[:seen], k_rope[:seen]) for tile, seen in zip(q.split(TILE_POSITIONS), ends, strict=True)
+        ]
         return torch.cat(tiles)[before : before + len(q_THQ)]
 
     def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
         """Request by request."""
         contexts = [
-            attend(_own(q_BHC[b : b + 1]), _own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1])
+            attend(own(q_BHC[b : b + 1]), own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1])
             for b, length in enumerate(lengths_B.tolist())
         ]
         return torch.cat(contexts) if contexts else attend(q_BHC, latent_BSC, lengths_B)
@@ -125,7 +128,7 @@ def _tile(rows: Tensor, start: int) -> Tensor:
     """The rows from `start`, as many as a tile has, in memory of their own."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
-    return _with_zeros(tile, 0, missing) if missing else _own(tile)
+    return _with_zeros(tile, 0, missing) if missing else own(tile)
 
 
 def _with_zeros(rows: Tensor, before: int, after: int) -> Tensor:
@@ -133,6 +136,6 @@ def _with_zeros(rows: Tensor, before: int, after: int) -> Tensor:
     return F.pad(rows, (*(0, 0) * (rows.dim() - 1), before, after))
 
 
-def _own(x: Tensor) -> Tensor:
+def own(x: Tensor) -> Tensor:
     """A copy whose address and strides tell nothing of what lay around `x`."""
     return x.clone(memory_format=torch.contiguous_format)

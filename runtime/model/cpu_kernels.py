@@ -7,7 +7,7 @@ takes to give what it reads. Each function here is one call of a loop instead of
                             asks, takes longer to begin, and is asked for every expert again. With more rows, its
                             tiles win.
     decode's queries        absorb_query, values: all heads in one call, into the space of the latents and out of it
-    rows by themselves      rms_norm, rotate, choose_experts, weighted_sum: in one pass over memory
+    rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
 
 `matmul_wins` and `suits` say when to come here; everything else is torch's, which is the reference. Sums are made in
 FP32. What is computed of a row, or of a request's attention, does not depend on the others; a row of a matmul does, up
@@ -27,6 +27,7 @@ from torch import Tensor
 __all__ = [
     "absorb_query",
     "are_few_tokens",
+    "causal_softmax",
     "choose_experts",
     "experts_mlp",
     "gated_mlp",
@@ -35,6 +36,7 @@ __all__ = [
     "prepare",
     "rms_norm",
     "rotate",
+    "silu_product",
     "suits",
     "values",
     "weighted_sum",
@@ -103,6 +105,22 @@ def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
     _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles)
 
 
+def causal_softmax(scores_HTS: Tensor) -> Tensor:
+    """The softmax over what each of the last T of S tokens sees, in place, 0 elsewhere."""
+    _loops().causal_softmax(_at(scores_HTS), *scores_HTS.shape)
+    return scores_HTS
+
+
+def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+    """silu(gate) * up, [R, I]; both may be parts of rows."""
+    assert gate_RI.stride(1) == up_RI.stride(1) == 1
+    y_RI = torch.empty(gate_RI.shape, dtype=torch.bfloat16)
+    _loops().silu_product(
+        gate_RI.data_ptr(), gate_RI.stride(0), up_RI.data_ptr(), up_RI.stride(0), _at(y_RI), *y_RI.shape
+    )
+    return y_RI
+
+
 def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
     """Queries [B, H, N + P] in the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`, P is `rope`."""
     (requests, heads, size), latent = q_BHQ.shape, up_XL.shape[1]
@@ -155,9 +173,10 @@ def prepare() -> None:
 @cache
 def _loops() -> Any:
     """All of them; numba is not for every process."""
-    from runtime.model import cpu_attention_loops, cpu_choice_loops, cpu_loops
+    from runtime.model import cpu_attention_loops, cpu_choice_loops, cpu_loops, cpu_prompt_loops
 
-    return SimpleNamespace(**vars(cpu_loops) | vars(cpu_attention_loops) | vars(cpu_choice_loops))
+    modules = cpu_loops, cpu_prompt_loops, cpu_attention_loops, cpu_choice_loops
+    return SimpleNamespace(**{name: getattr(module, name) for module in modules for name in module.__all__})
 
 
 def _at(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:

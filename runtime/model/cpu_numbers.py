@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["bf16", "exp", "fp32", "integers", "loop", "narrowed", "part", "widened"]
+__all__ = ["bf16", "exp", "fp32", "integers", "larger", "loop", "narrowed", "part", "widened"]
 
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # else a sum would be one number at a time
 OPTIONS: dict[str, Any] = {"fastmath": SUMS_IN_ANY_ORDER, "error_model": "numpy"}
@@ -65,6 +65,18 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
         return builder.bitcast(builder.shl(biased, ir.Constant(biased.type, 23)), ir.FloatType())
 
     return types.float32(types.int32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def larger(typing: Any, x: Any, y: Any) -> Any:
+    """The larger of two in FP32; NaN, if one is. Of Python's `max`, LLVM makes no vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.FloatType()
+        kind = ir.FunctionType(number, [number, number])
+        return builder.call(builder.module.declare_intrinsic("llvm.maximum", [number], kind), arguments)
+
+    return types.float32(types.float32, types.float32), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from runtime.kv_cache import LayerPages
 from runtime.model import cpu_kernels
-from runtime.model.batching import Batching
+from runtime.model.batching import Batching, own
 from runtime.model.config import ModelConfig
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.rope import rotate_in_place
@@ -86,8 +86,11 @@ class LatentAttention(nn.Module):
         """The chunks, which follow each other in q, each with keys and values expanded from the cache: [T, D]."""
         contexts = []
         for q, places_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
-            k_SHQ, v_SHV = self.batching.rows(self._expand, pages.read(places_S))
-            contexts.append(self.batching.chunk(self._attend_causally, q, k_SHQ, v_SHV))
+            latent_SC = pages.read(places_S)
+            kv_SHX = self.batching.rows(self._expand, latent_SC)
+            contexts.append(
+                self.batching.chunk(self._attend_causally, q, kv_SHX, latent_SC[:, self.config.kv_lora_rank :])
+            )
         return self.batching.rows(self.o_proj, torch.cat(contexts).flatten(1))
 
     def _decode(self, q_BHC: Tensor, step: Step, pages: LayerPages) -> Tensor:
@@ -140,24 +143,23 @@ class LatentAttention(nn.Module):
             return self.q_proj(x_TD)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
 
-    def _expand(self, latent_TC: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [T, H, N + P] and values [T, H, V] from latents."""
-        c_TL, k_rope_TP = latent_TC.split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
-        kv_THX = self.kv_b_proj(c_TL).unflatten(-1, (self.config.num_attention_heads, -1))
-        k_nope_THN, v_THV = kv_THX.split((self.config.qk_nope_head_dim, self.config.v_head_dim), -1)
-        k_rope_THP = k_rope_TP[:, None].expand(-1, self.config.num_attention_heads, -1)
-        return torch.cat((k_nope_THN, k_rope_THP), -1), v_THV
+    def _expand(self, latent_TC: Tensor) -> Tensor:
+        """Keys, without their rotary part, and values from latents: [T, H, N + V]."""
+        kv_TX = self.kv_b_proj(latent_TC[:, : self.config.kv_lora_rank])
+        return kv_TX.unflatten(-1, (self.config.num_attention_heads, -1))
 
-    def _attend_causally(self, q_THQ: Tensor, k_SHQ: Tensor, v_SHV: Tensor) -> Tensor:
+    def _attend_causally(self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
         """The last T of a request's S tokens, [T, H, V]; copies, because where others' rows lie must not matter."""
-        q, k, v = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_SHQ, v_SHV))
-        before, contexts = len(k_SHQ) - len(q_THQ), []
-        for start, q_block in zip(range(before, len(k_SHQ), QUERY_BLOCK), q.split(QUERY_BLOCK, 1), strict=True):
-            end = start + q_block.shape[1]
-            scores = self._scores(q_block, k[:, :end])
-            scores[..., start:] += torch.full((end - start, end - start), -torch.inf, dtype=q.dtype).triu_(1)
-            contexts.append(torch.bmm(scores.softmax(-1), v[:, :end]))
-        return torch.cat(contexts, 1).transpose(0, 1)
+        nope, value = self.config.qk_nope_head_dim, self.config.v_head_dim
+        k_nope_HSN, v_HSV = kv_SHX.transpose(0, 1).split((nope, value), -1)
+        k_HSQ = torch.cat((k_nope_HSN, k_rope_SP.expand(len(k_nope_HSN), -1, -1)), -1)
+        before, contexts = len(kv_SHX) - len(q_THQ), []
+        for start, q_block in zip(range(before, len(kv_SHX), QUERY_BLOCK), q_THQ.split(QUERY_BLOCK), strict=True):
+            end = start + len(q_block)
+            scores_HTS = self._scores(own(q_block.transpose(0, 1)), own(k_HSQ[:, :end]))
+            context_HTV = torch.bmm(_causal_softmax(scores_HTS), own(v_HSV[:, :end]))
+            contexts.append(context_HTV.transpose(0, 1))
+        return torch.cat(contexts)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """scale x q k^T, of batches of matrices."""
@@ -168,3 +170,13 @@ class LatentAttention(nn.Module):
         per_head = self.kv_b_proj.weight.unflatten(0, (self.config.num_attention_heads, -1))
         w_k_HNL, w_v_HVL = per_head.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
         return w_k_HNL, w_v_HVL
+
+
+def _causal_softmax(scores_HTS: Tensor) -> Tensor:
+    """The softmax over what each of the last T of S tokens sees, 0 elsewhere; the scores are used up."""
+    if cpu_kernels.suits(scores_HTS):
+        return cpu_kernels.causal_softmax(scores_HTS)
+    num_queries = scores_HTS.shape[1]
+    later = torch.full((num_queries, num_queries), -torch.inf, dtype=scores_HTS.dtype).triu_(1)
+    scores_HTS[..., -num_queries:] += later
+    return scores_HTS.softmax(-1)

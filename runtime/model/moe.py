@@ -25,7 +25,7 @@ from runtime.model import cpu_kernels
 from runtime.model.batching import Batching
 from runtime.model.config import ModelConfig
 from runtime.model.fp8 import E4M3, Fp8Experts
-from runtime.model.layers import GatedMlp
+from runtime.model.layers import GatedMlp, silu_product
 from runtime.overlap import Flow, Pause
 from runtime.precision import wide
 from runtime.trace import span
@@ -139,14 +139,16 @@ class LocalExperts(nn.Module):
             cpu_kernels.experts_mlp(rows_RD, counts, self.gate_up, self.down)
             return rows_RD
         for slot, rows in enumerate(rows_RD.split(counts)):
-            if len(rows):
+            if len(rows) and self.batching.is_together:
+                self.expert(slot, rows, out=rows)
+            elif len(rows):
                 rows.copy_(self.batching.rows(partial(self.expert, slot), rows))
         return rows_RD
 
-    def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
-        """[R, D] -> [R, D] by the expert in local slot `slot`."""
-        gate, up = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
-        return F.linear(F.silu(gate.contiguous()).mul_(up), self.down[slot])  # of rows with gaps, silu is twice as slow
+    def expert(self, slot: int, rows_RD: Tensor, out: Tensor | None = None) -> Tensor:
+        """[R, D] -> [R, D] by the expert in local slot `slot`; `out` may be the rows themselves."""
+        gate_RI, up_RI = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
+        return torch.mm(silu_product(gate_RI, up_RI), self.down[slot].mT, out=out)
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""

@@ -113,7 +113,7 @@ def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytes
     experts = LocalExperts(2, small_config, torch.bfloat16, Alone())
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape)
-    monkeypatch.setattr(cpu_kernels, "_loops", partial(pytest.fail, "loops were asked for"))
+    monkeypatch.setattr(cpu_kernels, "experts_mlp", partial(pytest.fail, "loops were asked for"))
 
     with torch.inference_mode():
         results = experts(random(2, small_config.hidden_size), [1, 1])
@@ -140,6 +140,55 @@ def test_a_norm_of_no_numbers_is_none() -> None:
     assert y[:, 0].isnan().all()
 
 
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 70), (5, 5), (64, 64), (3, 130)])
+def test_a_query_weighs_the_keys_up_to_its_own(num_queries: int, num_keys: int) -> None:
+    """In place, float64's softmax of scores of any size, in the nearest BF16; keys that come later weigh nothing."""
+    scores = random(3, num_queries, num_keys) * 30
+    later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    expected = scores.double().masked_fill(later, -torch.inf).softmax(-1)
+
+    weights = cpu_kernels.causal_softmax(scores)
+
+    assert weights is scores
+    assert not weights[:, later].any()
+    torch.testing.assert_close(weights.double(), expected, rtol=2**-8, atol=1e-30)
+
+
+def test_one_query_weighs_as_among_others() -> None:
+    """A row's weights are its own, bit for bit: deterministic mode computes them here too."""
+    scores = random(2, 40, 100)
+    alone = [scores[:, t : t + 1, : 61 + t].contiguous() for t in range(40)]
+
+    weights = cpu_kernels.causal_softmax(scores)
+
+    for t, own in enumerate(alone):
+        assert cpu_kernels.causal_softmax(own).equal(weights[:, t : t + 1, : 61 + t])
+
+
+def test_weights_of_no_numbers_are_none() -> None:
+    """A score that is NaN shows in all weights of its row, and in no other's."""
+    scores = random(1, 2, 3)
+    scores[0, 1, 0] = torch.nan
+
+    weights = cpu_kernels.causal_softmax(scores)
+
+    assert weights[0, 1].isnan().all()
+    assert weights[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_an_mlps_halves_are_multiplied_in_one_pass(is_one: bool) -> None:
+    """silu(gate) * up of two tensors, or of the two halves of one, far from zero too: float64's, rounded once."""
+    gate, up = torch.linspace(-120, 120, 11 * 2 * 37).view(11, -1).bfloat16().chunk(2, -1)
+    if not is_one:
+        gate, up = gate.contiguous(), random(11, 37)
+    expected = F.silu(gate.double()) * up.double()
+
+    product = cpu_kernels.silu_product(gate, up)
+
+    torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-30)
+
+
 @pytest.mark.parametrize(
     ("num_experts", "groups", "num_best", "topk_group", "top_k"),
     [(64, 8, 2, 4, 8), (16, 1, 1, 1, 6), (12, 4, 1, 3, 2), (8, 4, 2, 1, 2)],
@@ -153,6 +202,14 @@ def test_experts_are_chosen_as_by_torch(
     chosen = cpu_kernels.choose_experts(scores, groups, num_best, topk_group, top_k)
 
     assert chosen.equal(choose_experts(scores, groups, num_best, topk_group, top_k))
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    """Ties are broken as they are numbered, below zero as above."""
+    for score in (0.5, -0.5):
+        chosen = cpu_kernels.choose_experts(torch.full((1, 12), score), 4, 2, 2, 3)
+
+        assert chosen.tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(
