@@ -1,8 +1,9 @@
 """transformers' DeepseekV3ForCausalLM, for `engine.py`, in a process of its own, as who runs it would have it.
 
-    python -m tests.benchmarks.engine_theirs FOLDER
+    python -m tests.benchmarks.engine_theirs FOLDER [--keep]
 
-Our engine changes what its process does with freed memory (`runtime/memory.py`), which must not help or harm the other.
+Our engine changes what its process does with freed memory (`runtime/memory.py`), which must not help or harm the other,
+unless it is asked for: --keep.
 Reads JSON lines {"dtype", "form": [experts, attention], "workload", "repeats"} and answers each with a list: the CPU
 seconds of so many steps, on one thread, after one that is not counted in decode.
 """
@@ -16,13 +17,16 @@ import torch
 from transformers import DeepseekV3ForCausalLM, DynamicCache
 from transformers.utils import logging
 
+from runtime.memory import keep_freed_memory
 from tests.benchmarks.engine_workloads import NUM_PROMPTS, PROMPT_TOKENS, TOKENS, cpu_seconds, token_ids
 
 
 @torch.inference_mode()
-def main(folder):
+def main(folder, keeps_memory):
     """Until nobody asks any more."""
     torch.set_num_threads(1)
+    if keeps_memory:
+        keep_freed_memory()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     steps = cache(lambda dtype, form, workload: _step(_model(folder, dtype), form, workload))
@@ -67,4 +71,4 @@ def _in_form(model, form, step):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "--keep" in sys.argv[2:])
