@@ -6,6 +6,8 @@ takes to give what it reads. Each function here is one call of a loop instead of
     matmuls of few rows     linear, gated_mlp, experts_mlp: a matter of reading each matrix once. oneDNN, which torch
                             asks, takes longer to begin, and is asked for every expert again. With more rows, its
                             tiles win.
+    many rows in FP32       wide_linear, for the gate. Of FP32, torch would make a matmul in FP32; oneDNN's of BF16 adds
+                            in FP32, which is the same up to the order of the sum.
     decode's queries        absorb_query, values: all heads in one call, into the space of the latents and out of it
     rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
 
@@ -22,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
@@ -40,12 +43,15 @@ __all__ = [
     "suits",
     "values",
     "weighted_sum",
+    "wide_linear",
+    "wide_linear_wins",
 ]
 
 # Rows of a matrix up to which the loops were quicker than oneDNN, on an EPYC core with AVX-512 (November 2026): in
 # projections, where oneDNN begins once, and on average of experts, where it begins for each.
 MOST_ROWS = 4
 MOST_ROWS_OF_AN_EXPERT = 8
+LEAST_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32, on the same core
 
 
 def suits(x: Tensor) -> bool:
@@ -62,6 +68,22 @@ def matmul_wins(x_RD: Tensor, num_matrices: int = 0) -> bool:
 def are_few_tokens(x_TX: Tensor) -> bool:
     """So few that all their experts' results are in the core's caches: of more, torch asks for rows ahead."""
     return x_TX.shape[0] <= MOST_ROWS
+
+
+def wide_linear_wins(x_TD: Tensor) -> bool:
+    """These rows are many enough for `wide_linear`."""
+    return len(x_TD) >= LEAST_ROWS_OF_A_GATE and suits(x_TD)
+
+
+def wide_linear(x_RD: Tensor, w_ND: Tensor) -> Tensor:
+    """x w^T, [R, N] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
+    matmul = torch.backends.mkldnn.matmul
+    precision = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        return F.linear(x_RD.float(), w_ND.float())
+    finally:
+        matmul.fp32_precision = precision
 
 
 def linear(x_RD: Tensor, w_ND: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -70,6 +70,8 @@ class Gate(nn.Module):
         """[T, E] in FP32."""
         if cpu_kernels.matmul_wins(x_TD):
             return cpu_kernels.linear(x_TD, self.weight, torch.float32)
+        if cpu_kernels.wide_linear_wins(x_TD):
+            return cpu_kernels.wide_linear(x_TD, self.weight)
         return F.linear(x_TD.float(), self.weight.float())
 
 

@@ -140,6 +140,18 @@ def test_a_norm_of_no_numbers_is_none() -> None:
     assert y[:, 0].isnan().all()
 
 
+def test_a_gates_many_rows_are_multiplied_in_fp32() -> None:
+    """They give what float64 gives up to FP32's rounding, and FP32 that was never BF16 is not rounded afterwards."""
+    x, w = random(300, 160), random(24, 160)
+    precise = torch.randn(300, 160)
+
+    y, after = cpu_kernels.wide_linear(x, w), precise @ precise.T
+
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(after.double(), precise.double() @ precise.double().T, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 70), (5, 5), (64, 64), (3, 130)])
 def test_a_query_weighs_the_keys_up_to_its_own(num_queries: int, num_keys: int) -> None:
     """In place, float64's softmax of scores of any size, in the nearest BF16; keys that come later weigh nothing."""
