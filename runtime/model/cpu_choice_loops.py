@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from runtime.model.cpu_numbers import bf16, fp32, integers, loop, narrowed, part, widened
+from runtime.model.cpu_numbers import LAST_PLACE, NO_KEY, bf16, fp32, integers, key, loop, narrowed, part, widened
 
 __all__ = ["choose_experts", "weighted_sum"]
 
 
-@part("i8(f4[::1])")
-def _take_best(values: Any) -> int:
-    """Where the largest is, which is then no more."""
-    best = 0
-    for place in range(1, len(values)):
-        if values[place] > values[best]:
-            best = place
-    values[best] = -np.inf
-    return best
+@part("i8(i8[::1])")
+def _take_best(keys: Any) -> int:
+    """The place in the largest key, which is then no more."""
+    best = NO_KEY
+    for k in range(len(keys)):
+        best = max(best, keys[k])
+    for k in range(len(keys)):
+        keys[k] = NO_KEY if keys[k] == best else keys[k]
+    return LAST_PLACE - (best & LAST_PLACE)
 
 
 @loop
@@ -37,21 +37,21 @@ def choose_experts(
 ) -> None:
     """scores [T, E] -> experts [T, K]. Of equals, the first is the best."""
     scores_TE, experts_TK = fp32(scores, (num_tokens, num_experts)), integers(experts, (num_tokens, top_k))
-    group_size = num_experts // num_groups
-    left_E = np.empty(num_experts, np.float32)
-    worth_G = np.empty(num_groups, np.float32)
+    size = num_experts // num_groups  # of a group
+    keys_E, left_E = np.empty(num_experts, np.int64), np.empty(num_experts, np.int64)
+    keys_G = np.empty(num_groups, np.int64)
     for t in range(num_tokens):
+        for expert in range(num_experts):
+            keys_E[expert] = left_E[expert] = key(scores_TE[t, expert], expert)
         for group in range(num_groups):
-            first = group * group_size
-            left_E[first : first + group_size] = scores_TE[t, first : first + group_size]
-            worth_G[group] = 0
+            worth = np.float32(0)
             for _ in range(num_best):
-                best = _take_best(left_E[first : first + group_size])
-                worth_G[group] += scores_TE[t, first + best]
-        left_E[:] = -np.inf
+                worth += scores_TE[t, _take_best(left_E[group * size : (group + 1) * size])]
+            keys_G[group] = key(worth, group)
+        left_E[:] = NO_KEY
         for _ in range(topk_group):
-            first = _take_best(worth_G) * group_size
-            left_E[first : first + group_size] = scores_TE[t, first : first + group_size]
+            first = _take_best(keys_G) * size
+            left_E[first : first + size] = keys_E[first : first + size]
         for k in range(top_k):
             experts_TK[t, k] = _take_best(left_E)
 

@@ -20,7 +20,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["bf16", "exp", "fp32", "integers", "larger", "loop", "narrowed", "part", "widened"]
+__all__ = [
+    "LAST_PLACE",
+    "NO_KEY",
+    "bf16",
+    "exp",
+    "fp32",
+    "integers",
+    "key",
+    "larger",
+    "loop",
+    "narrowed",
+    "part",
+    "widened",
+]
 
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # else a sum would be one number at a time
 OPTIONS: dict[str, Any] = {"fastmath": SUMS_IN_ANY_ORDER, "error_model": "numpy"}
@@ -28,6 +41,8 @@ TYPES = {int: "i8", float: "f8", bool: "b1"}
 
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
+LAST_PLACE = 2**31 - 1  # that a key has room for
+NO_KEY = -(2**63)  # less than any key
 LEAST_LOG, LARGEST_LOG = np.float32(-87.3), np.float32(88.3)  # of FP32's normal numbers
 
 
@@ -77,6 +92,23 @@ def larger(typing: Any, x: Any, y: Any) -> Any:
         return builder.call(builder.module.declare_intrinsic("llvm.maximum", [number], kind), arguments)
 
     return types.float32(types.float32, types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def key(typing: Any, value: Any, place: Any) -> Any:
+    """A whole number that is larger for a larger FP32, and of equals for the first: its bits, then LAST_PLACE - place.
+
+    The largest of whole numbers is found over whole vectors. Below zero, FP32's bits count the other way round.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, place = arguments
+        bits = builder.bitcast(value, ir.IntType(32))
+        turned = builder.and_(builder.ashr(bits, ir.Constant(bits.type, 31)), ir.Constant(bits.type, LAST_PLACE))
+        high = builder.shl(builder.sext(builder.xor(bits, turned), place.type), ir.Constant(place.type, 32))
+        return builder.or_(high, builder.sub(ir.Constant(place.type, LAST_PLACE), place))
+
+    return types.int64(types.float32, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
