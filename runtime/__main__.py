@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_generate(commands: argparse._SubParsersAction) -> None:
+def _add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     generate = _command(commands, "generate", _generate, "greedy text from a checkpoint, offline")
     generate.add_argument("checkpoint", help="a folder, or bundled:NAME")
     generate.add_argument("--prompt-ids", type=Path, required=True, help="JSON: a list of lists of token ids")
@@ -88,7 +88,9 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     generate.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
 
 
-def _command(commands: argparse._SubParsersAction, name: str, run: object, summary: str) -> argparse.ArgumentParser:
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, run: object, summary: str
+) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=summary, description=summary)
     command.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     command.set_defaults(run=run)

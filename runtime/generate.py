@@ -232,7 +232,7 @@ def _run_rank(job: Job) -> None:
     (job.scratch / f"{job.rank}.json").write_text(json.dumps(outputs))
     if job.logits is not None:
         logits = [engine.prompt_logits(share[turn : turn + 1]) for turn in _turns(group, len(share))]
-        named = {str(turn): part[0].numpy() for turn, part in enumerate(logits) if part}
+        named: dict[str, Any] = {str(turn): part[0].numpy() for turn, part in enumerate(logits) if part}
         np.savez(job.scratch / f"{job.rank}.npz", **named)
     group.any(False)  # nobody leaves while a peer still computes
 
@@ -266,7 +266,7 @@ def _trace_part(scratch: Path, rank: int) -> Path:
 
 def _stop_ids(folder: Path) -> set[int]:
     eos = read_json(folder / "config.json").get("eos_token_id")
-    return set(eos) if isinstance(eos, list) else {eos} - {None}
+    return set(eos) if isinstance(eos, list) else set() if eos is None else {eos}
 
 
 def _loading_bar(bars: Progress) -> Callable[[int, int], None]:

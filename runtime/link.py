@@ -65,7 +65,7 @@ class GatewayLink:
             self._writer = writer
             self.send(self._hello)
             self.send(self._state)
-            reader = FrameReader(stream, FromGateway)
+            reader: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
             while (frame := await reader.read()) is not None:
                 if isinstance(frame[0], Rejected):
                     raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")

@@ -11,7 +11,8 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -23,7 +24,7 @@ from runtime.messages import Failed, Handover, Hello, RankState, State
 
 __all__ = ["Inbox", "Network"]
 
-Inbox = queue.SimpleQueue
+Inbox = queue.SimpleQueue[Any]  # messages of the phase, or what ended this thread
 
 
 class Network:
@@ -72,7 +73,7 @@ class Network:
 
         self._soon(self._start, send)
 
-    def _start(self, work: Callable[[], object]) -> None:
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._loop.create_task(work())
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._end)

@@ -64,7 +64,7 @@ class SoloGroup:
 
     rank = 0
     size = 1
-    nodes = (0,)
+    nodes: tuple[int, ...] = (0,)
 
     def join(self, meeting: MeetingPoint) -> None:
         """There is nobody to wait for."""

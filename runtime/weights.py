@@ -142,7 +142,7 @@ def _read(name: str, index: Index) -> Iterator[tuple[int, Tensor | Quantised]]:
 
 def _read_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
     rows = torch.empty(count, *stored.shape[1:], dtype=TYPES[stored.dtype])
-    buffer = rows.view(torch.uint8).numpy()
+    buffer = rows.view(torch.uint8).numpy().data
     try:
         with stored.path.open("rb", buffering=0) as file:
             file.seek(stored.start + stored.num_bytes // stored.shape[0] * first)

@@ -12,6 +12,7 @@ up to the version stays as it is for ever, so that each end can name the other's
 
 import asyncio
 import struct
+from types import UnionType
 from typing import Generic, TypeVar
 
 import msgspec
@@ -38,9 +39,11 @@ def encode_frame(message: msgspec.Struct, payload_bytes: int = 0) -> bytes:
 class FrameReader(Generic[Message]):
     """Reads frames of one set of messages from a stream, refusing payloads over `max_payload_bytes`."""
 
-    def __init__(self, stream: asyncio.StreamReader, messages: type[Message], max_payload_bytes: int = 0) -> None:
+    def __init__(
+        self, stream: asyncio.StreamReader, messages: type[Message] | UnionType, max_payload_bytes: int = 0
+    ) -> None:
         self._stream = stream
-        self._decoder = msgspec.json.Decoder(messages)
+        self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(messages)
         self._max_payload_bytes = max_payload_bytes
 
     async def read(self) -> tuple[Message, bytes] | None:

@@ -45,6 +45,12 @@ class Gateway:
 
 def create_app(gateway: Gateway) -> Starlette:
     """The ASGI application."""
+    handlers: dict[Any, Any] = {  # to starlette's types, each would have to take any exception
+        ApiError: _api_error,
+        HTTPException: _http_error,
+        ClientDisconnect: _client_left,
+        500: _our_bug,
+    }
     app = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
@@ -54,12 +60,7 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/health", health),
             Route("/readyz", readyz),
         ],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            ClientDisconnect: _client_left,
-            500: _our_bug,
-        },
+        exception_handlers=handlers,
     )
     app.state.gateway = gateway
     return app

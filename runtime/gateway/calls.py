@@ -8,6 +8,7 @@ It does not know HTTP, and it does not choose ranks.
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 import jinja2
 
@@ -72,7 +73,7 @@ def _check_model(body: Body, model: ServedModel) -> None:
         raise unknown_model(body.model, model.name)
 
 
-def _prompts(prompt: str | list[str | int | list[int]], tokenizer: Tokenizer) -> list[list[int]]:
+def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
     """Every form of `prompt` as lists of ids."""
     if isinstance(prompt, str):
         return [_encoded(prompt, tokenizer)]

@@ -88,7 +88,7 @@ class Registry:
         None while no unit of a phase is ready.
         """
         chosen = choose_ranks(*self._loads(), next(self._turns))
-        return chosen and (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
+        return None if chosen is None else (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
 
     def room(self) -> int | None:
         """How many more requests may come; None while no unit of a phase is ready.

@@ -104,9 +104,10 @@ def read_model_config(folder: Path) -> ModelConfig:
     groups = ("n_group", "topk_group")
     is_grouped = choices["topk_method"] != "greedy"
     theta, yarn = read_rope(document, path)
+    counts: dict[str, Any] = {key: _count(document, key, path) for key in COUNTS}
+    counts |= {key: _count(document, key, path) if is_grouped else 1 for key in groups}
     config = ModelConfig(
-        **{key: _count(document, key, path) for key in COUNTS},
-        **{key: _count(document, key, path) if is_grouped else 1 for key in groups},
+        **counts,
         **{key: _number(document, key, path) for key in ("routed_scaling_factor", "rms_norm_eps")},
         **{key: choices[key] for key in ("scoring_func", "topk_method", "norm_topk_prob")},
         q_lora_rank=None if document.get("q_lora_rank", 0) is None else _count(document, "q_lora_rank", path),
