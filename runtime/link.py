@@ -21,6 +21,9 @@ from runtime.wire import FrameReader, encode_frame
 __all__ = ["GatewayLink"]
 
 RETRY_S = 0.5
+RETRY_OTHER_VERSION_S = (
+    5.0  # assumed: soon enough for who waits for an upgrade; each call is a line in the gateway's log
+)
 
 
 class GatewayLink:
@@ -37,18 +40,20 @@ class GatewayLink:
         """Keep the line up, for ever. Raises RuntimeFailure when the gateway refuses this rank for good."""
         complained = False
         while True:
+            pause_s = RETRY_S
             try:
                 stream, writer = await asyncio.open_connection(self._host, self._port)
                 notice_a_vanished_peer(writer)
                 await self._follow(stream, writer)
             except WireVersionError as error:
+                pause_s = RETRY_OTHER_VERSION_S
                 if not complained:
                     complained = True
                     print(f"tidemill: waiting for another gateway: {error}", file=sys.stderr, flush=True)
             except (OSError, WireError):
                 pass  # the gateway is not there yet, or went away: call again
             self._writer = None
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
 
     def say_state(self, state: State) -> None:
         """Now and on every later connection."""

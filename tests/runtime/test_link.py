@@ -80,7 +80,7 @@ def test_a_refused_rank_ends_with_the_gateways_reason():
 
 def test_a_gateway_of_another_version_is_called_again(monkeypatch, capsys):
     """The rank says both versions once, and is there when the gateway has been replaced."""
-    monkeypatch.setattr("runtime.link.RETRY_S", 0.01)
+    monkeypatch.setattr("runtime.link.RETRY_OTHER_VERSION_S", 0.01)
     num_calls = 0
 
     async def behave(frames, writer):
