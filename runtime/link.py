@@ -21,9 +21,7 @@ from runtime.wire import FrameReader, encode_frame
 __all__ = ["GatewayLink"]
 
 RETRY_S = 0.5
-RETRY_OTHER_VERSION_S = (
-    5.0  # assumed: soon enough for who waits for an upgrade; each call is a line in the gateway's log
-)
+RETRY_OTHER_VERSION_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
 
 
 class GatewayLink:
