@@ -68,7 +68,7 @@ class LayerPages:
 
     def __init__(self, pages: Tensor) -> None:
         self._rows = pages.flatten(0, 1)  # [places, C], the same memory
-        self._pages = pages
+        self.pages = pages  # [pages, PAGE_TOKENS, C]
 
     def write(self, places_T: Tensor, latent_TC: Tensor) -> None:
         """The latents of a step's own tokens."""
@@ -81,8 +81,8 @@ class LayerPages:
     def read_requests(self, tables_BP: Tensor) -> Tensor:
         """All pages of each of some requests, `[B, positions, C]`, positions that are not in use included."""
         num_requests, most_pages = tables_BP.shape
-        pages = self._pages.flatten(1).index_select(0, tables_BP.flatten())
-        return pages.view(num_requests, most_pages * PAGE_TOKENS, self._pages.shape[-1])
+        pages = self.pages.flatten(1).index_select(0, tables_BP.flatten())
+        return pages.view(num_requests, most_pages * PAGE_TOKENS, self.pages.shape[-1])
 
 
 def num_pages(num_tokens: int) -> int:

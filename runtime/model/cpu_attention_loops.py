@@ -1,4 +1,4 @@
-"""What attention does to queries and contexts of few tokens, and rotary positions, as compiled loops.
+"""Decode's attention over pages of latents, and rotary positions, as compiled loops.
 
 `cpu_kernels.py` says what they compute and when; numbers, arrays and compilation are `cpu_numbers.py`'s. Parameters
 are addresses and sizes; tensors are BF16 unless something else is said.
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from runtime.model.cpu_loops import matmul
-from runtime.model.cpu_numbers import bf16, fp32, loop, narrowed, part, widened
+from runtime.model.cpu_loops import matmul, narrow, widen
+from runtime.model.cpu_numbers import bf16, exp, fp32, integers, loop, narrowed, part, widened
 
-__all__ = ["absorb_query", "rotate", "values"]
+__all__ = ["absorb_query", "attend", "rotate", "values"]
 
 
 @loop
@@ -32,12 +32,6 @@ def rotate(
                 x_X[p, 1] = narrowed(real * sin_TP[t, p] + imaginary * cos_TP[t, p])
 
 
-@part("void(f4, u2[::1], f4[::1])")
-def _add_scaled(factor: Any, x_D: Any, sum_D: Any) -> None:
-    for d in range(len(sum_D)):
-        sum_D[d] += factor * widened(x_D[d])
-
-
 @loop
 def absorb_query(
     q: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, rope: int, value: int, latent: int
@@ -51,7 +45,9 @@ def absorb_query(
         for b in range(num_requests):
             sum_L[:] = 0
             for n in range(nope):
-                _add_scaled(widened(q_BHQ[b, h, n]), up_HXL[h, n], sum_L)
+                factor = widened(q_BHQ[b, h, n])
+                for d in range(latent):
+                    sum_L[d] += factor * widened(up_HXL[h, n, d])
             for d in range(latent):
                 y_BHC[b, h, d] = narrowed(sum_L[d])
             y_BHC[b, h, latent:] = q_BHQ[b, h, nope:]
@@ -75,3 +71,84 @@ def values(
         for b in range(num_requests):
             for v in range(value):
                 y_BHV[b, h, v] = narrowed(value_BV[b, v])
+
+
+@part("void(f4[::1], i8)")
+def _softmax(scores_S: Any, length: int) -> None:
+    """Of the first `length`, in place; the others become 0."""
+    largest = scores_S[0]
+    for s in range(length):
+        largest = scores_S[s] if scores_S[s] > largest else largest
+    total = np.float32(0)
+    for s in range(length):
+        scores_S[s] = exp(scores_S[s] - largest)
+        total += scores_S[s]
+    for s in range(length):
+        scores_S[s] /= total
+    scores_S[length:] = 0
+
+
+@part("void(f4[:, ::1], i8, u2[:, ::1], i8, f4[:, ::1], f4[:, ::1])")
+def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: Any, sum_HL: Any) -> None:
+    """The page's first `length` positions, which have the weights from `first` on, four at a time."""
+    page_size, latent = wide_SL.shape
+    for s in range(page_size):
+        for d in range(latent):
+            wide_SL[s, d] = widened(page_SC[s, d]) if s < length else np.float32(0)
+    for h in range(len(sum_HL)):
+        for s in range(0, page_size, 4):
+            place = first + s
+            w_0, w_1 = weights_HS[h, place], weights_HS[h, place + 1]
+            w_2, w_3 = weights_HS[h, place + 2], weights_HS[h, place + 3]
+            for d in range(latent):
+                sum_HL[h, d] += (w_0 * wide_SL[s, d] + w_1 * wide_SL[s + 1, d]) + (
+                    w_2 * wide_SL[s + 2, d] + w_3 * wide_SL[s + 3, d]
+                )
+
+
+@part("void(u2[:, ::1], u2[:, :, ::1], i8[::1], i8, f4, u2[:, ::1])")
+def _attend(q_HC: Any, pages_GSC: Any, table_P: Any, length: int, scale: float, y_HL: Any) -> None:
+    """One request: its scores page by page, the softmax of each head, the weighted sum of compressed KV."""
+    num_heads, latent = y_HL.shape
+    page_size = pages_GSC.shape[1]
+    num_pages = (length + page_size - 1) // page_size
+    wide_HC, of_page_HS = np.empty(q_HC.shape, np.float32), np.empty((num_heads, page_size), np.float32)
+    scores_HS = np.empty((num_heads, num_pages * page_size), np.float32)
+    widen(q_HC, wide_HC)
+    for number in range(num_pages):
+        matmul(wide_HC, pages_GSC[table_P[number]], of_page_HS)
+        for h in range(num_heads):
+            for s in range(page_size):
+                scores_HS[h, number * page_size + s] = of_page_HS[h, s] * scale
+    for h in range(num_heads):
+        _softmax(scores_HS[h], length)
+    wide_SL, sum_HL = np.empty((page_size, latent), np.float32), np.zeros((num_heads, latent), np.float32)
+    for number in range(num_pages):
+        first = number * page_size
+        _add_page(scores_HS, first, pages_GSC[table_P[number]], length - first, wide_SL, sum_HL)
+    narrow(sum_HL, y_HL)
+
+
+@loop
+def attend(
+    q: int,
+    pages: int,
+    tables: int,
+    lengths: int,
+    y: int,
+    num_requests: int,
+    num_heads: int,
+    num_pages: int,
+    page_size: int,
+    most_pages: int,
+    latent: int,
+    size: int,
+    scale: float,
+) -> None:
+    """q [B, H, C] -> y [B, H, L]; pages [pages, page size, C], a size that 4 divides; tables
+    [B, most pages] and lengths [B] of 64 bits."""
+    q_BHC, y_BHL = bf16(q, (num_requests, num_heads, size)), bf16(y, (num_requests, num_heads, latent))
+    pages_GSC = bf16(pages, (num_pages, page_size, size))
+    tables_BP, lengths_B = integers(tables, (num_requests, most_pages)), integers(lengths, (num_requests,))
+    for b in range(num_requests):
+        _attend(q_BHC[b], pages_GSC, tables_BP[b], lengths_B[b], np.float32(scale), y_BHL[b])

@@ -8,7 +8,7 @@ takes to give what it reads. Each function here is one call of a loop instead of
                             tiles win.
     many rows in FP32       wide_linear, for the gate. Of FP32, torch would make a matmul in FP32; oneDNN's of BF16 adds
                             in FP32, which is the same up to the order of the sum.
-    decode's queries        absorb_query, values: all heads in one call, into the space of the latents and out of it
+    decode's attention      absorb_query, attend, values: all heads in one call, over the pages where the latents lie
     rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
 
 `matmul_wins` and `suits` say when to come here; everything else is torch's, which is the reference. Sums are made in
@@ -30,6 +30,8 @@ from torch import Tensor
 __all__ = [
     "absorb_query",
     "are_few_tokens",
+    "attend",
+    "attention_wins",
     "causal_softmax",
     "choose_experts",
     "experts_mlp",
@@ -52,6 +54,8 @@ __all__ = [
 MOST_ROWS = 4
 MOST_ROWS_OF_AN_EXPERT = 8
 LEAST_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32, on the same core
+# Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
+MOST_SCORES = 2**14
 
 
 def suits(x: Tensor) -> bool:
@@ -63,6 +67,11 @@ def matmul_wins(x_RD: Tensor, num_matrices: int = 0) -> bool:
     """These rows are few enough, for a projection, or for so many experts that have some."""
     most = MOST_ROWS_OF_AN_EXPERT * num_matrices or MOST_ROWS
     return 0 < x_RD.shape[0] <= most and suits(x_RD)
+
+
+def attention_wins(q_BHC: Tensor, pages_GSC: Tensor, tables_BP: Tensor) -> bool:
+    """These requests have few enough heads and pages."""
+    return 0 < q_BHC.shape[1] * tables_BP.numel() * pages_GSC.shape[1] <= MOST_SCORES and suits(q_BHC)
 
 
 def are_few_tokens(x_TX: Tensor) -> bool:
@@ -150,6 +159,17 @@ def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
     sizes = requests, heads, size - rope, rope, value, latent
     _loops().absorb_query(_at(q_BHQ), _at(up_XL), _at(y_BHC), *sizes)
     return y_BHC
+
+
+def attend(q_BHC: Tensor, pages_GSC: Tensor, tables_BP: Tensor, lengths_B: Tensor, latent: int, scale: float) -> Tensor:
+    """Each request's softmax(scale x q k) over its first positions, times their compressed KV: [B, H, L]."""
+    assert pages_GSC.shape[1] % 4 == 0
+    requests, heads, size = q_BHC.shape
+    q_BHC, y_BHL = q_BHC.contiguous(), torch.empty(requests, heads, latent, dtype=torch.bfloat16)
+    addresses = _at(q_BHC), _at(pages_GSC), _at(tables_BP, torch.long), _at(lengths_B, torch.long), _at(y_BHL)
+    sizes = requests, heads, *pages_GSC.shape[:2], tables_BP.shape[1], latent, size
+    _loops().attend(*addresses, *sizes, scale)
+    return y_BHL
 
 
 def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:

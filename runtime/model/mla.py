@@ -95,6 +95,10 @@ class LatentAttention(nn.Module):
 
     def _decode(self, q_BHC: Tensor, step: Step, pages: LayerPages) -> Tensor:
         """One token a request, over the latents alone: [B, D]."""
+        if self.batching.is_together and cpu_kernels.attention_wins(q_BHC, pages.pages, step.tables_BP):
+            cached = pages.pages, step.tables_BP, step.lengths_B
+            context_BHL = cpu_kernels.attend(q_BHC, *cached, self.config.kv_lora_rank, self.scale)
+            return self._absorbed_output(context_BHL)
         latent_BSC = pages.read_requests(step.tables_BP)
         context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, step.lengths_B)
         return self.batching.rows(self._absorbed_output, context_BHL)

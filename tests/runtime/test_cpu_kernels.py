@@ -1,6 +1,7 @@
 """Compiled loops against torch: in float64, or bit for bit where they only compare."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kv_cache import PAGE_TOKENS, LatentCache
 from runtime.model import cpu_kernels
 from runtime.model.batching import Alone, Together
 from runtime.model.layers import Linear
 from runtime.model.moe import LocalExperts, choose_experts
 from runtime.model.rope import rotate
+from runtime.model.step import Chunk
 
 
 @pytest.fixture(autouse=True)
@@ -277,6 +280,37 @@ def test_latent_attention_is_absorbed_as_by_torch(requests: int, heads: int) -> 
     assert absorbed[..., latent:].equal(q[..., nope:])
     expected = torch.einsum("bhl,hvl->bhv", context.double(), to_values).flatten(1)
     torch.testing.assert_close(values.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_requests_attend_to_their_own_positions_in_their_pages(heads: int) -> None:
+    """Scores, softmax and sum of float64 over each request's positions, whatever else its last page holds."""
+    latent, page, lengths = 17, 8, [1, 8, 19]
+    pages, q, tables = random(6, page, 21), random(3, heads, 21), torch.tensor([[4, 0, 0], [2, 0, 0], [5, 3, 1]])
+    pages[4, 1:], pages[1, 3:] = torch.nan, torch.nan
+
+    contexts = cpu_kernels.attend(q, pages, tables, torch.tensor(lengths), latent, 0.3)
+
+    for query, table, length, context in zip(q.double(), tables, lengths, contexts, strict=True):
+        keys = pages[table].flatten(0, 1)[:length].double()
+        expected = (0.3 * query @ keys.T).softmax(-1) @ keys[:, :latent]
+        torch.testing.assert_close(context.double(), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, monkeypatch) -> None:
+    """A step of a model in BF16 has the same logits up to rounding whichever computes its attention."""
+    model = random_model(replace(small_config, max_position_embeddings=128), dtype=torch.bfloat16)
+    chunks = [Chunk([7], 70, [1, 0]), Chunk([3], 5, [2])]
+    logits = []
+    for most_scores in (2**14, 0):
+        monkeypatch.setattr(cpu_kernels, "MOST_SCORES", most_scores)
+        cache = LatentCache(small_config, 3 * PAGE_TOKENS, torch.bfloat16)
+        cache._pages.copy_(random(*cache._pages.shape))
+        with torch.inference_mode():
+            logits.append(model.next_logits([], chunks, cache))
+
+    torch.testing.assert_close(*logits, rtol=0, atol=0.15)  # of about 1; BF16 rounds scores and weights in torch
+    assert not logits[0].equal(logits[1])
 
 
 def test_a_tokens_rows_are_weighed_where_they_lie() -> None:
