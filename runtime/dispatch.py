@@ -37,6 +37,7 @@ __all__ = [
     "RowFormat",
     "TokenDispatcher",
     "Traffic",
+    "inverse",
 ]
 
 T = TypeVar("T")
@@ -60,10 +61,8 @@ class Dispatched:
 
     rows_RD: Tensor
     counts: list[int]  # rows of each local slot, in order
-    pair_order: Tensor  # [T x K]: the (token, choice) pair that was sent in each place
-    sent: list[int]  # rows given to each rank
-    received: list[int]  # rows got from each rank
-    grouping: Tensor  # [R]: the received row that stands in each place of rows_RD
+    sent: list[int]  # this rank's pairs for each rank
+    way_back: Any  # what the dispatcher itself needs in combine
 
 
 @dataclass(frozen=True)
@@ -162,12 +161,18 @@ class LocalDispatcher:
         rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
         rows_RD = self.row_format.decode(rows)
         counts = slots_TK.flatten().bincount(minlength=self.num_slots).tolist()
-        order = torch.arange(len(rows_RD))
-        return _here(Dispatched(rows_RD, counts, pair_order, [len(rows_RD)], [len(rows_RD)], order))
+        return _here(Dispatched(rows_RD, counts, [len(rows_RD)], pair_order))
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """They are here, sorted."""
-        return _here(Combined(rows_RD, _inverse(dispatched.pair_order)))
+        return _here(Combined(rows_RD, inverse(dispatched.way_back)))
+
+
+@dataclass(frozen=True)
+class _WayBack:
+    pair_order: Tensor  # [T x K]: the (token, choice) pair that was sent in each place
+    received: list[int]  # rows got from each rank
+    grouping: Tensor  # [R]: the received row that stands in each place of rows_RD
 
 
 class AllToAllDispatcher:
@@ -185,7 +190,7 @@ class AllToAllDispatcher:
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort by slot, which is by rank too; exchange; group what came by slot."""
         pair_order = slots_TK.flatten().argsort(stable=True)
-        sizes_sent = self._sizes(slots_TK)
+        sizes_sent = self.sizes(slots_TK)
         exchange = self.exchange(self.row_format.encode(x_TD), slots_TK, pair_order, sizes_sent)
 
         def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
@@ -193,7 +198,7 @@ class AllToAllDispatcher:
             grouping = _grouping(sizes)
             rows_RD = self.row_format.decode(rows.index_select(0, grouping))
             sent, received = sizes_sent.sum(1).tolist(), sizes.sum(1).tolist()
-            return Dispatched(rows_RD, sizes.sum(0).tolist(), pair_order, sent, received, grouping)
+            return Dispatched(rows_RD, sizes.sum(0).tolist(), sent, _WayBack(pair_order, received, grouping))
 
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)), group_by_slot)
 
@@ -215,22 +220,27 @@ class AllToAllDispatcher:
         return sizes_then_rows
 
     def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """One all-to-all of rows of bytes, counted by the links that they take."""
+        """One all-to-all of rows of bytes, counted."""
+        self.count(send, rows.shape[1])
+        return self.group.all_to_all(rows, send, receive)
+
+    def count(self, send: list[int], row_bytes: int) -> None:
+        """So many rows go to each rank: add them to the traffic by the links that they take."""
         for rank, number in enumerate(send):
             if rank != self.group.rank:
-                self.traffic.bytes_sent += number * rows.shape[1]
+                self.traffic.bytes_sent += number * row_bytes
             if self.group.nodes[rank] != self.group.nodes[self.group.rank]:
-                self.traffic.bytes_to_other_nodes += number * rows.shape[1]
-        return self.group.all_to_all(rows, send, receive)
+                self.traffic.bytes_to_other_nodes += number * row_bytes
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """The same way back."""
-        rows = rows_RD.index_select(0, _inverse(dispatched.grouping))
-        exchange = partial(self.group.all_to_all, rows, dispatched.received, dispatched.sent)
+        way: _WayBack = dispatched.way_back
+        rows = rows_RD.index_select(0, inverse(way.grouping))
+        exchange = partial(self.group.all_to_all, rows, way.received, dispatched.sent)
         arrival = self.group.begin(self.traffic.combine.timed(exchange))
-        return Pending(arrival, lambda returned: Combined(returned, _inverse(dispatched.pair_order)))
+        return Pending(arrival, lambda returned: Combined(returned, inverse(way.pair_order)))
 
-    def _sizes(self, slots_TK: Tensor) -> Tensor:
+    def sizes(self, slots_TK: Tensor) -> Tensor:
         """Rows for each slot of each rank, [ranks, slots_per_rank]."""
         num_slots = self.group.size * self.slots_per_rank
         return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
@@ -250,7 +260,7 @@ def _grouping(sizes_received: Tensor) -> Tensor:
     return slot_of_row.argsort(stable=True)
 
 
-def _inverse(order: Tensor) -> Tensor:
+def inverse(order: Tensor) -> Tensor:
     """Where each element stands in `order`, a permutation."""
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))

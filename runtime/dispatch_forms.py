@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, RowFormat, TokenDispatcher
+from runtime.dispatch_shared import SharedDispatcher
 from runtime.parallel import Group
 
 __all__ = ["LowLatencyDispatcher", "NodeDispatcher", "new_dispatcher"]
@@ -30,13 +31,15 @@ SLOT_BYTES = 4  # torch.int32
 
 
 def new_dispatcher(
-    group: Group, slots_per_rank: int, row_format: RowFormat, row_bytes: int, most_pairs: int
+    group: Group, slots_per_rank: int, row_format: RowFormat, row_bytes: int, result_bytes: int, most_pairs: int
 ) -> TokenDispatcher:
     """The form for this unit. `most_pairs`: what a rank has for another at most in a small step; 0: none is small."""
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format)
-    is_nested = 1 < len(set(group.nodes)) < group.size
-    normal = (NodeDispatcher if is_nested else AllToAllDispatcher)(group, slots_per_rank, row_format)
+    num_nodes = len(set(group.nodes))
+    normal = (NodeDispatcher if 1 < num_nodes < group.size else AllToAllDispatcher)(group, slots_per_rank, row_format)
+    if num_nodes == 1:
+        return SharedDispatcher(normal, row_bytes, result_bytes)
     if 0 < most_pairs * row_bytes <= MAX_MESSAGE_BYTES:
         return LowLatencyDispatcher(normal, most_pairs)
     return normal

@@ -126,9 +126,10 @@ class DeepseekV3(nn.Module):
 
     def _dispatcher(self, group: Group, dtype: torch.dtype, small_step_tokens: int) -> TokenDispatcher:
         row_format = Fp8Rows(self.config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
-        row_bytes = row_format.encode(torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))).shape[1]
+        row = torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))
+        row_bytes = row_format.encode(row).shape[1]
         most_pairs = self._most_pairs(small_step_tokens)
-        return new_dispatcher(group, self.load.rows.shape[1], row_format, row_bytes, most_pairs)
+        return new_dispatcher(group, self.load.rows.shape[1], row_format, row_bytes, row.nbytes, most_pairs)
 
     def _most_pairs(self, num_tokens: int) -> int:
         """Choices of so many tokens that one rank can hold: a token's choices are different slots."""

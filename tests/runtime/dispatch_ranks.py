@@ -7,12 +7,14 @@ computes an "expert" that depends on the slot, combines, and writes `FOLDER/RANK
 import itertools
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from runtime.dispatch import AllToAllDispatcher, PlainRows
 from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
+from runtime.dispatch_shared import SharedDispatcher
 from runtime.parallel import GlooGroup
 from runtime.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
@@ -20,6 +22,8 @@ from tests.runtime.rank_processes import fork_ranks
 ADDRESS = "127.0.0.1"
 
 
+HIDDEN = 16
+ROW_BYTES = HIDDEN * 4
 SMALL_STEP_PAIRS = 21
 
 
@@ -33,7 +37,8 @@ def main(rank, size, port, slots_per_rank, folder):
                 if f"x_{number}_{rank}" not in inputs:
                     break
                 x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
-                found = one_round(dispatcher, x, slots, rank * slots_per_rank)
+                result = torch.float64 if form == "shared_wide" else torch.float32
+                found = one_round(dispatcher, x, slots, rank * slots_per_rank, result)
                 results |= {f"{form}_{what}_{number}": value for what, value in found.items()}
     np.savez(folder / f"{rank}.npz", **results)
     group.any(False)  # nobody leaves while a peer still exchanges
@@ -45,7 +50,12 @@ def forms(group, slots_per_rank):
     for form, nodes in node_layouts(group.size).items():
         group.nodes = nodes
         yield form, (NodeDispatcher if form.startswith("by") else AllToAllDispatcher)(group, slots_per_rank, rows)
-    yield "low_latency", LowLatencyDispatcher(AllToAllDispatcher(group, slots_per_rank, rows), SMALL_STEP_PAIRS)
+    normal = AllToAllDispatcher(group, slots_per_rank, rows)
+    yield "low_latency", LowLatencyDispatcher(normal, SMALL_STEP_PAIRS)
+    yield "shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES)
+    yield "shared_wide", SharedDispatcher(normal, ROW_BYTES, 2 * ROW_BYTES)
+    with patch("os.getpid", return_value=0):  # as a rank in another container would say it: nobody finds that process
+        yield "not_shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES)
 
 
 def node_layouts(size):
@@ -54,15 +64,16 @@ def node_layouts(size):
     return {"all_to_all": halves, "by_node": halves, "by_uneven_node": (0,) + (1,) * (size - 1)}
 
 
-def one_round(dispatcher, x, slots, first_slot):
+def one_round(dispatcher, x, slots, first_slot, result):
     dispatcher.begin_step(slots.numel())
     dispatched = dispatcher.dispatch(x, slots).wait()
     own_slots = torch.arange(first_slot, first_slot + len(dispatched.counts))
     slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
-    combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
+    rows = dispatched.rows_RD.clone()
+    combined = dispatcher.combine((rows * (slot_of_row[:, None] + 1)).to(result), dispatched).wait()
     return {
-        "rows": dispatched.rows_RD.numpy(),
-        "combined": combined.rows_RD[combined.places].numpy(),
+        "rows": rows.numpy(),
+        "combined": combined.rows_RD[combined.places].float().numpy(),
         "counts": np.array(dispatched.counts),
         "bytes": np.array(dispatcher.traffic.bytes_sent),
         "node_bytes": np.array(dispatcher.traffic.bytes_to_other_nodes),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from runtime.dispatch import AllToAllDispatcher
 from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
+from runtime.dispatch_shared import SharedDispatcher
 from runtime.engine import Engine
 from runtime.messages import Sampling
 from runtime.overlap import OVERLAPS
@@ -32,7 +32,8 @@ NUM_MOE_LAYERS, NUM_EXPERTS = 2, 16
 class Layout:
     """One way to serve. `kv_tokens` MAX_REQUEST_TOKENS leaves room for one request of full length, and preempts.
 
-    On several nodes rows of prompts go by node; `small_step_tokens` lets decode dispatch at low latency.
+    On one node rows lie in common memory, on several those of prompts go by node; `small_step_tokens` lets decode
+    dispatch at low latency.
     """
 
     kind: str
@@ -52,11 +53,12 @@ class Layout:
 
 WHOLE, TIGHT, ROOMY = 4096, MAX_REQUEST_TOKENS, 4096
 MAX_REQUESTS = 4
+NODE_EACH = 8  # ranks at most
 LAYOUTS = {
-    "whole prompts": Layout("pair", torch.float32, 0, "equal", "none", WHOLE, ROOMY),
-    "chunks, preemption": Layout("mixed", torch.float32, 8, "equal", "none", 50, TIGHT, 1, MAX_REQUESTS),
-    "chunks, preemption, handover": Layout("pair", torch.float32, 16, "local_first", "five_stage", 31, TIGHT, 2),
-    "chunks in two micro-batches": Layout("mixed", torch.float32, 8, "equal", "dual_batch", 100, ROOMY, 2),
+    "whole prompts": Layout("pair", torch.float32, 0, "equal", "none", WHOLE, ROOMY, 2),
+    "chunks, preemption": Layout("mixed", torch.float32, 8, "equal", "none", 50, TIGHT, NODE_EACH, MAX_REQUESTS),
+    "chunks, preemption, handover": Layout("pair", torch.float32, 16, "local_first", "five_stage", 31, TIGHT),
+    "chunks in two micro-batches": Layout("mixed", torch.float32, 8, "equal", "dual_batch", 100, ROOMY),
     "BF16, chunks, preemption": Layout(
         *("mixed", torch.bfloat16, 16, "local_first", "five_stage", 33, TIGHT), 2, MAX_REQUESTS
     ),
@@ -102,7 +104,7 @@ def main(rank, size, port, checkpoint, folder):
         served.serve(group)
         preemptions = sum(scheduler.num_preemptions for scheduler in served.schedulers)
         results[name] = {"tokens": served.answers(), "preemptions": preemptions}
-    assert size < 4 or forms == {AllToAllDispatcher, NodeDispatcher, LowLatencyDispatcher}
+    assert size < 4 or forms == {SharedDispatcher, NodeDispatcher, LowLatencyDispatcher}
     (folder / f"{rank}.json").write_text(json.dumps(results))
     group.any(False)  # nobody leaves while a peer still exchanges
 

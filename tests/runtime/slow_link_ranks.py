@@ -32,10 +32,10 @@ REQUESTS, TOKENS = 8, 8
 
 
 class SlowGroup(GlooGroup):
-    """A group whose link is slow; on the exchange thread, as all that it does."""
+    """A group whose link is slow, each rank on a node of its own; on the exchange thread, as all that it does."""
 
     def __init__(self, rank, size):
-        super().__init__(rank, size)
+        super().__init__(rank, size, range(size))
         self.num_micro_batches = 1
         self.busy_us = []
 

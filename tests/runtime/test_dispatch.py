@@ -15,14 +15,14 @@ from runtime.dispatch_forms import (
     NodeDispatcher,
     new_dispatcher,
 )
+from runtime.dispatch_shared import SharedDispatcher
 from runtime.model.moe import ReplicaTable
 from runtime.parallel import new_group
-from tests.runtime.dispatch_ranks import SMALL_STEP_PAIRS, node_layouts
+from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, SMALL_STEP_PAIRS, node_layouts
 from tests.runtime.rank_processes import run_ranks
 
-SLOTS_PER_RANK, HIDDEN, TOP_K = 3, 16, 3
-ROW_BYTES = HIDDEN * 4
-FORMS = ["all_to_all", "by_node", "by_uneven_node", "low_latency"]
+SLOTS_PER_RANK, TOP_K = 3, 3
+FORMS = ["all_to_all", "by_node", "by_uneven_node", "low_latency", "shared", "shared_wide", "not_shared"]
 
 # tokens of each rank, one line a round
 ROUNDS = {
@@ -167,7 +167,8 @@ def test_small_steps_are_one_message_of_one_size(exchange):
     ("nodes", "most_pairs", "form"),
     [
         ((0,), 8, LocalDispatcher),
-        ((0, 0), 0, AllToAllDispatcher),
+        ((0, 0), 0, SharedDispatcher),
+        ((0, 0), 8, SharedDispatcher),
         ((0, 1), 0, AllToAllDispatcher),
         ((0, 0, 1, 1), 0, NodeDispatcher),
         ((0, 0, 1, 1), 8, LowLatencyDispatcher),
@@ -175,9 +176,10 @@ def test_small_steps_are_one_message_of_one_size(exchange):
     ],
 )
 def test_the_form_fits_the_unit(nodes, most_pairs, form):
-    """One message while it is short; by node where nodes have several ranks; no exchange at EP1."""
-    group = new_group(0, len(nodes), nodes)
-    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, PlainRows(torch.float32), MAX_MESSAGE_BYTES // 8, most_pairs)
+    """No exchange at EP1, memory inside a node; else one message while it is short, and by node where it pays."""
+    group, row_bytes = new_group(0, len(nodes), nodes), MAX_MESSAGE_BYTES // 8
+    rows = PlainRows(torch.float32)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, rows, row_bytes, row_bytes, most_pairs)
 
     assert type(dispatcher) is form
 

@@ -1,0 +1,156 @@
+"""Dispatch and combine between ranks of one node: rows lie in memory that all of them have, and nobody sends any.
+
+    dispatch   each rank writes its tokens' rows, each once, and for each slot which of them it wants there. When all
+               have, each takes the rows of its slots from where they lie, slot by slot, sources in order.
+    combine    each rank leaves its results where it made them. When all have, each finds a choice's output there.
+
+So all that is left of an exchange is its two moments, "everybody has written": one short message to each rank, in which
+a lost peer is noticed as in any other. Over loopback sockets, rows are copied four times on the way.
+
+Two rooms take turns, as two micro-batches do. Nobody overwrites what another still reads: a rank writes to a room again
+after its combine there, by when all have taken their rows; and takes rows there again, which is where its results will
+be, when all have written theirs, by when all have summed the results before.
+
+On a GPU this is what NVLink does for DeepEP's kernels inside a node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from runtime.dispatch import AllToAllDispatcher, Combined, Dispatched, Pending, inverse
+from runtime.node_memory import common_memory
+
+__all__ = ["SharedDispatcher"]
+
+LONG_BYTES = 8  # torch.int64
+CACHE_LINE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of one dispatch and its combine, of G ranks with S slots each and up to P pairs from rank to rank."""
+
+    rows: Tensor  # [G, P, bytes]: of each rank's tokens
+    results: Tensor  # [G, G P, bytes]: of each rank's slots; first the rows that they take
+    row_of_pair: Tensor  # [G, G P]: of each rank's pairs, in the order of their slots, which of all rows
+    sizes: Tensor  # [G, G, S]: of each rank's pairs, how many want which slot of which rank
+
+
+@dataclass(frozen=True)
+class _WayBack:
+    room: Room
+    places: Tensor  # [T x K]: the result of each pair, among all
+
+
+class SharedDispatcher:
+    """As `normal`, which steps in where the ranks turn out to have no memory in common."""
+
+    def __init__(self, normal: AllToAllDispatcher, row_bytes: int, result_bytes: int) -> None:
+        """Bytes of a row on its way to an expert, and of what the expert makes of it."""
+        self.traffic = normal.traffic
+        self._normal, self._group, self._row_format = normal, normal.group, normal.row_format
+        self._row_bytes, self._result_bytes = row_bytes, result_bytes
+        self._rooms: list[Room] = []
+        self._most_pairs = 0
+        self._is_possible = True
+
+    def begin_step(self, num_pairs: int) -> None:
+        """Let there be room for the largest step of any rank."""
+        if self._is_possible and self._group.any(num_pairs > self._most_pairs):
+            self._make_rooms(num_pairs)
+
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
+        """Write; what the others wrote is read when all have."""
+        if not self._is_possible:
+            return self._normal.dispatch(x_TD, slots_TK)
+        room, own = self._rooms[0], self._group.rank
+        self._rooms.reverse()
+        pair_order = slots_TK.flatten().argsort(stable=True)
+        sizes_sent = self._normal.sizes(slots_TK)
+        room.rows[own, : len(x_TD)] = self._row_format.encode(x_TD)
+        room.row_of_pair[own, : len(pair_order)] = pair_order // slots_TK.shape[1] + own * room.rows.shape[1]
+        room.sizes[own] = sizes_sent
+        self._normal.count(sizes_sent.sum(1).tolist(), self._row_bytes)
+        arrival = self._group.begin(self.traffic.dispatch.timed(self._everybody_has_written))
+        return Pending(arrival, lambda _: self._taken(room, pair_order))
+
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+        """Experts that write over the rows that they took have their results in place; others' are brought there."""
+        if not self._is_possible:
+            return self._normal.combine(rows_RD, dispatched)
+        way: _WayBack = dispatched.way_back
+        results = way.room.results.view(rows_RD.dtype)
+        own = results[self._group.rank, : len(rows_RD)]
+        if own.data_ptr() != rows_RD.data_ptr():
+            own.copy_(rows_RD)
+        arrival = self._group.begin(self.traffic.combine.timed(self._everybody_has_written))
+        return Pending(arrival, lambda _: Combined(results.flatten(0, 1), way.places))
+
+    def _taken(self, room: Room, pair_order: Tensor) -> Dispatched:
+        """This rank's rows; and where its pairs' results will be, for which everybody's sizes are read now."""
+        own = self._group.rank
+        sizes_GGS = room.sizes.clone()
+        by_slot_GSG = sizes_GGS.permute(1, 2, 0)  # rank, slot, source: the order in which a rank's rows lie
+        wanted, made = (_first_of_each(sizes, room.results.shape[1]) for sizes in (sizes_GGS, by_slot_GSG))
+        pairs = _ranges(wanted[:, own].T, by_slot_GSG[own])
+        places = _ranges(made[:, :, own], sizes_GGS[own])
+        rows_RD = self._row_format.decode(self._take(room, room.row_of_pair.view(-1)[pairs]))
+        counts, sent = by_slot_GSG[own].sum(1).tolist(), sizes_GGS[own].sum(1).tolist()
+        return Dispatched(rows_RD, counts, sent, _WayBack(room, places[inverse(pair_order)]))
+
+    def _take(self, room: Room, which_R: Tensor) -> Tensor:
+        """These rows: to where the results will be, if those are as long."""
+        rows = room.rows.flatten(0, 1)
+        if self._row_bytes != self._result_bytes:
+            return rows.index_select(0, which_R)
+        return torch.index_select(rows, 0, which_R, out=room.results[self._group.rank, : len(which_R)])
+
+    def _everybody_has_written(self) -> None:
+        """A message that says nothing else."""
+        self._to_everybody(0)
+
+    def _to_everybody(self, number: int) -> Tensor:
+        """What each rank says, [G]."""
+        one_each = [1] * self._group.size
+        return self._group.all_to_all(torch.full((self._group.size,), number), one_each, one_each)
+
+    def _make_rooms(self, num_pairs: int) -> None:
+        """Larger than asked, so that it is seldom asked: what nobody writes to takes no memory."""
+        size, slots = self._group.size, self._normal.slots_per_rank
+        self._most_pairs = 1 << int(self._to_everybody(num_pairs).max()).bit_length()
+        shapes = [
+            (size, self._most_pairs, self._row_bytes),
+            (size, size * self._most_pairs, self._result_bytes),
+            (size, size * self._most_pairs, LONG_BYTES),
+            (size, size, slots * LONG_BYTES),
+        ]
+        num_bytes = [-(-prod(shape) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES for shape in shapes]
+        memory = common_memory(self._group, 2 * sum(num_bytes))
+        self._is_possible = memory is not None
+        if memory is not None:
+            self._rooms = [_room(half.split(num_bytes), shapes) for half in memory.chunk(2)]
+
+
+def _room(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Room:
+    rows, results, row_of_pair, sizes = (
+        part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
+    )
+    return Room(rows, results, row_of_pair.view(torch.int64)[..., 0], sizes.view(torch.int64))
+
+
+def _first_of_each(sizes: Tensor, stride: int) -> Tensor:
+    """Runs of these sizes lie one after another, those of each `sizes[i]` from i * stride: where each begins."""
+    flat = sizes.flatten(1)
+    begins = flat.cumsum(1) - flat + torch.arange(len(flat))[:, None] * stride
+    return begins.view_as(sizes)
+
+
+def _ranges(begins: Tensor, sizes: Tensor) -> Tensor:
+    """The numbers from each beginning, as many as its size, one run after another."""
+    sizes = sizes.flatten()
+    offsets = (begins.flatten() - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
+    return offsets + torch.arange(len(offsets))
