@@ -52,7 +52,7 @@ __all__ = [
 # Rows of a matrix up to which the loops were quicker than oneDNN, on an EPYC core with AVX-512 (November 2026): in
 # projections, where oneDNN begins once, and on average of experts, where it begins for each.
 MOST_ROWS = 4
-MOST_ROWS_OF_AN_EXPERT = 8
+MOST_ROWS_OF_AN_EXPERT = 16
 LEAST_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32, on the same core
 # Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
 MOST_SCORES = 2**14

@@ -2,13 +2,16 @@
 
     python -m tests.benchmarks.engine_ranks FOLDER PORT
 
-Each process holds both: its rank of the unit (half of the experts) and a copy of its own (all of them). They take turns
-at prefill of 8 x 512 tokens and at decode of 32 requests, each process with its own requests, so that both ways compute
-the same number of tokens. Prints JSON: for each workload, seconds of a step of the unit and of the copies, medians.
+Each of two processes holds both: its rank of the unit (half of the experts) and a copy of its own (all of them), one
+thread each. A turn is one step of the unit, then one step of both copies at the same time, or the other way round; by
+the clock on the wall, from when both processes are ready until both have finished. Either way the processes compute
+their own requests, the same ones: 8 prompts of 512 tokens, or one token for each of 32 requests with 512 tokens of KV.
+Experts lie in order, so a turn of the unit also pays for the experts' uneven loads.
+
+Prints JSON: for each workload, seconds of each turn of the unit and of the copies. The first turns are left out.
 """
 
 import json
-import statistics
 import sys
 from pathlib import Path
 
@@ -21,7 +24,8 @@ from tests.benchmarks.engine_workloads import our_engine, our_step, seconds
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
-REPEATS = {"prefill": 5, "decode 32": 15}
+TURNS = {"prefill": 8, "decode 32": 60}
+WARM_UP = {"prefill": 2, "decode 32": 10}
 
 
 def main(rank, size, port, folder):
@@ -29,22 +33,23 @@ def main(rank, size, port, folder):
     torch.set_num_threads(1)
     keep_freed_memory()
     group = new_group(rank, size)
-    copy, unit = our_engine(folder, SoloGroup(), torch.bfloat16), our_engine(folder, group, torch.bfloat16)
+    unit, copy = our_engine(folder, group, torch.bfloat16), our_engine(folder, SoloGroup(), torch.bfloat16)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
-    medians = {workload: _medians(group, [copy, unit], workload) for workload in REPEATS}
+    measured = {workload: _measured(group, {"unit": unit, "copies": copy}, workload) for workload in TURNS}
     if rank == 0:
-        print(json.dumps({workload: {"copies": each[0], "unit": each[1]} for workload, each in medians.items()}))
+        print(json.dumps(measured))
     group.any(False)
 
 
-def _medians(group, engines, workload):
-    """A round lasts from when both are ready until both have finished; the first is left out."""
-    steps, taken = [our_step(engine, workload) for engine in engines], [[], []]
-    for _ in range(REPEATS[workload] + 1):
-        for step, times in zip(steps, taken, strict=True):
+def _measured(group, engines, workload):
+    """Whose step -> seconds of each turn."""
+    steps = {name: our_step(engine, workload, seed=group.rank) for name, engine in engines.items()}
+    taken = {name: [] for name in steps}
+    for turn in range(WARM_UP[workload] + TURNS[workload]):
+        for name in sorted(steps, reverse=turn % 2 == 1):
             group.any(False)
-            times.append(seconds(lambda step=step: (step(), group.any(False))))
-    return [statistics.median(times[1:]) for times in taken]
+            taken[name].append(seconds(lambda step=steps[name]: (step(), group.any(False))))
+    return {name: times[WARM_UP[workload] :] for name, times in taken.items()}
 
 
 if __name__ == "__main__":

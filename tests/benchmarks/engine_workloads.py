@@ -51,9 +51,9 @@ def write_checkpoint(folder):
     save_file(tensors, folder / "model.safetensors")
 
 
-def token_ids(*shape):
+def token_ids(*shape, seed=1):
     """Always the same ones."""
-    return torch.randint(CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
+    return torch.randint(CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
 
 
 def our_engine(folder, group, dtype):
@@ -61,17 +61,17 @@ def our_engine(folder, group, dtype):
     return Engine(folder, [list(range(CONFIG["n_routed_experts"]))] * NUM_MOE_LAYERS, group, dtype)
 
 
-def our_step(engine, workload):
+def our_step(engine, workload, seed=1):
     """A function that takes the workload's step once more, from the same state. A collective of the group."""
     if workload == "prefill":
-        prompts = token_ids(NUM_PROMPTS, PROMPT_TOKENS).tolist()
+        prompts = token_ids(NUM_PROMPTS, PROMPT_TOKENS, seed=seed).tolist()
         cache = engine.new_cache(TOKENS[workload])
         chunks = [Chunk(prompt, 0, table_of(cache, PROMPT_TOKENS)) for prompt in prompts]
         return lambda: engine.step(chunks, [], cache)
     cache = engine.new_cache(2 * PROMPT_TOKENS * TOKENS[workload])
-    _, [latents] = engine.prefill(token_ids(1, PROMPT_TOKENS).tolist())
+    _, [latents] = engine.prefill(token_ids(1, PROMPT_TOKENS, seed=seed).tolist())
     tokens = []
-    for token in token_ids(TOKENS[workload]).tolist():
+    for token in token_ids(TOKENS[workload], seed=seed).tolist():
         tokens.append(Chunk([token], PROMPT_TOKENS, table_of(cache, PROMPT_TOKENS + 1)))
         cache.bring_in(tokens[-1].table, latents)
     return lambda: engine.step([], tokens, cache)
