@@ -27,7 +27,7 @@ from statistics import NormalDist
 
 from planner.expert_map.loads import Loads
 
-__all__ = ["draw_loads", "draw_windows"]
+__all__ = ["NUM_PAIRS", "draw_loads", "draw_windows", "popularity"]
 
 MOST_POPULAR = 256.0  # as popular as so many least popular experts
 TOKENS_OF_LEAST_POPULAR = 1000
@@ -83,6 +83,14 @@ def draw_windows(
     return tuple(windows)
 
 
+def popularity(uniform: float, alpha: float) -> float:
+    """The inverse of the distribution with density x^-alpha on [1, 256]."""
+    if alpha == 1:
+        return float(MOST_POPULAR**uniform)
+    exponent = 1 - alpha
+    return float((1 + uniform * (MOST_POPULAR**exponent - 1)) ** (1 / exponent))
+
+
 def _alphas(generator: random.Random, alpha: float, num_layers: int) -> list[float]:
     return [max(alpha + ALPHA_SPREAD * _normal(generator), 0.0) for _ in range(num_layers)]
 
@@ -113,14 +121,6 @@ def _uniform(normals: Normals) -> list[list[float]]:
 
 def _loads(alphas: Sequence[float], uniform: Sequence[Sequence[float]]) -> Loads:
     return tuple(
-        tuple(round(TOKENS_OF_LEAST_POPULAR * _popularity(each, alpha)) for each in row)
+        tuple(round(TOKENS_OF_LEAST_POPULAR * popularity(each, alpha)) for each in row)
         for alpha, row in zip(alphas, uniform, strict=True)
     )
-
-
-def _popularity(uniform: float, alpha: float) -> float:
-    """The inverse of the distribution with density x^-alpha on [1, 256]."""
-    if alpha == 1:
-        return float(MOST_POPULAR**uniform)
-    exponent = 1 - alpha
-    return float((1 + uniform * (MOST_POPULAR**exponent - 1)) ** (1 / exponent))

@@ -1,8 +1,15 @@
-"""Loads that benchmarks of expert maps balance: seeded, multinomial, alone or as two windows."""
+"""Loads that benchmarks of expert maps balance: seeded, multinomial, alone or as two windows.
+
+The distribution is the planner's own (`planner/expert_map/drawn.py`). All layers have the alpha that a goal is promised
+for, and experts no groups; numpy draws, as in the runs that the figures of the planner's README are from.
+"""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
+
+from planner.expert_map.drawn import NUM_PAIRS, popularity
 
 
 def draw(alpha, seed, num_layers=58, num_experts=256):
@@ -16,8 +23,7 @@ def drift(alpha, rho, seed, num_layers=58, num_experts=256):
     generator = np.random.default_rng(seed)
     first, fresh = generator.standard_normal((2, num_layers, num_experts))
     second = rho * first + math.sqrt(1 - rho**2) * fresh
-    cumulated = np.vectorize(lambda z: math.erfc(-z / math.sqrt(2)) / 2)
-    return [_count(generator, alpha, cumulated(each)) for each in (first, second)]
+    return [_count(generator, alpha, np.vectorize(NormalDist().cdf)(each)) for each in (first, second)]
 
 
 def max_over_mean(loads, slots, num_gpus):
@@ -28,9 +34,8 @@ def max_over_mean(loads, slots, num_gpus):
     return carried.max(axis=1) / carried.mean(axis=1)
 
 
-def _count(generator, alpha, uniform, num_pairs=8_000_000):
-    """Multinomial counts of experts whose popularity is the quantile `uniform` of the density x^-alpha on [1, 256]."""
-    exponent = 1 - alpha
-    popularity = (1 + uniform * (256**exponent - 1)) ** (1 / exponent)
-    shares = popularity / popularity.sum(axis=1, keepdims=True)
-    return np.stack([generator.multinomial(num_pairs, row) for row in shares])
+def _count(generator, alpha, uniform):
+    """Multinomial counts of experts whose popularity is that quantile of its distribution."""
+    shares = np.vectorize(popularity)(uniform, alpha)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return np.stack([generator.multinomial(NUM_PAIRS, row) for row in shares])
