@@ -33,6 +33,8 @@ def balance(
     With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change; none in a layer whose fullest GPU
     carries at most `1 + keep_within` times what the published EPLB would reach anew.
 
+    Effort `refined` kicks what a first descent found, again and again; `fast` only where that is worse than EPLB's.
+
     With `domains`, every expert gets replicas in two of them at least (`covered`), where slots suffice
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes, and moving stops at the balance of a fresh covered map.
     """
@@ -42,7 +44,7 @@ def balance(
 
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups)
     if domains:
-        expert_map = make_covered_map(loads, sizes, domains, previous, keep_within)
+        expert_map = make_covered_map(loads, sizes, domains, effort, previous, keep_within)
     else:
         expert_map = make_map(loads, sizes, effort, policy, previous, keep_within, may_spill=split == "equal")
     if split == "equal":

@@ -15,7 +15,7 @@ from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.renew import align, part_repeats
-from planner.expert_map.types import BoundKind, Domains, ExpertMap, Sizes
+from planner.expert_map.types import BoundKind, Domains, Effort, ExpertMap, Sizes
 from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
 
 __all__ = ["make_covered_map"]
@@ -27,17 +27,18 @@ def make_covered_map(
     loads: Sequence[Sequence[float]] | Floats,
     sizes: Sizes,
     domains: Domains,
+    effort: Effort,
     previous: Sequence[Sequence[int]] | None,
     keep_within: float,
 ) -> ExpertMap:
     """See `balance`. Slots suffice (`fewest_slots_per_gpu`)."""
     loads_LE = scale(loads)
     bound_L, binding = _bind(loads_LE, sizes)
-    slots_LGS, covered_L = _solve(loads_LE, sizes, domains, bound_L)
+    slots_LGS, covered_L = _solve(loads_LE, sizes, domains, bound_L, effort)
     moved_slots = None
     if previous is not None:
         previous_LGS = as_slots(previous, sizes)
-        slots_LGS = _renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, domains)
+        slots_LGS = _renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, domains, effort)
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
     return ExpertMap(
         num_logical_experts=loads_LE.shape[1],
@@ -61,25 +62,33 @@ def _bind(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]
     return np.maximum(bound_L, of_two_L), kinds
 
 
-def _solve(loads_LE: Floats, sizes: Sizes, domains: Domains, bound_L: Floats) -> tuple[Ints, Ints]:
+def _solve(loads_LE: Floats, sizes: Sizes, domains: Domains, bound_L: Floats, effort: Effort) -> tuple[Ints, Ints]:
     """Slots `[L, G, S]`, and which layers are covered."""
     num_experts = loads_LE.shape[1]
     if holds_everything(sizes, num_experts):
         slots_LGS = slots_of_everything(len(loads_LE), sizes, num_experts)
         return slots_LGS, np.ones(len(loads_LE), dtype=np.int64)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
-    slots_LGS, covered_L = solve_covered(loads_LE, sizes, domains, mean_L * bound_L * GOOD_ENOUGH)
+    slots_LGS, covered_L = solve_covered(loads_LE, sizes, domains, mean_L * bound_L * GOOD_ENOUGH, effort)
     return slots_LGS, covered_L.astype(np.int64)
 
 
 def _renew(
-    loads_LE: Floats, previous_LGS: Ints, fresh_LGS: Ints, sizes: Sizes, keep_within: float, domains: Domains
+    loads_LE: Floats,
+    previous_LGS: Ints,
+    fresh_LGS: Ints,
+    sizes: Sizes,
+    keep_within: float,
+    domains: Domains,
+    effort: Effort,
 ) -> Ints:
     """The previous map with as few changes as coverage and the fresh map's balance ask for; else the fresh one."""
     if holds_everything(sizes, loads_LE.shape[1]):
         return align(fresh_LGS, previous_LGS)
     enough_L = _fullest(loads_LE, fresh_LGS) * (1 + keep_within)
-    near_LGS, covered_L = solve_covered(loads_LE, sizes, domains, enough_L, part_repeats(loads_LE, previous_LGS))
+    near_LGS, covered_L = solve_covered(
+        loads_LE, sizes, domains, enough_L, effort, part_repeats(loads_LE, previous_LGS)
+    )
     is_near_L = covered_L & (_fullest(loads_LE, near_LGS) <= enough_L)
     return align(np.where(is_near_L[:, None, None], near_LGS, fresh_LGS), previous_LGS)
 

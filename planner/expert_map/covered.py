@@ -24,7 +24,7 @@ from planner.expert_map.order import rising
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.search import KICK_CHANGES, SEED, kick
-from planner.expert_map.types import Sizes
+from planner.expert_map.types import Effort, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["bound_of_replicas", "solve_covered"]
@@ -36,14 +36,19 @@ ROUNDING = 1e-9
 
 
 def solve_covered(
-    loads_LE: Floats, sizes: Sizes, domains: Sequence[Sequence[int]], enough_L: Floats, start_LGS: Ints | None = None
+    loads_LE: Floats,
+    sizes: Sizes,
+    domains: Sequence[Sequence[int]],
+    enough_L: Floats,
+    effort: Effort,
+    start_LGS: Ints | None = None,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Slots `[L, G, S]`, and in which layers every expert is covered.
+    """Slots `[L, G, S]`, and in which layers every expert is covered. Effort `fast` goes without kicks.
 
     From `start_LGS`, where there is one, few slots are changed: only those that coverage and `enough_L` ask for.
     """
     is_large = sizes.num_gpus * sizes.num_slots * sizes.slots_per_gpu**2 > LARGE_KICK
-    num_kicks = 0 if is_large or start_LGS is not None else NUM_KICKS
+    num_kicks = 0 if is_large or effort == "fast" or start_LGS is not None else NUM_KICKS
     start = np.zeros((0, 0, 0), np.int64) if start_LGS is None else start_LGS
     domains_PG = np.array(domains, dtype=np.int64)
     return _solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, domains_PG, enough_L, start, num_kicks)

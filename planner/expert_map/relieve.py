@@ -27,7 +27,6 @@ __all__ = ["relieve_windows"]
 
 NONE = -1
 ROUNDS = 4  # of choosing the windows that count
-KICKS = 30
 
 
 class Windows(NamedTuple):
@@ -41,15 +40,21 @@ class Windows(NamedTuple):
 
 @compiled
 def relieve_windows(
-    loads_LWE: Floats, start_LGS: Ints, num_counted: int, enough_L: Floats, gpus_per_node: int, in_service: bool
+    loads_LWE: Floats,
+    start_LGS: Ints,
+    num_counted: int,
+    enough_L: Floats,
+    gpus_per_node: int,
+    num_kicks: int,
+    in_service: bool,
 ) -> Ints:
     """Slots `[L, G, S]`, no GPU to carry more than `enough_L` in the `num_counted` best windows.
 
-    With more than one node an expert stays on nodes that it is on. `in_service`: few slots of the start are to change.
+    With more than one node an expert stays on nodes that it is on, and nothing is kicked. `in_service`: few slots of
+    the start are to change.
     """
     slots_LGS = start_LGS.copy()
     num_gpus, slots_per_gpu = start_LGS.shape[1], start_LGS.shape[2]
-    num_kicks = KICKS if gpus_per_node == num_gpus else 0
     for index in range(loads_LWE.shape[0]):
         loads = loads_LWE[index]
         layer = new_layer(loads.sum(axis=0), num_gpus, slots_per_gpu)
@@ -64,7 +69,7 @@ def relieve_windows(
             _choose(counted, _fullest_of_windows(windows) if centre == NONE else _unlike(loads, centre))
             for _ in range(ROUNDS):
                 _descend(layer, windows, allowed, enough_L[index])
-                _kick_on(layer, windows, allowed, enough_L[index], num_kicks)
+                _kick_on(layer, windows, allowed, enough_L[index], num_kicks if gpus_per_node == num_gpus else 0)
                 if not _choose(counted, _fullest_of_windows(windows)):
                     break
             _, _, most = _fullest(windows)

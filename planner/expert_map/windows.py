@@ -33,6 +33,7 @@ from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, ma
 
 __all__ = ["balance_windows", "mean_loads", "outcome_of_windows"]
 
+KICKS = {"fast": 0, "refined": 30}
 BITS = 40  # of a window's total: sums over windows stay exact
 ROUNDING = 1e-9
 
@@ -67,13 +68,23 @@ def balance_windows(
     gpus_per_node = sizes.num_gpus // sizes.num_nodes if kept_within else sizes.num_gpus
     if not holds_everything(sizes, loads_WLE.shape[2]):
         enough_L = bound_L * GOOD_ENOUGH * loads_WLE.sum(axis=2).max(axis=0) / sizes.num_gpus
-        slots_LGS = relieve_windows(_by_layer(loads_WLE), slots_LGS, num_counted, enough_L, gpus_per_node, False)
+        slots_LGS = relieve_windows(
+            _by_layer(loads_WLE), slots_LGS, num_counted, enough_L, gpus_per_node, KICKS[effort], False
+        )
     moved_slots = None
     if previous is not None:
         previous_LGS = as_slots(previous, sizes)
         must_be_whole = kept_within and not of_mean.front
         slots_LGS = _renew(
-            loads_WLE, previous_LGS, slots_LGS, sizes, num_counted, gpus_per_node, keep_within, must_be_whole
+            loads_WLE,
+            previous_LGS,
+            slots_LGS,
+            sizes,
+            num_counted,
+            gpus_per_node,
+            KICKS[effort],
+            keep_within,
+            must_be_whole,
         )
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_WLE.shape[2])
     found = replace(of_mean, physical_to_logical=as_rows(slots_LGS), bound=as_bounds(bound_L))
@@ -108,6 +119,7 @@ def _renew(
     sizes: Sizes,
     num_counted: int,
     gpus_per_node: int,
+    num_kicks: int,
     keep_within: float,
     must_be_whole: bool,
 ) -> Ints:
@@ -120,7 +132,7 @@ def _renew(
         return align(fresh_LGS, previous_LGS)
     enough_L = _fullest(loads_WLE, fresh_LGS, num_counted) * (1 + keep_within)
     start_LGS = part_repeats(loads_WLE.sum(axis=0), previous_LGS)
-    near_LGS = relieve_windows(_by_layer(loads_WLE), start_LGS, num_counted, enough_L, gpus_per_node, True)
+    near_LGS = relieve_windows(_by_layer(loads_WLE), start_LGS, num_counted, enough_L, gpus_per_node, num_kicks, True)
     is_whole_L = np.ones(len(fresh_LGS), dtype=np.int64)
     if must_be_whole:
         is_whole_L = keeps_groups_whole(previous_LGS, sizes, num_experts)

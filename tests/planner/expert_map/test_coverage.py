@@ -125,3 +125,13 @@ def test_decode_of_the_published_system_stays_even_when_covered():
 
     assert expert_map.is_covered
     assert sum(expert_map.max_over_mean) / 8 < 1.03
+
+
+def test_effort_counts_for_covered_maps_too():
+    """`fast` is covered as well, less even than `refined`, and no less than its bound."""
+    loads, domains = draw_loads(1.01, 0, num_layers=4, num_experts=64), consecutive_domains(24, 8)
+    fast, refined = (balance(loads, 144, 24, effort, domains=domains) for effort in ("fast", "refined"))
+
+    assert count_uncovered(fast.physical_to_logical, domains) == 0
+    assert fast.bound == refined.bound
+    assert sum(refined.max_over_mean) < sum(fast.max_over_mean)

@@ -116,3 +116,12 @@ def test_windows_that_have_not_changed_change_nothing():
 
     assert balance_windows(windows[:2], sizes, *made_for, before).moved_slots == 0
     assert balance_windows(windows[1:], sizes, *made_for, before, keep_within=1.0).moved_slots == 0
+
+
+def test_effort_counts_for_several_windows_too():
+    """`fast` is less even than `refined`, and no less than the map for the mean."""
+    windows = draw_windows(1.01, 1, 2, 64, 8, 4, 0.9)
+    fast, refined = (balance_windows(windows, Sizes(80, 16), each, "auto", 1.0) for each in ("fast", "refined"))
+
+    assert sum(refined.max_over_mean) < sum(fast.max_over_mean)
+    assert (np.array(fast.max_over_mean) <= np.array(fast.windows.of_mean_map) + 2e-6).all()
