@@ -208,6 +208,7 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     if ours in fields or why_we_have_no(path):
         return {}
     elsewhere = _elsewhere(ours or str(key), data)
+    free = [name for name in free if _section_of(fields[name]) or not isinstance(detail["input"], dict)]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
     return {_path((*parents, close)): detail["input"]} if close else dict.fromkeys(elsewhere, detail["input"])
 

@@ -64,8 +64,10 @@ def read_document(path: Path) -> Document:
     except OSError as error:
         raise _refused(path, "S101 must be a readable file", error.strerror or str(error), "check the path") from None
     except UnicodeDecodeError as error:
-        reason = f"byte {error.start} is not UTF-8"
-        raise _refused(path, "S102 must be UTF-8 text", reason, "save the file as UTF-8") from None
+        before = error.object[: error.start].decode()
+        reason = f"byte {error.start} ({error.object[error.start]:#04x}) is not UTF-8"
+        place = _place_in(before, len(before))
+        raise _refused(path, "S102 must be UTF-8 text", reason, "save the file as UTF-8", place) from None
     return parse_document(text, str(path))
 
 
@@ -198,5 +200,5 @@ def _place_in(text: str, position: int) -> Place:
     return before.count("\n") + 1, position - before.rfind("\n")
 
 
-def _refused(path: Path, rule: str, reason: str, fix: str) -> SpecError:
-    return SpecError([Violation("", None, rule, reason, fix).at(str(path), 1, 1)])
+def _refused(path: Path, rule: str, reason: str, fix: str, place: Place = (1, 1)) -> SpecError:
+    return SpecError([Violation("", None, rule, reason, fix).at(str(path), *place)])

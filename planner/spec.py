@@ -9,7 +9,16 @@ to know is in `rules.py`. Field names are the contract's.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import (
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+from pydantic_core import PydanticKnownError
 
 from planner.catalog import GPUS, MODELS
 from planner.kubernetes_spec import KubernetesSpec
@@ -325,10 +334,19 @@ class GatewaySpec(Section):
     )
 
 
+def _this_version(written: Any) -> int:
+    """A literal would take `true` and `1.0`, which are equal to 1."""
+    if type(written) is not int or written != 1:
+        raise PydanticKnownError("literal_error", {"expected": "1"})
+    return written
+
+
 class Spec(Section):
     """A deployment of one mixture-of-experts model: prefill and decode apart, or mixed in one kind of unit."""
 
-    version: Literal[1] = Field(description="Version of this format.", examples=[1])
+    version: Annotated[Literal[1], PlainValidator(_this_version), WithJsonSchema({"const": 1, "type": "integer"})] = (
+        Field(description="Version of this format.", examples=[1])
+    )
     name: str = Field(
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )

@@ -45,7 +45,19 @@ def test_other_encodings_are_one_sentence(tmp_path):
     with pytest.raises(SpecError) as error:
         read_document(path)
 
-    assert str(error.value).endswith("must be UTF-8 text; byte 0 is not UTF-8; save the file as UTF-8 [S102]")
+    assert str(error.value).endswith("must be UTF-8 text; byte 0 (0xff) is not UTF-8; save the file as UTF-8 [S102]")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_letter_of_another_encoding_has_its_place(mark, tmp_path):
+    """S102: in Latin-1 only that letter is wrong, and the message leads there; a byte order mark does not count."""
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(mark + "version: 1\nname: café\n".encode("latin-1"))
+    with pytest.raises(SpecError) as error:
+        read_document(path)
+
+    (problem,) = error.value.problems
+    assert (problem.line, problem.column, problem.reason) == (2, 10, "byte 20 (0xe9) is not UTF-8")
 
 
 @pytest.mark.parametrize(
