@@ -24,6 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from runtime.model import cpu_kernels
 from runtime.parallel import Group
 
 __all__ = [
@@ -157,15 +158,22 @@ class LocalDispatcher:
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
-        pair_order = slots_TK.flatten().argsort(stable=True)
+        counts, pair_order, places = self._sorted(x_TD, slots_TK)
         rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
         rows_RD = self.row_format.decode(rows)
-        counts = slots_TK.flatten().bincount(minlength=self.num_slots).tolist()
-        return _here(Dispatched(rows_RD, counts, [len(rows_RD)], pair_order))
+        return _here(Dispatched(rows_RD, counts, [len(rows_RD)], places))
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """They are here, sorted."""
-        return _here(Combined(rows_RD, inverse(dispatched.way_back)))
+        return _here(Combined(rows_RD, dispatched.way_back))
+
+    def _sorted(self, x_TD: Tensor, slots_TK: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        """The pairs of each slot, counted; the pair in each place; the place of each pair."""
+        if cpu_kernels.suits(x_TD):
+            return cpu_kernels.sort_by_slot(slots_TK, self.num_slots)
+        slots = slots_TK.flatten()
+        pair_order = slots.argsort(stable=True)
+        return slots.bincount(minlength=self.num_slots).tolist(), pair_order, inverse(pair_order)
 
 
 @dataclass(frozen=True)
@@ -248,9 +256,11 @@ class AllToAllDispatcher:
 
 def _here(value: T) -> Pending[T]:
     """Nothing is under way."""
-    arrival: Future[None] = Future()
-    arrival.set_result(None)
-    return Pending(arrival, lambda _: value)
+    return Pending(_ARRIVED, lambda _: value)
+
+
+_ARRIVED: "Future[None]" = Future()  # one for all: a new one takes as long as sorting a token's rows
+_ARRIVED.set_result(None)
 
 
 def _grouping(sizes_received: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The gate's choice and the weighted sum over a token's experts, as compiled loops.
+"""The gate's choice, the order of rows by slot, and the weighted sum over a token's experts, as compiled loops.
 
 `cpu_kernels.py` says what they compute and when; numbers, arrays and compilation are `cpu_numbers.py`'s. Parameters
-are addresses and sizes; scores and weights are FP32, experts and places whole numbers of 64 bits.
+are addresses and sizes; scores and weights are FP32, experts, slots and places whole numbers of 64 bits.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.model.cpu_numbers import LAST_PLACE, NO_KEY, bf16, fp32, integers, key, loop, narrowed, part, widened
 
-__all__ = ["choose_experts", "weighted_sum"]
+__all__ = ["choose_experts", "sort_by_slot", "weighted_sum"]
 
 
 @part("i8(i8[::1])")
@@ -54,6 +54,23 @@ def choose_experts(
             left_E[first : first + size] = keys_E[first : first + size]
         for k in range(top_k):
             experts_TK[t, k] = _take_best(left_E)
+
+
+@loop
+def sort_by_slot(slots: int, counts: int, order: int, places: int, num_pairs: int, num_slots: int) -> None:
+    """slots [pairs] -> counts [slots]; order: the pair in each place; places: the place of each pair."""
+    slots_P = integers(slots, (num_pairs,))
+    order_P, places_P = integers(order, (num_pairs,)), integers(places, (num_pairs,))
+    counts_S, next_S = integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
+    counts_S[:] = 0
+    for pair in range(num_pairs):
+        counts_S[slots_P[pair]] += 1
+    for slot in range(1, num_slots):
+        next_S[slot] = next_S[slot - 1] + counts_S[slot - 1]
+    for pair in range(num_pairs):
+        place = next_S[slots_P[pair]]
+        order_P[place], places_P[pair] = pair, place
+        next_S[slots_P[pair]] += 1
 
 
 @loop

@@ -10,6 +10,7 @@ takes to give what it reads. Each function here is one call of a loop instead of
                             in FP32, which is the same up to the order of the sum.
     decode's attention      absorb_query, attend, values: all heads in one call, over the pages where the latents lie
     rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
+    rows in order           sort_by_slot: by counting
 
 `matmul_wins` and `suits` say when to come here; everything else is torch's, which is the reference. Sums are made in
 FP32. What is computed of a row, or of a request's attention, does not depend on the others; a row of a matmul does, up
@@ -42,6 +43,7 @@ __all__ = [
     "rms_norm",
     "rotate",
     "silu_product",
+    "sort_by_slot",
     "suits",
     "values",
     "weighted_sum",
@@ -194,6 +196,15 @@ def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group
         _at(experts_TK, torch.long),
     )
     return experts_TK
+
+
+def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[list[int], Tensor, Tensor]:
+    """How many pairs each slot has; the pair that stands in each place, slot after slot; the place of each pair."""
+    slots_TK, num_pairs = slots_TK.contiguous(), slots_TK.numel()
+    counts_S, order, places = (torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs))
+    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_S, order, places))
+    _loops().sort_by_slot(*addresses, num_pairs, num_slots)
+    return counts_S.tolist(), order, places
 
 
 def weighted_sum(rows_RD: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:

@@ -313,6 +313,18 @@ def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, 
     assert not logits[0].equal(logits[1])
 
 
+@pytest.mark.parametrize("pairs", [(0, 3), (1, 8), (40, 3)])
+def test_pairs_are_sorted_by_slot_as_by_torch(pairs: tuple[int, int]) -> None:
+    """Pairs of a slot are counted and stay in their order, and every pair knows its place."""
+    slots = torch.randint(9, pairs, generator=torch.Generator().manual_seed(0))
+
+    counts, order, places = cpu_kernels.sort_by_slot(slots, 10)
+
+    assert counts == slots.flatten().bincount(minlength=10).tolist()
+    assert order.equal(slots.flatten().argsort(stable=True))
+    assert order[places].equal(torch.arange(slots.numel()))
+
+
 def test_a_tokens_rows_are_weighed_where_they_lie() -> None:
     """Each token's sum is that of float64, rounded once, wherever its rows are."""
     rows, places, weights = random(12, 33), torch.randperm(12).view(4, 3), torch.rand(4, 3)
