@@ -90,14 +90,25 @@ def _best_replica(layer: Layer, hot: int, least: float) -> tuple[int, int, int, 
     """An expert of the hot GPU that gets one more replica, and the GPU and slot that it takes from another expert."""
     loads, counts, weights, slots, held, homes, carried = layer
     best, best_gpu, best_slot = NONE, NONE, NONE
-    lighter_weights = np.floor(loads[slots[hot]] / (counts[slots[hot]] + 1))
-    lightest = lighter_weights.min()
+    lighter_weights, lightest, most_lighter = np.empty(slots.shape[1]), np.inf, 0.0
+    for number in range(slots.shape[1]):
+        expert = slots[hot, number]
+        lighter_weights[number] = np.floor(loads[expert] / (counts[expert] + 1))
+        lightest = min(lightest, lighter_weights[number])
+        most_lighter = max(most_lighter, weights[expert] - lighter_weights[number])
     for gpu in range(slots.shape[0]):
         for slot in range(slots.shape[1]):
             giver = slots[gpu, slot]
             if counts[giver] == 1 or gpu == hot or carried[gpu] - weights[giver] + lightest >= least:
                 continue
             heavier = np.floor(loads[giver] / (counts[giver] - 1)) - weights[giver]
+            elsewhere = 0.0
+            for replica in range(counts[giver]):
+                home = homes[giver, replica]
+                if home != gpu and home != hot:
+                    elsewhere = max(elsewhere, carried[home])
+            if elsewhere + heavier - most_lighter >= least:  # whoever of the hot GPU's is there as well
+                continue
             for number in range(slots.shape[1]):
                 expert, weight = slots[hot, number], lighter_weights[number]
                 lighter = weights[expert] - weight
@@ -105,7 +116,8 @@ def _best_replica(layer: Layer, hot: int, least: float) -> tuple[int, int, int, 
                 fuller = max(here, carried[hot] - lighter + held[giver, hot] * heavier)
                 if fuller >= least or expert == giver or held[expert, gpu]:
                     continue
-                for home in homes[giver, : counts[giver]]:
+                for replica in range(counts[giver]):
+                    home = homes[giver, replica]
                     if home != gpu and home != hot:
                         fuller = max(fuller, carried[home] + heavier - held[expert, home] * lighter)
                 if fuller < least:
@@ -124,7 +136,8 @@ def _best_newcomer(layer: Layer, hot: int, least: float) -> tuple[int, int, floa
             continue
         heavier = np.floor(loads[giver] / (counts[giver] - 1)) - weights[giver]
         elsewhere = 0.0
-        for home in homes[giver, : counts[giver]]:
+        for replica in range(counts[giver]):
+            home = homes[giver, replica]
             if home != hot:
                 elsewhere = max(elsewhere, carried[home] + heavier)
         if elsewhere >= least:
@@ -143,22 +156,26 @@ def _swap_two(layer: Layer, hot: int) -> bool:
     _, _, weights, slots, held, _, carried = layer
     slots_per_gpu = slots.shape[1]
     best_gpu, best, least = NONE, (0, 0, 0, 0), carried[hot]
+    there = np.empty(slots_per_gpu)
     for gpu in range(slots.shape[0] if slots_per_gpu in (4, 5) else 0):
         if carried[hot] + carried[gpu] >= 2 * least:
             continue
+        for slot in range(slots_per_gpu):
+            there[slot] = weights[slots[gpu, slot]]
         for first in range(slots_per_gpu):
             for second in range(first + 1, slots_per_gpu):
                 one, two = slots[hot, first], slots[hot, second]
                 leaving = weights[one] + weights[two]
                 for third in range(slots_per_gpu):
-                    three = slots[gpu, third]
                     for fourth in range(third):
-                        four = slots[gpu, fourth]
-                        moved = leaving - weights[three] - weights[four]
-                        fuller = max(carried[hot] - moved, carried[gpu] + moved)
-                        if fuller >= least or held[one, gpu] or held[two, gpu] or held[three, hot] or held[four, hot]:
+                        moved = leaving - (there[third] + there[fourth])
+                        if carried[hot] - moved >= least or carried[gpu] + moved >= least:
                             continue
-                        best_gpu, best, least = gpu, (first, second, third, fourth), fuller
+                        three, four = slots[gpu, third], slots[gpu, fourth]
+                        if held[one, gpu] or held[two, gpu] or held[three, hot] or held[four, hot]:
+                            continue
+                        best_gpu, best = gpu, (first, second, third, fourth)
+                        least = max(carried[hot] - moved, carried[gpu] + moved)
     if best_gpu == NONE:
         return False
     first, second, third, fourth = best

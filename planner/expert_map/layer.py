@@ -87,8 +87,8 @@ def clear(layer: Layer) -> None:
     """Hold nothing; only what `slots` say is held needs to be forgotten."""
     for gpu in range(layer.carried.size):
         layer.carried[gpu] = 0.0
-        for expert in layer.slots[gpu]:
-            layer.held[expert, gpu] = False
+        for slot in range(layer.slots.shape[1]):
+            layer.held[layer.slots[gpu, slot], gpu] = False
     for expert in range(layer.loads.size):
         layer.counts[expert] = 0
 
