@@ -14,6 +14,7 @@ Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, cla
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,8 @@ from runtime.precision import wide
 from runtime.trace import span
 
 __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable", "choose_experts"]
+
+ROWS_STEP = 16  # rows of an expert are filled up to a multiple of it: 8 too many on average
 
 
 class Gate(nn.Module):
@@ -140,12 +143,24 @@ class LocalExperts(nn.Module):
         if self.batching.is_together and cpu_kernels.matmul_wins(rows_RD, sum(map(bool, counts))):
             cpu_kernels.experts_mlp(rows_RD, counts, self.gate_up, self.down)
             return rows_RD
-        for slot, rows in enumerate(rows_RD.split(counts)):
-            if len(rows) and self.batching.is_together:
-                self.expert(slot, rows, out=rows)
-            elif len(rows):
+        ends = accumulate(counts)
+        for slot, (count, end) in enumerate(zip(counts, ends, strict=True)):
+            if count and self.batching.is_together:
+                self._with_next_rows(slot, rows_RD, end - count, end)
+            elif count:
+                rows = rows_RD[end - count : end]
                 rows.copy_(self.batching.rows(partial(self.expert, slot), rows))
         return rows_RD
+
+    def _with_next_rows(self, slot: int, rows_RD: Tensor, start: int, end: int) -> None:
+        """The rows of `slot` in place, computed with the first of the next slots, which are put back afterwards.
+
+        oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take; so it is to meet few.
+        """
+        rows = rows_RD[start : end + -(end - start) % ROWS_STEP]
+        next_rows = rows[end - start :].clone()
+        self.expert(slot, rows, out=rows)
+        rows[end - start :] = next_rows
 
     def expert(self, slot: int, rows_RD: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, D] -> [R, D] by the expert in local slot `slot`; `out` may be the rows themselves."""

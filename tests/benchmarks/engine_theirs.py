@@ -18,7 +18,7 @@ from transformers import DeepseekV3ForCausalLM, DynamicCache
 from transformers.utils import logging
 
 from runtime.memory import keep_freed_memory
-from tests.benchmarks.engine_workloads import NUM_PROMPTS, PROMPT_TOKENS, TOKENS, cpu_seconds, token_ids
+from tests.benchmarks.engine_workloads import PROMPT_TOKENS, TOKENS, all_prompts, cpu_seconds, token_ids
 
 
 @torch.inference_mode()
@@ -43,8 +43,8 @@ def _model(folder, dtype):
 
 def _step(model, form, workload):
     if workload == "prefill":
-        prompts = token_ids(NUM_PROMPTS, PROMPT_TOKENS)
-        return _in_form(model, form, lambda: model(prompts, logits_to_keep=1))
+        prompts = all_prompts()
+        return _in_form(model, form, lambda: model(next(prompts), logits_to_keep=1))
     _in_form(model, ("grouped_mm", "sdpa"), lambda: None)()
     cache = DynamicCache()
     model(token_ids(1, PROMPT_TOKENS), past_key_values=cache, logits_to_keep=1)

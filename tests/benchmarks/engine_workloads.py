@@ -1,6 +1,6 @@
 """What the engine's benchmarks compute: a random checkpoint, and three workloads as steps of our engine.
 
-    prefill      8 prompts of 512 tokens, in one step
+    prefill      8 prompts of 512 tokens, in one step; other prompts in the next
     decode 1     the next token of 1 request with 512 tokens of KV
     decode 32    the next tokens of 32 such requests
 
@@ -11,6 +11,7 @@ groups of which 4. Dense and expert sizes, ranks and vocabulary are V3's by the 
 
 import json
 import time
+from itertools import count, repeat
 
 import torch
 from safetensors.torch import save_file
@@ -52,7 +53,7 @@ def write_checkpoint(folder):
 
 
 def token_ids(*shape, seed=1):
-    """Always the same ones."""
+    """The same ones for the same seed."""
     return torch.randint(CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -61,13 +62,18 @@ def our_engine(folder, group, dtype):
     return Engine(folder, [list(range(CONFIG["n_routed_experts"]))] * NUM_MOE_LAYERS, group, dtype)
 
 
+def all_prompts(seed=1):
+    """Of one step of prefill after another, [8, 512] each: always others, so that experts get other numbers of rows."""
+    return (token_ids(NUM_PROMPTS, PROMPT_TOKENS, seed=each) for each in count(seed * 1000))
+
+
 def our_step(engine, workload, seed=1):
     """A function that takes the workload's step once more, from the same state. A collective of the group."""
     if workload == "prefill":
-        prompts = token_ids(NUM_PROMPTS, PROMPT_TOKENS, seed=seed).tolist()
         cache = engine.new_cache(TOKENS[workload])
-        chunks = [Chunk(prompt, 0, table_of(cache, PROMPT_TOKENS)) for prompt in prompts]
-        return lambda: engine.step(chunks, [], cache)
+        tables = [table_of(cache, PROMPT_TOKENS) for _ in range(NUM_PROMPTS)]
+        prompts = all_prompts(seed)
+        return lambda: engine.step(list(map(Chunk, next(prompts).tolist(), repeat(0), tables)), [], cache)
     cache = engine.new_cache(2 * PROMPT_TOKENS * TOKENS[workload])
     _, [latents] = engine.prefill(token_ids(1, PROMPT_TOKENS, seed=seed).tolist())
     tokens = []

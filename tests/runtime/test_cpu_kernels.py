@@ -111,6 +111,29 @@ def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> N
     torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
 
 
+def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot's rows are filled up with those of the next slots, which get their own results all the same."""
+    experts = LocalExperts(6, small_config, torch.bfloat16, Together())
+    for parameter in experts.parameters():
+        parameter.data = random(*parameter.shape) / 8
+    counts = [20, 0, 3, 40, 1, 17]
+    rows = random(sum(counts), small_config.hidden_size)
+    expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
+    seen = []
+    monkeypatch.setattr(
+        experts,
+        "expert",
+        lambda slot, rows, out, expert=experts.expert: seen.append(len(rows)) or expert(slot, rows, out),
+    )
+
+    with torch.inference_mode():
+        results = experts(rows, counts)
+
+    assert seen == [32, 16, 48, 16, 17]
+    assert results is rows
+    torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
+
+
 def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
     """In deterministic mode the number of rows chooses no kernel."""
     experts = LocalExperts(2, small_config, torch.bfloat16, Alone())
