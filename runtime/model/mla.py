@@ -157,11 +157,12 @@ class LatentAttention(nn.Module):
         nope, value = self.config.qk_nope_head_dim, self.config.v_head_dim
         k_nope_HSN, v_HSV = kv_SHX.transpose(0, 1).split((nope, value), -1)
         k_HSQ = torch.cat((k_nope_HSN, k_rope_SP.expand(len(k_nope_HSN), -1, -1)), -1)
+        v_HSV = own(v_HSV)
         before, contexts = len(kv_SHX) - len(q_THQ), []
         for start, q_block in zip(range(before, len(kv_SHX), QUERY_BLOCK), q_THQ.split(QUERY_BLOCK), strict=True):
             end = start + len(q_block)
-            scores_HTS = self._scores(own(q_block.transpose(0, 1)), own(k_HSQ[:, :end]))
-            context_HTV = torch.bmm(_causal_softmax(scores_HTS), own(v_HSV[:, :end]))
+            scores_HTS = self._scores(own(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous())
+            context_HTV = torch.bmm(_causal_softmax(scores_HTS), v_HSV[:, :end].contiguous())
             contexts.append(context_HTV.transpose(0, 1))
         return torch.cat(contexts)
 
