@@ -131,7 +131,7 @@ class Traffic:
 
 
 class TokenDispatcher(Protocol):
-    """The seam: Local, AllToAll and its two quicker forms (`dispatch_forms.py`), later DeepEP."""
+    """The seam: Local, Shared (`dispatch_shared.py`), AllToAll and its quicker forms, later DeepEP."""
 
     traffic: Traffic
 
