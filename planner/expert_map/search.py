@@ -14,6 +14,7 @@ from planner.expert_map.compiled import compiled
 from planner.expert_map.descend import descend, even_out
 from planner.expert_map.eplb import eplb_counts, eplb_slots
 from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, reload, swap, take
+from planner.expert_map.order import rising
 from planner.expert_map.pack import pack, swap_repeats
 from planner.expert_map.replicate import replicate
 from planner.expert_map.types import Effort
@@ -95,13 +96,27 @@ def _even_pairs(best: Layer, trial: Layer) -> None:
     """With two slots a GPU: the heaviest replica beside the lightest, the next beside the next, and so on.
 
     Of all ways to pair these replicas this leaves least on the fullest GPU, and on the two, three and more fullest
-    together: the less GPUs carry that do not bind, the fewer have to change when loads drift.
-    Source: majorization of sums, A. W. Marshall and I. Olkin 1979, chapter 6.
+    together, since of any four the heaviest with the lightest, and the other two, are the most even pairs. The less
+    GPUs carry that do not bind, the fewer have to change when loads drift.
     """
-    if best.slots.shape[1] == 2:
-        pack(trial, best.counts)
-        if trial.carried.max() <= best.carried.max():
-            copy(best, trial)
+    num_gpus, slots_per_gpu = best.slots.shape
+    if slots_per_gpu != 2:
+        return
+    slots, carried, place = np.zeros(best.slots.shape, np.int64), np.zeros(num_gpus), 0
+    emptiest_first = np.arange(num_gpus)
+    for expert in rising(-best.weights):
+        for _ in range(best.counts[expert]):
+            if place == num_gpus:
+                emptiest_first = rising(carried)
+            gpu = emptiest_first[place % num_gpus]
+            slots[gpu, place // num_gpus] = expert
+            carried[gpu] += best.weights[expert]
+            place += 1
+    if not swap_repeats(slots, best.loads, best.counts):
+        return
+    take(trial, slots)
+    if trial.carried.max() <= best.carried.max():
+        copy(best, trial)
 
 
 @compiled
