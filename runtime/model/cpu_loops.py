@@ -31,20 +31,25 @@ def narrow(wide_RD: Any, y_RD: Any) -> None:
 
 @part("void(f4[::1], u2[:, ::1], f4[::1])")
 def _of_one_row(x_D: Any, w_ND: Any, y_N: Any) -> None:
-    """y = w x, two sums at a time, because one would wait for itself."""
+    """y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
     num_sums, size = w_ND.shape
-    for n in range(0, num_sums - 1, 2):
-        sum_0 = sum_1 = np.float32(0)
+    n = 0
+    while n + 4 <= num_sums:
+        sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
         for d in range(size):
             x = x_D[d]
             sum_0 += widened(w_ND[n, d]) * x
             sum_1 += widened(w_ND[n + 1, d]) * x
-        y_N[n], y_N[n + 1] = sum_0, sum_1
-    if num_sums % 2:
+            sum_2 += widened(w_ND[n + 2, d]) * x
+            sum_3 += widened(w_ND[n + 3, d]) * x
+        y_N[n], y_N[n + 1], y_N[n + 2], y_N[n + 3] = sum_0, sum_1, sum_2, sum_3
+        n += 4
+    while n < num_sums:
         sum_0 = np.float32(0)
         for d in range(size):
-            sum_0 += widened(w_ND[num_sums - 1, d]) * x_D[d]
-        y_N[num_sums - 1] = sum_0
+            sum_0 += widened(w_ND[n, d]) * x_D[d]
+        y_N[n] = sum_0
+        n += 1
 
 
 @part("void(f4[:, ::1], u2[:, ::1], f4[:, ::1])")
