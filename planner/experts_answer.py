@@ -51,7 +51,7 @@ def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
 
 
 def _windows_json(expert_map: ExpertMap) -> dict[str, Any] | None:
-    """None for a single window."""
+    """None for a single window, and for tokens that stay near."""
     if expert_map.windows is None:
         return None
     outcome = asdict(expert_map.windows)
