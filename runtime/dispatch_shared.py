@@ -55,7 +55,7 @@ class SharedDispatcher:
         self._normal, self._group, self._row_format = normal, normal.group, normal.row_format
         self._row_bytes, self._result_bytes = row_bytes, result_bytes
         self._rooms: list[Room] = []
-        self._most_pairs = 0
+        self._most_pairs = -1  # there are no rooms yet: a step without any pairs needs them too
         self._is_possible = True
 
     def begin_step(self, num_pairs: int) -> None:
