@@ -25,7 +25,7 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
     """The same `num_bytes` zero bytes on every rank; None on every rank where one of them cannot have it.
 
     A collective. A rank cannot where the first one's processes are not in its sight (another container), or where the
-    system is not Linux.
+    first one gets no such file: the system is not Linux, or forbids it.
     """
     made = _made(num_bytes) if group.rank == 0 else -1
     pid, descriptor, *name = _from_first(group, [os.getpid(), made, *_name_of(made)])
@@ -38,9 +38,10 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
 
 def _made(num_bytes: int) -> int:
     """A descriptor of a new file in memory; -1 where there is no such thing."""
-    if not hasattr(os, "memfd_create"):
+    try:
+        made = os.memfd_create("tidemill")
+    except (AttributeError, OSError):  # not Linux, or forbidden here
         return -1
-    made = os.memfd_create("tidemill")
     os.ftruncate(made, num_bytes)
     return made
 

@@ -59,10 +59,11 @@ def test_one_rank_has_it_for_itself():
 @pytest.mark.parametrize(
     "elsewhere",
     [
+        lambda: patch("os.memfd_create", side_effect=PermissionError),
         lambda: patch("os.getpid", return_value=0),
         lambda: patch("runtime.node_memory._name_of", side_effect=zip(count(), count(), strict=True)),
     ],
-    ids=["no such process", "another file there"],
+    ids=["no file", "no such process", "another file there"],
 )
 def test_who_cannot_have_it_says_so_to_all(groups, elsewhere):
     """As with ranks in containers of their own: nobody has memory then, and nobody another's file."""
