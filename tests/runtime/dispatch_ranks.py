@@ -20,8 +20,6 @@ from runtime.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
-
-
 HIDDEN = 16
 ROW_BYTES = HIDDEN * 4
 SMALL_STEP_PAIRS = 21

@@ -260,9 +260,7 @@ def test_of_equal_experts_the_first_are_chosen() -> None:
         (1, torch.bfloat16, 2, False),
     ],
 )
-def test_loops_are_for_cpu_kernels_in_bf16_on_one_thread(
-    rows: int, dtype: torch.dtype, threads: int, wins: bool
-) -> None:
+def test_loops_are_for_few_rows_in_bf16_on_one_thread(rows: int, dtype: torch.dtype, threads: int, wins: bool) -> None:
     """Everything else is torch's."""
     torch.set_num_threads(threads)
 

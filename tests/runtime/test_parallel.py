@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from runtime.errors import PeerLost
-from runtime.parallel import GlooGroup, MeetingPoint
+from runtime.parallel import GlooGroup
+from runtime.rendezvous import MeetingPoint
 
 ADDRESS = "127.0.0.1"
 
