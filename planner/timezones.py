@@ -16,7 +16,7 @@ from planner.fix import HERE, Fix
 
 __all__ = ["is_timezone", "nearest_timezone"]
 
-OFFSET = re.compile(r"(?:UTC|GMT|Z|Etc/UTC)?([+-])0?([0-9]{1,2})(?:00)?", re.IGNORECASE)
+OFFSET = re.compile(r"(?:UTC|GMT|Z|Etc/UTC)?([+-])([0-9]{1,2}?)(?::?([0-5][0-9]))?", re.IGNORECASE)
 AHEAD, BEHIND = 14, 12  # the most hours that a place is, and that an Etc zone has
 EXAMPLE = "Asia/Shanghai"
 
@@ -29,7 +29,8 @@ def is_timezone(name: str) -> bool:
 def nearest_timezone(written: str) -> Fix:
     """The zone that `written` is like, or that has its offset, else an example."""
     if offset := OFFSET.fullmatch(written):
-        return _at_offset(offset[1], int(offset[2]))
+        sign, hours, minutes = offset.groups()
+        return _at_offset(sign, int(hours)) if int(minutes or 0) == 0 else _example()  # Etc has whole hours only
     plain = {name.casefold(): name for name in sorted(_zones())}
     close = get_close_matches(written.casefold().replace(" ", "_"), plain, n=1, cutoff=0.75) if len(written) > 3 else []
     meant = plain.get(written.casefold()) or next((plain[each] for each in close), None)
@@ -38,10 +39,11 @@ def nearest_timezone(written: str) -> Fix:
 
 def _at_offset(sign: str, hours: int) -> Fix:
     """As people write offsets: + is ahead of UTC."""
-    if not 0 <= hours <= (AHEAD if sign == "+" else BEHIND):
+    if hours > (AHEAD if sign == "+" else BEHIND):
         return _example()
     name = "UTC" if hours == 0 else f"Etc/GMT{'-' if sign == '+' else '+'}{hours}"
-    signs = "" if hours == 0 else f", which is {hours} hours {'ahead of' if sign == '+' else 'behind'} UTC"
+    count = "1 hour" if hours == 1 else f"{hours} hours"
+    signs = "" if hours == 0 else f", which is {count} {'ahead of' if sign == '+' else 'behind'} UTC"
     return Fix(f"did you mean {name}{signs}?", ({HERE: name},))
 
 
