@@ -31,9 +31,7 @@ __all__ = ["CheckedSpec", "check_document", "check_spec", "with_values"]
 Found = TypeVar("Found")
 
 BITS_PER_BYTE = 8
-MAX_STEPS = (
-    8  # from the end of a field's range to a number that its rules take: each rule about it moves it once or twice
-)
+MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def said_by_object(key: str, value: Any) -> Mapping[str, Any]:
 
 def as_we_say(key: str) -> str | None:
     """Our name of a field that is called `key` elsewhere, as a flag (`--max-num-seqs`) or as a key."""
-    return OTHER_NAMES.get(_plain(key)) or OTHER_NAMES.get(key)
+    return OTHER_NAMES.get(_plain(key))
 
 
 def why_we_have_no(path: str) -> str | None:

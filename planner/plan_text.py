@@ -211,9 +211,9 @@ def _node_list(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, other: str) -> bool:
-    """Whether `other` is called like `name`, with the next number, written as wide or without zeros in front."""
+    """Whether `other` is called like `name`, with the next number, written at least as wide."""
     (start, number), (other_start, other_number) = _numbered(name), _numbered(other)
-    return start == other_start and bool(number) and other_number in (f"{int(number) + 1:0{len(number)}d}",)
+    return start == other_start and bool(number) and other_number == f"{int(number) + 1:0{len(number)}d}"
 
 
 def _numbered(name: str) -> tuple[str, str]:
