@@ -11,7 +11,8 @@ holds the expert keeps its own tokens and takes fewer of its neighbours', so tha
 
 The map is one for equal shares, in which the fullest GPU is then relieved by swaps while any helps.
 
-Of the bounds for equal shares two hold here: the mean, and the largest replica, which carries at least w / R.
+Of the bounds for equal shares these hold here: the mean, the largest replica, which carries at least w / R, and those
+of groups and of coverage.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ starts from the previous map and stops as soon as no GPU carries more than `enou
 by a swap or a hand-over, as `descend` does, but by the one that gains most per slot changed: what is gained counts only
 down to `enough`, and a slot counts as changed only when its GPU did not hold the expert before, so that undoing a
 change, or changing a slot again, costs nothing. Beside it one slot each of some GPUs is chosen at once (`reseat`), and
-the way with fewer changes is gone. In the end whatever can be undone without need is undone.
+the way with fewer changes is taken. In the end whatever can be undone without need is undone.
 
 The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
 """
