@@ -63,7 +63,7 @@ class Engine:
         if deterministic:
             torch.set_num_threads(1)
             check_machine(self.model.row_wise())
-        elif wide(dtype) == torch.bfloat16:
+        elif cpu_kernels.suits(self.model.lm_head.weight):
             cpu_kernels.prepare()
 
     @property
