@@ -5,6 +5,7 @@ are addresses and sizes; tensors are BF16 unless something else is said.
 
     B requests, H heads, N and P sizes of a head's two parts of a key, V of its value, L and C = L + P of a latent
     up [H, N + V, L]   from a latent to a head's key (its first N rows) and value
+    pages [G, S, C]    all of the cache, of S positions each; in `tables` [B, P] and a request's [P], P is its pages
 """
 
 from typing import Any

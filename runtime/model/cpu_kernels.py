@@ -17,6 +17,9 @@ FP32. What is computed of a row, or of a request's attention, does not depend on
 to rounding, which is why deterministic mode, whose tiles have more rows, is not for those.
 
 Loops are given addresses. So each function here makes sure that what it gives is in one piece, or has rows that are.
+
+Letters that the README has not, or otherwise: I channels inside an MLP, L of compressed KV, N rows of a matrix,
+X several kinds of channels in one; where experts compute, S their slots; of the cache, G its pages of S positions each.
 """
 
 from collections.abc import Sequence
