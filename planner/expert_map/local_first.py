@@ -27,7 +27,7 @@ from planner.expert_map.domains import count_uncovered
 from planner.expert_map.layer import Layer, fullest, keep, new_layer, swap, take
 from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import PRINTED, as_bounds, as_ratios, as_rows, as_slots, holds_everything
-from planner.expert_map.renew import align
+from planner.expert_map.renew import align, keeps_groups_whole
 from planner.expert_map.types import BoundKind, Domains, ExpertMap, Sizes
 from planner.expert_map.weigh import Floats, Ints, scale
 
@@ -77,7 +77,7 @@ def keep_good(
 ) -> ExpertMap:
     """`settled` with the layers of the `previous` map that are as even as those of a fresh one, or nearly.
 
-    `settled` came from the previous map with few changes.
+    `settled` came from the previous map with few changes. Where groups stay on nodes, no layer is kept that splits one.
     """
     loads_LE = scale(loads)
     slots_LGS, previous_LGS = as_slots(settled.physical_to_logical, sizes), as_slots(previous, sizes)
@@ -85,6 +85,8 @@ def keep_good(
     enough_L = np.array(fresh.max_over_mean) * (1 + keep_within) + PRINTED
     is_covered_L = np.array([not domains or count_uncovered([row], domains) == 0 for row in previous])
     kept_L = (ratio_L <= enough_L) & is_covered_L
+    if settled.policy == "hierarchical":
+        kept_L &= keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1])
     slots_LGS = align(np.where(kept_L[:, None, None], previous_LGS, slots_LGS), previous_LGS)
     return replace(
         settled,

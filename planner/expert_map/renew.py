@@ -5,6 +5,7 @@ whose nodes and GPUs are numbered anew so that most stays where it is. A layer t
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.expert_map.eplb import eplb_fullest_of_layers
 from planner.expert_map.front import homes_of_groups
@@ -38,7 +39,7 @@ def renew(
         return align(fresh_LGS, previous_LGS)
     enough_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes) * (1 + ROUNDING)
     num_nodes = sizes.num_nodes if within_nodes else 1
-    start_LGS = part_repeats(loads_LE, previous_LGS)
+    start_LGS = part_repeats(loads_LE, previous_LGS, num_nodes)
     if may_spill:
         homes_LE = homes_of_groups(loads_LE, start_LGS, sizes)
         near_LGS, reached_L = respill(loads_LE, start_LGS, homes_LE, enough_L * (1 + keep_within), num_nodes)
@@ -47,12 +48,12 @@ def renew(
     previous_ratio_L = max_over_mean(loads_LE, previous_LGS)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_LGS = np.empty_like(previous_LGS)
-    must_be_whole = within_nodes and not may_spill
-    is_whole_L = keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1]) if must_be_whole else np.ones(len(loads_LE))
+    is_kept_L = previous_ratio_L * mean_L <= enough_L * (1 + keep_within)
+    if within_nodes and not may_spill:
+        is_kept_L &= keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1])
+        reached_L &= keeps_groups_whole(near_LGS, sizes, loads_LE.shape[1])
     for index in range(len(loads_LE)):
-        if not is_whole_L[index]:
-            slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
-        elif previous_ratio_L[index] * mean_L[index] <= enough_L[index] * (1 + keep_within):
+        if is_kept_L[index]:
             slots_LGS[index] = previous_LGS[index]
         elif reached_L[index]:
             slots_LGS[index] = near_LGS[index]
@@ -61,25 +62,30 @@ def renew(
     return align(slots_LGS, previous_LGS)
 
 
-def keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Ints:
+def keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> NDArray[np.bool_]:
     """Of each layer, whether every node holds only as many groups as are its own: `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1
-    is_whole_L: Ints = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
+    is_whole_L: NDArray[np.bool_] = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
     return is_whole_L
 
 
-def part_repeats(loads_LE: Floats, slots_LGS: Ints) -> Ints:
-    """The same without an expert twice on a GPU: the hottest that the GPU lacks takes the slot."""
-    parted = slots_LGS.copy()
+def part_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
+    """The same without an expert twice on a GPU: the hottest of its node that the GPU lacks takes the slot.
+
+    Where a GPU holds all experts of its node, it is the hottest of all others.
+    """
+    parted, gpus_per_node = slots_LGS.copy(), slots_LGS.shape[1] // num_nodes
     for index, gpu in np.argwhere((np.diff(np.sort(parted, axis=2), axis=2) == 0).any(axis=2)):
         slots = parted[index, gpu]
         for slot in range(1, len(slots)):
             if slots[slot] in slots[:slot]:
                 counts = np.bincount(parted[index].ravel(), minlength=loads_LE.shape[1])
-                loads = loads_LE[index] / np.maximum(counts, 1)
-                loads[slots] = -1.0
-                slots[slot] = loads.argmax()
+                loads, first = loads_LE[index] / np.maximum(counts, 1), gpu // gpus_per_node * gpus_per_node
+                lacking = np.setdiff1d(parted[index, first : first + gpus_per_node], slots)
+                if lacking.size == 0:
+                    lacking = np.setdiff1d(np.arange(len(loads)), slots)
+                slots[slot] = lacking[loads[lacking].argmax()]
     return parted
 
 

@@ -131,14 +131,14 @@ def _renew(
     if holds_everything(sizes, num_experts):
         return align(fresh_LGS, previous_LGS)
     enough_L = _fullest(loads_WLE, fresh_LGS, num_counted) * (1 + keep_within)
-    start_LGS = part_repeats(loads_WLE.sum(axis=0), previous_LGS)
-    near_LGS = relieve_windows(_by_layer(loads_WLE), start_LGS, num_counted, enough_L, gpus_per_node, num_kicks, True)
-    is_whole_L = np.ones(len(fresh_LGS), dtype=np.int64)
-    if must_be_whole:
-        is_whole_L = keeps_groups_whole(previous_LGS, sizes, num_experts)
-    is_near_L = (is_whole_L > 0) & (_fullest(loads_WLE, near_LGS, num_counted) <= enough_L)
-    is_kept_L = (is_whole_L > 0) & (_fullest(loads_WLE, previous_LGS, num_counted) <= enough_L)
     num_nodes = sizes.num_gpus // gpus_per_node
+    start_LGS = part_repeats(loads_WLE.sum(axis=0), previous_LGS, num_nodes)
+    near_LGS = relieve_windows(_by_layer(loads_WLE), start_LGS, num_counted, enough_L, gpus_per_node, num_kicks, True)
+    is_near_L = _fullest(loads_WLE, near_LGS, num_counted) <= enough_L
+    is_kept_L = _fullest(loads_WLE, previous_LGS, num_counted) <= enough_L
+    if must_be_whole:
+        is_near_L &= keeps_groups_whole(near_LGS, sizes, num_experts)
+        is_kept_L &= keeps_groups_whole(previous_LGS, sizes, num_experts)
     matched_LGS = np.stack([match(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
     slots_LGS = np.where(is_near_L[:, None, None], near_LGS, matched_LGS)
     return align(np.where(is_kept_L[:, None, None], previous_LGS, slots_LGS), previous_LGS)

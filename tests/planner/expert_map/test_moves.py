@@ -194,3 +194,23 @@ def test_a_map_that_splits_groups_is_no_start_where_groups_stay_whole():
     for layer in np.array(after.physical_to_logical).reshape(2, 4, -1):
         assert all(len(set(node // 8)) == 2 for node in layer)
     assert all(reached >= bound - 1e-6 for reached, bound in zip(after.max_over_mean, after.bound, strict=True))
+
+
+@pytest.mark.parametrize("split", ["equal", "local_first"])
+def test_groups_stay_whole_after_a_map_with_an_expert_twice_on_a_gpu_or_with_split_groups(split):
+    """As EPLB's may be, and as ours are that keep no groups; whatever is kept, nothing is below the bound."""
+    sizes = {"num_nodes": 4, "num_groups": 8, "policy": "hierarchical"}
+    old, new = (draw_loads(1.01, seed, 2, 64) for seed in (5, 0))
+    repeated = np.array(balance(old, 72, 8, **sizes).physical_to_logical).reshape(2, 8, 9)
+    for layer in repeated:
+        for gpu in layer:
+            spare = np.flatnonzero(np.bincount(layer.ravel(), minlength=64)[gpu] > 1)
+            gpu[spare[:1]] = gpu[spare[:1] - 1]
+    split_up = balance(new, 72, 8, policy="global").physical_to_logical
+    for previous in (repeated.reshape(2, 72).tolist(), split_up):
+        for loads in (old, new):
+            after = balance(loads, 72, 8, **sizes, split=split, previous=previous, keep_within=0.03)
+            groups = np.array(after.physical_to_logical).reshape(8, -1) // 8
+
+            assert all(len(set(node)) == 2 for node in groups.tolist())
+            assert (np.array(after.max_over_mean) >= np.array(after.bound) - 1e-6).all()

@@ -108,6 +108,21 @@ def test_the_next_windows_change_few_slots(sizes, policy):
     assert policy == "auto" or all(len(set(node)) == 2 for node in (new.reshape(16, -1) // 8).tolist())
 
 
+@pytest.mark.parametrize("policy", ["hierarchical", "global"])
+def test_groups_stay_whole_after_a_map_with_an_expert_twice_on_a_gpu_or_with_split_groups(policy):
+    """As with one window: the map in service is no start where that would split a group."""
+    windows = draw_windows(1.01, 1, 2, 64, 8, 3, 0.9)
+    before = np.array(balance(windows[0], 80, 16, num_nodes=4, num_groups=8, policy=policy).physical_to_logical)
+    for layer in before.reshape(2, 16, 5):
+        for gpu in layer:
+            spare = np.flatnonzero(np.bincount(layer.ravel(), minlength=64)[gpu] > 1)
+            gpu[spare[:1]] = gpu[spare[:1] - 1]
+    ours = balance_windows(windows, Sizes(80, 16, 4, 8), "refined", "hierarchical", 1.0, before.tolist(), 0.2)
+
+    assert all(len(set(node)) == 2 for node in (np.reshape(ours.physical_to_logical, (8, -1)) // 8).tolist())
+    assert (np.array(ours.max_over_mean) >= np.array(ours.bound) - 1e-6).all()
+
+
 def test_windows_that_have_not_changed_change_nothing():
     """Nor do windows for which the map in service is as even as a fresh one but for the share that is asked for."""
     windows = draw_windows(1.01, 3, 2, 32, 4, 3, 0.99)
