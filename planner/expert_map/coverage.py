@@ -16,7 +16,7 @@ from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, 
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.renew import align, part_repeats
 from planner.expert_map.types import BoundKind, Domains, Effort, ExpertMap, Sizes
-from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
+from planner.expert_map.weigh import Floats, Ints, fullest_in_whole_numbers, max_over_mean, scale
 
 __all__ = ["make_covered_map"]
 
@@ -85,16 +85,9 @@ def _renew(
     """The previous map with as few changes as coverage and the fresh map's balance ask for; else the fresh one."""
     if holds_everything(sizes, loads_LE.shape[1]):
         return align(fresh_LGS, previous_LGS)
-    enough_L = _fullest(loads_LE, fresh_LGS) * (1 + keep_within)
+    enough_L = fullest_in_whole_numbers(loads_LE, fresh_LGS) * (1 + keep_within)
     near_LGS, covered_L = solve_covered(
         loads_LE, sizes, domains, enough_L, effort, part_repeats(loads_LE, previous_LGS)
     )
-    is_near_L = covered_L & (_fullest(loads_LE, near_LGS) <= enough_L)
+    is_near_L = covered_L & (fullest_in_whole_numbers(loads_LE, near_LGS) <= enough_L)
     return align(np.where(is_near_L[:, None, None], near_LGS, fresh_LGS), previous_LGS)
-
-
-def _fullest(loads_LE: Floats, slots_LGS: Ints) -> Floats:
-    """What the fullest GPU carries, `[L]`, in whole numbers a replica as the search counts."""
-    weights_LE = np.floor(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]))
-    fullest_L: Floats = gpu_loads(weights_LE, slots_LGS).max(axis=1)
-    return fullest_L

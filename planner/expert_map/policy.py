@@ -45,7 +45,7 @@ def make_map(
     front: tuple[FrontPoint, ...] = ()
     dispatch = None
     if may_spill:
-        slots_LGS, homes_LE, front = _solve_spilling(loads_LE, sizes, bound_L)
+        slots_LGS, front = _solve_spilling(loads_LE, sizes, bound_L)
         dispatch = front[knee(front)]
         reason += _why_spilled(front, dispatch)
     else:
@@ -97,8 +97,8 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
     return solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, mean_L * bound_L * GOOD_ENOUGH, effort)
 
 
-def _solve_spilling(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, Ints, tuple[FrontPoint, ...]]:
-    """Slots `[L, G, S]` at the knee of the front, the nodes of experts `[L, E]`, and the front, whole groups first."""
+def _solve_spilling(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...]]:
+    """Slots `[L, G, S]` at the knee of the front, and the front, whole groups first."""
     whole_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
     whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_L, "fast")
     homes_LE = homes_of_groups(loads_LE, whole_LGS, sizes)
@@ -106,7 +106,7 @@ def _solve_spilling(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[In
     levels_QL = np.maximum(np.array(LEVELS)[:, None], bound_L * GOOD_ENOUGH) * mean_L
     slots_QLGS = spill(loads_LE, whole_LGS, levels_QL, sizes.num_nodes)
     front = front_of(loads_LE, slots_QLGS, homes_LE, sizes)
-    return slots_QLGS[knee(front)], homes_LE, front
+    return slots_QLGS[knee(front)], front
 
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:

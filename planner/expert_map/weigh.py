@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "TOTAL_BITS",
     "Floats",
     "Ints",
     "count_replicas",
+    "fullest_in_whole_numbers",
     "gpu_loads",
     "max_over_mean",
     "scale",
@@ -54,6 +54,13 @@ def max_over_mean(loads_LE: Floats, slots_LGS: Ints) -> Floats:
     fullest_L = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS).max(axis=1)
     ratios: Floats = np.divide(fullest_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
     return ratios
+
+
+def fullest_in_whole_numbers(loads_LE: Floats, slots_LGS: Ints) -> Floats:
+    """What the fullest GPU carries, `[L]`, each replica's load rounded down as searches count it (`layer`)."""
+    weights_LE = np.floor(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]))
+    fullest_L: Floats = gpu_loads(weights_LE, slots_LGS).max(axis=1)
+    return fullest_L
 
 
 def count_replicas(slots_LGS: Ints, num_experts: int) -> Ints:

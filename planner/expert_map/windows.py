@@ -29,7 +29,7 @@ from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.relieve import relieve_windows
 from planner.expert_map.renew import align, keeps_groups_whole, match, part_repeats
 from planner.expert_map.types import BoundKind, Effort, ExpertMap, Policy, Sizes, WindowsOutcome
-from planner.expert_map.weigh import Floats, Ints, count_replicas, gpu_loads, max_over_mean, scale
+from planner.expert_map.weigh import Floats, Ints, fullest_in_whole_numbers, max_over_mean, scale
 
 __all__ = ["balance_windows", "mean_loads", "outcome_of_windows"]
 
@@ -146,8 +146,7 @@ def _renew(
 
 def _fullest(loads_WLE: Floats, slots_LGS: Ints, num_counted: int) -> Floats:
     """What the fullest GPU carries in the worst of so many best windows, `[L]`, as the search counts."""
-    counts_LE = count_replicas(slots_LGS, loads_WLE.shape[2])
-    fullest_WL = [gpu_loads(np.floor(loads_LE / counts_LE), slots_LGS).max(axis=1) for loads_LE in loads_WLE]
+    fullest_WL = [fullest_in_whole_numbers(loads_LE, slots_LGS) for loads_LE in loads_WLE]
     fullest_L: Floats = np.sort(fullest_WL, axis=0)[num_counted - 1]
     return fullest_L
 
