@@ -31,7 +31,8 @@ def sample(
     prompt_ids: Sequence[int] = (),
 ) -> int:
     """The token that follows `position`, where the request has `generated` these tokens after its prompt."""
-    logits_V = _penalised(_less_of_the_same(logits_V, sampling, {*prompt_ids, *generated}), sampling, generated)
+    logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
+    logits_V = _penalised(logits_V, sampling, generated)
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
@@ -57,11 +58,13 @@ def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> Fini
     return "length" if num_generated >= sampling.max_tokens else None
 
 
-def _less_of_the_same(logits_V: Tensor, sampling: Sampling, seen: set[int]) -> Tensor:
+def _less_of_the_same(
+    logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
+) -> Tensor:
     """logit / repetition_penalty of tokens that the request has; times it where the logit is negative."""
-    if not seen or sampling.repetition_penalty == 1:
+    if sampling.repetition_penalty == 1:  # before a long prompt is looked at, for every token that follows it
         return logits_V
-    tokens = torch.tensor(list(seen))
+    tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)
     of_seen = logits_V[tokens]
     factors = torch.where(of_seen < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
     return logits_V.index_copy(0, tokens, of_seen * factors)

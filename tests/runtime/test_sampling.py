@@ -184,6 +184,11 @@ def test_logprobs_are_of_the_logits_as_the_model_made_them(logits, token_id, num
     assert all(value == pytest.approx(expected[other].item(), abs=1e-4) for other, value in found.best)
 
 
+def test_nobody_pays_for_a_penalty_that_nobody_asked_for():
+    """Without one, a prompt, which may be long, is not even looked at."""
+    assert sample(torch.tensor([0.0, 1.0]), sampling(temperature=0.0), 0, prompt_ids=None) == 1
+
+
 def test_nobody_pays_for_logprobs_that_nobody_asked_for():
     """None, and not an empty list."""
     assert logprobs(torch.zeros(4), 2, sampling()) is None
