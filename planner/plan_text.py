@@ -193,7 +193,8 @@ def _units(plan: Plan) -> str:
         units = [unit for unit in plan.units if unit.phase == layout.phase]
         rows += [(unit.name, str(len(unit.ranks)), unit.why, _node_list(unit.nodes)) for unit in units[:MAX_UNITS]]
         if len(units) > MAX_UNITS:
-            more.append(f"  ... and {len(units) - MAX_UNITS} more {layout.phase} units")
+            hidden = len(units) - MAX_UNITS
+            more.append(f"  ... and {hidden} more {layout.phase} unit{'' if hidden == 1 else 's'}")
     return "\n".join([_wrapped(rows), *more])
 
 
@@ -236,7 +237,8 @@ def _placement(plan: Plan) -> str:
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
-        lines += _filled(f"Not used: {named}{f' and {more} more nodes' if more > 0 else ''}.")
+        others = f" and {more} more node{'' if more == 1 else 's'}" if more > 0 else ""
+        lines += _filled(f"Not used: {named}{others}.")
     return "\n".join(lines)
 
 

@@ -59,11 +59,12 @@ def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, 
     assert [each.path for each in plan.decisions if each.path.startswith("expert_load")] == []
 
 
-def test_nodes_that_are_not_used_fit_a_terminal(with_line, plan_of):
+@pytest.mark.parametrize(("num_away", "counted"), [(4, "."), (5, " and 1 more node."), (6, " and 2 more nodes.")])
+def test_nodes_that_are_not_used_fit_a_terminal(num_away, counted, with_line, plan_of):
     """Some by name and reason, the others counted, in 80 columns."""
-    away = [f"{{name: n{index}, taints: [team=research:NoSchedule]}}" for index in range(6)]
+    away = [f"{{name: n{index}, taints: [team=research:NoSchedule]}}" for index in range(num_away)]
     nodes = ", ".join([*away, "{name: a}", "{name: b}", "{name: c}"])
     text = plan_text(plan_of(with_line(8, f"  nodes: [{nodes}]")))
 
     assert max(map(len, text.splitlines())) <= 80
-    assert "n3 (tainted team=research:NoSchedule) and 2 more nodes." in " ".join(text.split())
+    assert f"n3 (tainted team=research:NoSchedule){counted}" in " ".join(text.split())
