@@ -22,6 +22,7 @@ from planner.expert_map.weigh import Floats, Ints
 __all__ = ["bring_back", "count_moves", "relieve_cheaply", "relocate", "undo"]
 
 NONE = -1
+# How long is searched: assumed, as what the benchmark's goals of balance and of time leave room for.
 FREE = 0.2  # slots that a step without cost counts as
 CAREFUL_KICKS = 100
 KICKS = 200

@@ -26,7 +26,7 @@ from planner.expert_map.weigh import Floats, Ints
 __all__ = ["relieve_windows"]
 
 NONE = -1
-ROUNDS = 4  # of choosing the windows that count
+ROUNDS = 4  # of choosing the windows that count; assumed
 
 
 class Windows(NamedTuple):

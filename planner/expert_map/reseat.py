@@ -29,6 +29,7 @@ from planner.expert_map.weigh import Floats, Ints
 __all__ = ["reseat"]
 
 NONE = -1
+# How long is searched: assumed, as what the benchmark's goals of moves and of time leave room for.
 PASSES = 8
 ATTEMPTS = 16
 IMPOSSIBLE = 1 << 30

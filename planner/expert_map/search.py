@@ -23,6 +23,7 @@ from planner.expert_map.weigh import Floats, Ints
 __all__ = ["SEED", "kick", "solve"]
 
 SHIFTS = np.array([0.0, -0.5, -0.25, 0.25])  # of `replicate`; EPLB's first. Tried at EP72 and EP144, alpha 0.6 to 1.2
+# How long is searched: assumed, as what the benchmark's goals of balance and of time leave room for.
 ROUNDS = 6
 KICK_CHANGES = 6
 MAX_TRIES = 50

@@ -33,7 +33,7 @@ from planner.expert_map.weigh import Floats, Ints, fullest_in_whole_numbers, max
 
 __all__ = ["balance_windows", "mean_loads", "outcome_of_windows"]
 
-KICKS = {"fast": 0, "refined": 30}
+KICKS = {"fast": 0, "refined": 30}  # assumed
 BITS = 40  # of a window's total: sums over windows stay exact
 ROUNDING = 1e-9
 
