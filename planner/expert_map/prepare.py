@@ -26,7 +26,6 @@ def prepare(
     loads, num_gpus = ((9, 5, 4, 3, 1, 1, 1, 1), (1, 1, 1, 1, 3, 4, 5, 9)), 4
     num_slots, domains = (16, ((0, 0, 1, 1),)) if with_domains else (12, ())
     options: dict[str, Any] = {"num_nodes": 2, "domains": domains, "split": split}
-    rows = None
     for num_groups in (1, 2) if with_groups else (1,):
         fresh = balance(loads, num_slots, num_gpus, num_groups=num_groups, **options)
         rows = fresh.physical_to_logical if with_previous else None

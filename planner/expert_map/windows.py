@@ -74,7 +74,6 @@ def balance_windows(
     moved_slots = None
     if previous is not None:
         previous_LGS = as_slots(previous, sizes)
-        must_be_whole = kept_within and not of_mean.front
         slots_LGS = _renew(
             loads_WLE,
             previous_LGS,
@@ -84,7 +83,7 @@ def balance_windows(
             gpus_per_node,
             KICKS[effort],
             keep_within,
-            must_be_whole,
+            _keeps_groups(of_mean),
         )
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_WLE.shape[2])
     found = replace(of_mean, physical_to_logical=as_rows(slots_LGS), bound=as_bounds(bound_L))
@@ -107,9 +106,14 @@ def outcome_of_windows(
     expert_map: ExpertMap, windows: Sequence[Loads], sizes: Sizes, quantile: float | None
 ) -> WindowsOutcome:
     """What a map reaches in each window, and what any could; `quantile` None: made for the mean."""
-    within_nodes = expert_map.policy == "hierarchical" and not expert_map.front
-    bounds = [as_bounds(bind(scale(each), sizes, within_nodes=within_nodes)[0]) for each in windows]
+    is_whole = _keeps_groups(expert_map)
+    bounds = [as_bounds(bind(scale(each), sizes, within_nodes=is_whole)[0]) for each in windows]
     return WindowsOutcome(quantile, _ratios(expert_map, windows, sizes), tuple(bounds))
+
+
+def _keeps_groups(expert_map: ExpertMap) -> bool:
+    """Its groups of experts are on one node each; those of a map that has a front are not all."""
+    return expert_map.policy == "hierarchical" and not expert_map.front
 
 
 def _renew(
@@ -168,10 +172,10 @@ def _bind(
     loads_WLE: Floats, mean: Loads, sizes: Sizes, num_counted: int, of_mean: ExpertMap
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
     """The bound of each layer, `[L]`, and its kind: of the window whose bound it is, or of the mean."""
-    within_nodes = of_mean.policy == "hierarchical" and not of_mean.front
-    candidates = [bind(each, sizes, within_nodes=within_nodes) for each in loads_WLE]
+    is_whole = _keeps_groups(of_mean)
+    candidates = [bind(each, sizes, within_nodes=is_whole) for each in loads_WLE]
     order_WL = np.argsort([bound_L for bound_L, _ in candidates], axis=0, kind="stable")
-    of_mean_L, mean_binding = bind(scale(mean), sizes, within_nodes=within_nodes)
+    of_mean_L, mean_binding = bind(scale(mean), sizes, within_nodes=is_whole)
     bounds, kinds = [], []
     for layer, window in enumerate(order_WL[num_counted - 1]):
         bound, kind = candidates[window][0][layer], candidates[window][1][layer]
