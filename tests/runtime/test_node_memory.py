@@ -1,12 +1,13 @@
 """Ranks of a node write to and read from the same memory, and agree on not having it."""
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from runtime.node_memory import common_memory
+from runtime.node_memory import _made, common_memory
 from runtime.parallel import GlooGroup, SoloGroup
 from runtime.rendezvous import MeetingPoint
 
@@ -60,14 +61,22 @@ def test_one_rank_has_it_for_itself():
     "elsewhere",
     [
         lambda: patch("os.memfd_create", side_effect=PermissionError),
+        lambda: patch("os.ftruncate", side_effect=OSError(errno.EFBIG, "File too large")),
         lambda: patch("os.getpid", return_value=0),
-        lambda: patch("runtime.node_memory._name_of", side_effect=zip(count(), count(), strict=True)),
+        lambda: patch("runtime.node_memory._made", lambda token, num_bytes: _made(token ^ 1, num_bytes)),
     ],
-    ids=["no file", "no such process", "another file there"],
+    ids=["no file", "no file of this size", "no such process", "another unit's file there"],
 )
 def test_who_cannot_have_it_says_so_to_all(groups, elsewhere):
     """As with ranks in containers of their own: nobody has memory then, and nobody another's file."""
+    before = files_in_memory()
     with elsewhere():
         found = memories(groups)
 
     assert found == [None] * SIZE
+    assert files_in_memory() <= before
+
+
+def files_in_memory():
+    """The names of those that this process has open."""
+    return {link.name for link in map(Path.resolve, Path("/proc/self/fd").iterdir()) if "memfd:tidemill" in link.name}
