@@ -7,6 +7,10 @@
 Both begin an exchange and return at once; what comes of it is had by `wait()`. Between the two the caller may compute,
 which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, sizes first.
 
+A token goes to a rank once, however many of its slots are there. Worked example: slots 0-2 on rank 0, 3-5 on rank 1. A
+token of rank 0 wants slots 4, 1 and 5: rank 1 gets one row, "4 1 5" and the activations, and makes two of it; rank 0
+keeps one. Back come two rows, the outputs of slots 4 and 5.
+
 The weighted sum over a token's choices is the caller's, in the order of the choices, so that it does not depend on
 the layout. `LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it.
 A rank without tokens still takes part: the collectives are a group's, not a token's.
@@ -28,6 +32,7 @@ from runtime.model import cpu_kernels
 from runtime.parallel import Group
 
 __all__ = [
+    "SLOT_BYTES",
     "AllToAllDispatcher",
     "Combined",
     "Dispatched",
@@ -40,6 +45,8 @@ __all__ = [
     "Traffic",
     "inverse",
 ]
+
+SLOT_BYTES = 4  # torch.int32: of one of the slots in front of a row
 
 T = TypeVar("T")
 
@@ -135,8 +142,8 @@ class TokenDispatcher(Protocol):
 
     traffic: Traffic
 
-    def begin_step(self, num_pairs: int) -> None:
-        """This rank will have at most so many pairs for another in a dispatch of this step. A collective."""
+    def begin_step(self, num_tokens: int) -> None:
+        """This rank has at most so many tokens in a dispatch of this step. A collective."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
@@ -153,7 +160,7 @@ class LocalDispatcher:
         self.row_format = row_format
         self.traffic = Traffic()
 
-    def begin_step(self, num_pairs: int) -> None:
+    def begin_step(self, num_tokens: int) -> None:
         """There is nobody to agree with."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
@@ -178,13 +185,16 @@ class LocalDispatcher:
 
 @dataclass(frozen=True)
 class _WayBack:
-    pair_order: Tensor  # [T x K]: the (token, choice) pair that was sent in each place
-    received: list[int]  # rows got from each rank
-    grouping: Tensor  # [R]: the received row that stands in each place of rows_RD
+    received: list[int]  # pairs of each rank that have their slots here
+    grouping: Tensor  # [R]: which of them, in the order of arrival, stands in each place of rows_RD
+    places: Tensor  # [T x K]: where the result of each of this rank's own pairs will lie
 
 
 class AllToAllDispatcher:
-    """Slots over the ranks of a group: two variable-size all-to-alls, and one before them for the sizes."""
+    """Slots over the ranks of a group. A token's row goes to each rank that it wants once, with all its slots in front.
+
+    Results come back pair by pair: they are different rows, and summed in the order of the choices.
+    """
 
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat) -> None:
         self.group = group
@@ -192,40 +202,57 @@ class AllToAllDispatcher:
         self.row_format = row_format
         self.traffic = Traffic()
 
-    def begin_step(self, num_pairs: int) -> None:
+    def begin_step(self, num_tokens: int) -> None:
         """Any number is dispatched alike."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
-        """Sort by slot, which is by rank too; exchange; group what came by slot."""
-        pair_order = slots_TK.flatten().argsort(stable=True)
-        sizes_sent = self.sizes(slots_TK)
-        exchange = self.exchange(self.row_format.encode(x_TD), slots_TK, pair_order, sizes_sent)
+        """Put the slots in front of each row; exchange; make of what came a row for each slot that is here."""
+        sent = self.sizes(slots_TK).sum(1).tolist()
+        places = inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
+        exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK)
 
         def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
-            sizes, rows = arrived
-            grouping = _grouping(sizes)
-            rows_RD = self.row_format.decode(rows.index_select(0, grouping))
-            sent, received = sizes_sent.sum(1).tolist(), sizes.sum(1).tolist()
-            return Dispatched(rows_RD, sizes.sum(0).tolist(), sent, _WayBack(pair_order, received, grouping))
+            from_each, rows_NX = arrived
+            slots_NK = self.slots_of(rows_NX, slots_TK.shape[1])
+            row, choice = (slots_NK // self.slots_per_rank == self.group.rank).nonzero(as_tuple=True)
+            slots = slots_NK[row, choice] - self.group.rank * self.slots_per_rank
+            grouping = slots.argsort(stable=True)
+            bytes_RB = rows_NX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[grouping])
+            sources = torch.arange(self.group.size).repeat_interleave(from_each)[row]
+            received = sources.bincount(minlength=self.group.size).tolist()
+            counts = slots.bincount(minlength=self.slots_per_rank).tolist()
+            return Dispatched(self.row_format.decode(bytes_RB), counts, sent, _WayBack(received, grouping, places))
 
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)), group_by_slot)
 
-    def exchange(
-        self, bytes_TB: Tensor, slots_TK: Tensor, pair_order: Tensor, sizes_sent: Tensor
-    ) -> Callable[[], tuple[Tensor, Tensor]]:
-        """What brings every pair's row to its rank: sizes `[source, slots_per_rank]`, and rows by source, then slot.
+    def addressed(self, bytes_TB: Tensor, slots_TK: Tensor) -> Tensor:
+        """Rows as they travel, [T, X] bytes: the token's slots, then its activations."""
+        return torch.cat((slots_TK.int().view(torch.uint8), bytes_TB), 1)
 
-        `sizes_sent` is `[rank, slots_per_rank]`; both sizes count (token, choice) pairs. Here: sizes, then rows.
-        """
-        rows = bytes_TB.index_select(0, pair_order // slots_TK.shape[1])
-        sent = sizes_sent.sum(1).tolist()
+    def slots_of(self, rows_NX: Tensor, top_k: int) -> Tensor:
+        """The slots in front of such rows, [N, K]."""
+        return rows_NX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
+
+    def exchange(self, rows_TX: Tensor, slots_TK: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """What brings every row to its ranks: how many came from each, and they, sources in order. Sizes, then rows."""
+        rows, sizes = self.for_each(rows_TX, self.among(slots_TK // self.slots_per_rank))
 
         def sizes_then_rows() -> tuple[Tensor, Tensor]:
-            one_row_each = [1] * self.group.size
-            sizes = self.group.all_to_all(sizes_sent, one_row_each, one_row_each)
-            return sizes, self.give(rows, sent, sizes.sum(1).tolist())
+            one_each = [1] * self.group.size
+            from_each = self.group.all_to_all(sizes, one_each, one_each)
+            return from_each, self.give(rows, sizes.tolist(), from_each.tolist())
 
         return sizes_then_rows
+
+    def for_each(self, rows_NX: Tensor, is_for_NG: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows for each rank, rank by rank, a row that is for several once for each; and how many each gets."""
+        _, rows = is_for_NG.T.nonzero(as_tuple=True)
+        return rows_NX.index_select(0, rows), is_for_NG.sum(0)
+
+    def among(self, ranks_NK: Tensor) -> Tensor:
+        """[N, G], whether each rank is one of a row's."""
+        is_among_NG = torch.zeros(len(ranks_NK), self.group.size, dtype=torch.bool)
+        return is_among_NG.scatter_(1, ranks_NK, True)
 
     def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """One all-to-all of rows of bytes, counted."""
@@ -241,15 +268,15 @@ class AllToAllDispatcher:
                 self.traffic.bytes_to_other_nodes += number * row_bytes
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
-        """The same way back."""
+        """Each pair's result goes to its token's rank."""
         way: _WayBack = dispatched.way_back
         rows = rows_RD.index_select(0, inverse(way.grouping))
         exchange = partial(self.group.all_to_all, rows, way.received, dispatched.sent)
         arrival = self.group.begin(self.traffic.combine.timed(exchange))
-        return Pending(arrival, lambda returned: Combined(returned, inverse(way.pair_order)))
+        return Pending(arrival, lambda returned: Combined(returned, way.places))
 
     def sizes(self, slots_TK: Tensor) -> Tensor:
-        """Rows for each slot of each rank, [ranks, slots_per_rank]."""
+        """Pairs for each slot of each rank, [ranks, slots_per_rank]."""
         num_slots = self.group.size * self.slots_per_rank
         return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
 
@@ -261,13 +288,6 @@ def _here(value: T) -> Pending[T]:
 
 _ARRIVED: "Future[None]" = Future()  # one for all: a new one takes as long as sorting a token's rows
 _ARRIVED.set_result(None)
-
-
-def _grouping(sizes_received: Tensor) -> Tensor:
-    """Rows arrive by source rank, then slot: the order that puts each slot's rows together, sources in order."""
-    num_ranks, num_slots = sizes_received.shape
-    slot_of_row = torch.arange(num_slots).repeat(num_ranks).repeat_interleave(sizes_received.flatten())
-    return slot_of_row.argsort(stable=True)
 
 
 def inverse(order: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
 """Two forms of the all-to-all dispatch: one exchange for small steps, and no token twice to a node.
 
-    low latency   messages of one size for every pair of ranks, the counts in front: nobody has to ask for sizes first.
+    low latency   messages of one size for every pair of ranks, the count in front: nobody has to ask for sizes first.
                   It moves the most that could come, so it is for steps of few tokens: decode.
-    by node       a token that several experts of one node want crosses to that node once, to the rank that has the
+    by node       a token that several ranks of one node want crosses to that node once, to the rank that has the
                   sender's place there (its relay), and is spread from there. For many tokens: prefill.
 
 Both bring the rows in the order of `AllToAllDispatcher`, which they are but for the exchange; combine is its own: each
 choice's output comes back, since the weighted sum is made at the token's rank in the order of the choices.
 
 Worked example, by node: ranks 0, 1 on node A and 2, 3 on node B. A token of rank 1 wants slots on ranks 2, 2 and 3. Its
-row goes to rank 3 with the three slots; rank 3 gives it to rank 2 twice and to itself once. One row crossed, not three.
+row goes to rank 3 with the three slots; rank 3 gives it to rank 2 and to itself, once each. One row crossed, not three.
 
 Model: DeepEP's low-latency and normal kernels (github.com/deepseek-ai/DeepEP).
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, RowFormat, TokenDispatcher
+from runtime.dispatch import SLOT_BYTES, AllToAllDispatcher, LocalDispatcher, RowFormat, TokenDispatcher
 from runtime.dispatch_shared import SharedDispatcher
 from runtime.parallel import Group
 
@@ -27,132 +27,103 @@ __all__ = ["LowLatencyDispatcher", "NodeDispatcher", "new_dispatcher"]
 
 MAX_MESSAGE_BYTES = 64 * 1024  # assumed: beyond, moving what is not there costs more than asking what is
 COUNT_BYTES = 8  # torch.int64
-SLOT_BYTES = 4  # torch.int32
 
 
 def new_dispatcher(
-    group: Group, slots_per_rank: int, row_format: RowFormat, row_bytes: int, result_bytes: int, most_pairs: int
+    group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, small_step_tokens: int
 ) -> TokenDispatcher:
-    """The form for this unit. `most_pairs`: what a rank has for another at most in a small step; 0: none is small."""
+    """The form for this unit. `x_1D` is what a token's row is made of and what an expert makes of it.
+
+    Steps of up to `small_step_tokens` a rank are worth low latency; 0: there are none.
+    """
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format)
-    num_nodes = len(set(group.nodes))
+    num_nodes, row_bytes = len(set(group.nodes)), row_format.encode(x_1D).shape[1]
     normal = (NodeDispatcher if 1 < num_nodes < group.size else AllToAllDispatcher)(group, slots_per_rank, row_format)
     if num_nodes == 1:
-        return SharedDispatcher(normal, row_bytes, result_bytes)
-    if 0 < most_pairs * row_bytes <= MAX_MESSAGE_BYTES:
-        return LowLatencyDispatcher(normal, most_pairs)
+        return SharedDispatcher(normal, row_bytes, x_1D.nbytes, min(top_k, slots_per_rank))
+    if 0 < small_step_tokens * (top_k * SLOT_BYTES + row_bytes) <= MAX_MESSAGE_BYTES:
+        return LowLatencyDispatcher(normal, small_step_tokens)
     return normal
 
 
 class LowLatencyDispatcher(AllToAllDispatcher):
-    """One exchange: each rank sends each other the counts of its slots and room for `most_pairs` rows.
+    """One exchange: each rank sends each other how many rows there are, and room for the most.
 
     A step in which some rank has more is dispatched by `normal`; one vote a step says which it is.
     """
 
-    def __init__(self, normal: AllToAllDispatcher, most_pairs: int) -> None:
+    def __init__(self, normal: AllToAllDispatcher, most_tokens: int) -> None:
         super().__init__(normal.group, normal.slots_per_rank, normal.row_format)
         self.traffic = normal.traffic
         self._normal = normal
-        self._most_pairs = most_pairs
+        self._most_tokens = most_tokens
         self._is_small = False
 
-    def begin_step(self, num_pairs: int) -> None:
+    def begin_step(self, num_tokens: int) -> None:
         """Agree on whether the step is small."""
-        self._is_small = not self.group.any(num_pairs > self._most_pairs)
+        self._is_small = not self.group.any(num_tokens > self._most_tokens)
 
-    def exchange(
-        self, bytes_TB: Tensor, slots_TK: Tensor, pair_order: Tensor, sizes_sent: Tensor
-    ) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Counts and rows in one message."""
+    def exchange(self, rows_TX: Tensor, slots_TK: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Count and rows in one message."""
         if not self._is_small:
-            return self._normal.exchange(bytes_TB, slots_TK, pair_order, sizes_sent)
-        counts = sizes_sent.view(torch.uint8)
-        message_bytes = counts.shape[1] + self._most_pairs * bytes_TB.shape[1]
-        messages = bytes_TB.new_zeros(self.group.size, message_bytes)
-        messages[:, : counts.shape[1]] = counts
-        rows = bytes_TB[pair_order // slots_TK.shape[1]]
-        self._room(messages, bytes_TB.shape[1])[self._is_taken(sizes_sent)] = rows
+            return self._normal.exchange(rows_TX, slots_TK)
+        rows, sizes = self.for_each(rows_TX, self.among(slots_TK // self.slots_per_rank))
+        row_bytes = rows.shape[1]
+        messages = rows.new_zeros(self.group.size, COUNT_BYTES + self._most_tokens * row_bytes)
+        messages[:, :COUNT_BYTES] = sizes[:, None].view(torch.uint8)
+        self._room(messages, row_bytes)[self._is_taken(sizes)] = rows
 
         def at_once() -> tuple[Tensor, Tensor]:
             one_message_each = [1] * self.group.size
             arrived = self.give(messages, one_message_each, one_message_each)
-            sizes = arrived[:, : counts.shape[1]].contiguous().view(torch.int64)
-            return sizes, self._room(arrived, bytes_TB.shape[1])[self._is_taken(sizes)]
+            from_each = arrived[:, :COUNT_BYTES].contiguous().view(torch.int64)[:, 0]
+            return from_each, self._room(arrived, row_bytes)[self._is_taken(from_each)]
 
         return at_once
 
     def _room(self, messages: Tensor, row_bytes: int) -> Tensor:
-        """The rows' part of the messages, [ranks, most_pairs, row_bytes]: the same memory."""
-        return messages[:, self.slots_per_rank * COUNT_BYTES :].unflatten(1, (self._most_pairs, row_bytes))
+        """The rows' part of the messages, [ranks, most_tokens, row_bytes]: the same memory."""
+        return messages[:, COUNT_BYTES:].unflatten(1, (self._most_tokens, row_bytes))
 
     def _is_taken(self, sizes: Tensor) -> Tensor:
-        """[ranks, most_pairs]."""
-        return torch.arange(self._most_pairs) < sizes.sum(1, keepdim=True)
+        """[ranks, most_tokens]."""
+        return torch.arange(self._most_tokens) < sizes[:, None]
 
 
 class NodeDispatcher(AllToAllDispatcher):
-    """Rows go to a relay on each node that wants them, with the slots there; relays spread them."""
+    """A row goes to a relay on each node that it wants; relays give it to each rank there that it wants."""
 
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat) -> None:
         super().__init__(group, slots_per_rank, row_format)
-        self._node_of_slot = torch.tensor(group.nodes).repeat_interleave(slots_per_rank)
-        self._relays = sorted({_relay(group, group.rank, node): node for node in set(group.nodes)}.items())
+        self._relay_of_rank = torch.tensor([_relay(group, group.rank, node) for node in group.nodes])
         own_node = group.nodes[group.rank]
-        self._relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
+        self._is_near_G = torch.tensor([node == own_node for node in group.nodes])
+        relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
+        self._relay_of_source = torch.tensor(relay_of_source)
+        self._arrival = torch.tensor(sorted(range(group.size), key=lambda source: (relay_of_source[source], source)))
 
-    def exchange(
-        self, bytes_TB: Tensor, slots_TK: Tensor, pair_order: Tensor, sizes_sent: Tensor
-    ) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Sizes, then rows to relays, then rows to slots."""
-        to_relays, relay_sizes = self._for_relays(bytes_TB, slots_TK)
-        all_sizes_sent = torch.cat((sizes_sent, relay_sizes[:, None]), 1)
+    def exchange(self, rows_TX: Tensor, slots_TK: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Sizes, then rows to relays, then rows to ranks."""
+        ranks_TK = slots_TK // self.slots_per_rank
+        to_relays, to_each_relay = self.for_each(rows_TX, self.among(self._relay_of_rank[ranks_TK]))
+        sizes_sent = torch.stack((self.among(ranks_TK).sum(0), to_each_relay), 1)
 
         def by_relays() -> tuple[Tensor, Tensor]:
             one_row_each = [1] * self.group.size
-            all_sizes = self.group.all_to_all(all_sizes_sent, one_row_each, one_row_each)
-            sizes, relayed = all_sizes[:, :-1], all_sizes[:, -1]
-            at_relay = self.give(to_relays, relay_sizes.tolist(), relayed.tolist())
-            to_slots, sent = self._for_slots(at_relay, relayed, slots_TK.shape[1])
-            from_source = sizes.sum(1)
-            received = torch.zeros(self.group.size, dtype=torch.long)
-            received.index_add_(0, torch.tensor(self._relay_of_source), from_source)
-            return sizes, self.give(to_slots, sent, received.tolist())[self._by_source(from_source)]
+            from_each, relayed = self.group.all_to_all(sizes_sent, one_row_each, one_row_each).unbind(1)
+            at_relay = self.give(to_relays, to_each_relay.tolist(), relayed.tolist())
+            ranks_NK = self.slots_of(at_relay, slots_TK.shape[1]) // self.slots_per_rank
+            to_ranks, to_each_rank = self.for_each(at_relay, self.among(ranks_NK) & self._is_near_G)
+            from_relays = torch.zeros_like(from_each).index_add_(0, self._relay_of_source, from_each)
+            rows = self.give(to_ranks, to_each_rank.tolist(), from_relays.tolist())
+            return from_each, rows[self._by_source(from_each)]
 
         return by_relays
 
-    def _for_relays(self, bytes_TB: Tensor, slots_TK: Tensor) -> tuple[Tensor, Tensor]:
-        """One row for each token and node that wants it: the slots there (-1: elsewhere), then the token's bytes.
-
-        Also how many rows each rank gets.
-        """
-        sizes = torch.zeros(self.group.size, dtype=torch.long)
-        rows = [bytes_TB.new_empty(0, slots_TK.shape[1] * SLOT_BYTES + bytes_TB.shape[1])]
-        for relay, node in self._relays:
-            slots_there = slots_TK.where(self._node_of_slot[slots_TK] == node, -1)
-            tokens = (slots_there >= 0).any(1).nonzero()[:, 0]
-            sizes[relay] = len(tokens)
-            rows.append(torch.cat((slots_there[tokens].int().view(torch.uint8), bytes_TB[tokens]), 1))
-        return torch.cat(rows), sizes
-
-    def _for_slots(self, at_relay: Tensor, relayed: Tensor, top_k: int) -> tuple[Tensor, list[int]]:
-        """A row for each slot that is wanted, by rank, then source, then slot; and how many each rank gets."""
-        slots_RK = at_relay[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
-        row, choice = (slots_RK >= 0).nonzero(as_tuple=True)
-        slots = slots_RK[row, choice]
-        ranks = slots // self.slots_per_rank
-        sources = torch.arange(self.group.size).repeat_interleave(relayed)[row]
-        order = ((ranks * self.group.size + sources) * self.slots_per_rank + slots % self.slots_per_rank).argsort(
-            stable=True
-        )
-        sent = ranks.bincount(minlength=self.group.size).tolist()
-        return at_relay[row[order], top_k * SLOT_BYTES :], sent
-
-    def _by_source(self, from_source: Tensor) -> Tensor:
+    def _by_source(self, from_each: Tensor) -> Tensor:
         """Rows arrive by relay, then source: the order that puts sources first."""
-        arrival = sorted(range(self.group.size), key=lambda source: (self._relay_of_source[source], source))
-        return torch.tensor(arrival).repeat_interleave(from_source[arrival]).argsort(stable=True)
+        return self._arrival.repeat_interleave(from_each[self._arrival]).argsort(stable=True)
 
 
 def _relay(group: Group, source: int, node: int) -> int:

@@ -49,17 +49,18 @@ class _WayBack:
 class SharedDispatcher:
     """As `normal`, which steps in where the ranks turn out to have no memory in common."""
 
-    def __init__(self, normal: AllToAllDispatcher, row_bytes: int, result_bytes: int) -> None:
-        """Bytes of a row on its way to an expert, and of what the expert makes of it."""
+    def __init__(self, normal: AllToAllDispatcher, row_bytes: int, result_bytes: int, pairs_per_token: int) -> None:
+        """Bytes of a row on its way to an expert, and of what the expert makes of it; a token's choices on one rank."""
         self.traffic = normal.traffic
         self._normal, self._group, self._row_format = normal, normal.group, normal.row_format
-        self._row_bytes, self._result_bytes = row_bytes, result_bytes
+        self._row_bytes, self._result_bytes, self._pairs_per_token = row_bytes, result_bytes, pairs_per_token
         self._rooms: list[Room] = []
         self._most_pairs = -1  # there are no rooms yet: a step without any pairs needs them too
         self._is_possible = True
 
-    def begin_step(self, num_pairs: int) -> None:
+    def begin_step(self, num_tokens: int) -> None:
         """Let there be room for the largest step of any rank."""
+        num_pairs = num_tokens * self._pairs_per_token
         if self._is_possible and self._group.any(num_pairs > self._most_pairs):
             self._make_rooms(num_pairs)
 

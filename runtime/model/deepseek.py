@@ -87,7 +87,7 @@ class DeepseekV3(nn.Module):
 
     def begin_step(self, micro_batches: list[Step]) -> None:
         """Let the ranks agree on how to dispatch what follows: before anything is, by every rank."""
-        self.dispatcher.begin_step(self._most_pairs(max(len(step.token_ids_T) for step in micro_batches)))
+        self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
     def row_wise(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
         """What `batching` computes in rows, one of each shape: (function, size of a row, its type)."""
@@ -126,14 +126,9 @@ class DeepseekV3(nn.Module):
 
     def _dispatcher(self, group: Group, dtype: torch.dtype, small_step_tokens: int) -> TokenDispatcher:
         row_format = Fp8Rows(self.config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
-        row = torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))
-        row_bytes = row_format.encode(row).shape[1]
-        most_pairs = self._most_pairs(small_step_tokens)
-        return new_dispatcher(group, self.load.rows.shape[1], row_format, row_bytes, row.nbytes, most_pairs)
-
-    def _most_pairs(self, num_tokens: int) -> int:
-        """Choices of so many tokens that one rank can hold: a token's choices are different slots."""
-        return num_tokens * min(self.config.num_experts_per_tok, self.load.rows.shape[1])
+        x_1D = torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))
+        top_k, slots_per_rank = self.config.num_experts_per_tok, self.load.rows.shape[1]
+        return new_dispatcher(group, slots_per_rank, top_k, row_format, x_1D, small_step_tokens)
 
     def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
         config = self.config

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from runtime.dispatch import AllToAllDispatcher, PlainRows
-from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
+from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher, new_dispatcher
 from runtime.dispatch_shared import SharedDispatcher
 from runtime.parallel import GlooGroup
 from runtime.rendezvous import MeetingPoint
@@ -22,12 +22,14 @@ from tests.runtime.rank_processes import fork_ranks
 ADDRESS = "127.0.0.1"
 HIDDEN = 16
 ROW_BYTES = HIDDEN * 4
-SMALL_STEP_PAIRS = 21
+TOP_K = 3
+SMALL_STEP_TOKENS = 7
 
 
 def main(rank, size, port, slots_per_rank, folder):
     group = GlooGroup(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
+    group.all_to_all = counted = Counted(group.all_to_all)
     results = {}
     with np.load(folder / "input.npz", allow_pickle=False) as inputs:
         for form, dispatcher in forms(group, slots_per_rank):
@@ -36,10 +38,21 @@ def main(rank, size, port, slots_per_rank, folder):
                     break
                 x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
                 result = torch.float64 if form == "shared_wide" else torch.float32
-                found = one_round(dispatcher, x, slots, rank * slots_per_rank, result)
+                found = one_round(dispatcher, x, slots, rank * slots_per_rank, result, counted)
                 results |= {f"{form}_{what}_{number}": value for what, value in found.items()}
     np.savez(folder / f"{rank}.npz", **results)
     group.any(False)  # nobody leaves while a peer still exchanges
+
+
+class Counted:
+    """A function that knows how often it was called."""
+
+    def __init__(self, function):
+        self.function, self.number = function, 0
+
+    def __call__(self, *arguments):
+        self.number += 1
+        return self.function(*arguments)
 
 
 def forms(group, slots_per_rank):
@@ -48,12 +61,14 @@ def forms(group, slots_per_rank):
     for form, nodes in node_layouts(group.size).items():
         group.nodes = nodes
         yield form, (NodeDispatcher if form.startswith("by") else AllToAllDispatcher)(group, slots_per_rank, rows)
+    group.nodes = tuple(range(group.size))
+    yield "each_alone", new_dispatcher(group, slots_per_rank, TOP_K, rows, torch.zeros(1, HIDDEN), 0)
     normal = AllToAllDispatcher(group, slots_per_rank, rows)
-    yield "low_latency", LowLatencyDispatcher(normal, SMALL_STEP_PAIRS)
-    yield "shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES)
-    yield "shared_wide", SharedDispatcher(normal, ROW_BYTES, 2 * ROW_BYTES)
+    yield "low_latency", LowLatencyDispatcher(normal, SMALL_STEP_TOKENS)
+    yield "shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES, TOP_K)
+    yield "shared_wide", SharedDispatcher(normal, ROW_BYTES, 2 * ROW_BYTES, TOP_K)
     with patch("os.getpid", return_value=0):  # as a rank in another container would say it: nobody finds that process
-        yield "not_shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES)
+        yield "not_shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES, TOP_K)
 
 
 def node_layouts(size):
@@ -62,9 +77,11 @@ def node_layouts(size):
     return {"all_to_all": halves, "by_node": halves, "by_uneven_node": (0,) + (1,) * (size - 1)}
 
 
-def one_round(dispatcher, x, slots, first_slot, result):
-    dispatcher.begin_step(slots.numel())
+def one_round(dispatcher, x, slots, first_slot, result, exchanges):
+    dispatcher.begin_step(len(slots))
+    before = exchanges.number
     dispatched = dispatcher.dispatch(x, slots).wait()
+    to_dispatch = exchanges.number - before
     own_slots = torch.arange(first_slot, first_slot + len(dispatched.counts))
     slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
     rows = dispatched.rows_RD.clone()
@@ -73,8 +90,10 @@ def one_round(dispatcher, x, slots, first_slot, result):
         "rows": rows.numpy(),
         "combined": combined.rows_RD[combined.places].float().numpy(),
         "counts": np.array(dispatched.counts),
+        "sent": np.array(dispatched.sent),
         "bytes": np.array(dispatcher.traffic.bytes_sent),
         "node_bytes": np.array(dispatcher.traffic.bytes_to_other_nodes),
+        "exchanges": np.array([to_dispatch, exchanges.number - before - to_dispatch]),
     }
 
 

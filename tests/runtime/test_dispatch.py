@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.dispatch import AllToAllDispatcher, LocalDispatcher, PlainRows
+from runtime.dispatch import SLOT_BYTES, AllToAllDispatcher, LocalDispatcher, PlainRows
 from runtime.dispatch_forms import (
     COUNT_BYTES,
     MAX_MESSAGE_BYTES,
-    SLOT_BYTES,
     LowLatencyDispatcher,
     NodeDispatcher,
     new_dispatcher,
@@ -18,11 +17,23 @@ from runtime.dispatch_forms import (
 from runtime.dispatch_shared import SharedDispatcher
 from runtime.model.moe import ReplicaTable
 from runtime.parallel import new_group
-from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, SMALL_STEP_PAIRS, node_layouts
+from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, SMALL_STEP_TOKENS, TOP_K, node_layouts
 from tests.runtime.rank_processes import run_ranks
 
-SLOTS_PER_RANK, TOP_K = 3, 3
-FORMS = ["all_to_all", "by_node", "by_uneven_node", "low_latency", "shared", "shared_wide", "not_shared"]
+SLOTS_PER_RANK = 3
+TRAVELLING_BYTES = TOP_K * SLOT_BYTES + ROW_BYTES
+# form -> exchanges of a dispatch and its combine: sizes are one, rows one or, by relays, two; results one
+EXCHANGES = {
+    "all_to_all": [2, 1],
+    "each_alone": [2, 1],
+    "by_node": [3, 1],
+    "by_uneven_node": [3, 1],
+    "low_latency": [1, 1],
+    "shared": [1, 1],
+    "shared_wide": [1, 1],
+    "not_shared": [2, 1],
+}
+FORMS = list(EXCHANGES)
 
 # tokens of each rank, one line a round
 ROUNDS = {
@@ -93,13 +104,22 @@ def test_every_form_equals_local(exchange, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_brings_the_same_rows_in_the_same_order(exchange, form):
-    """Slot by slot, sources in order, so that what experts compute together does not depend on the form."""
-    size, _, results = exchange
+    """Slot by slot, sources in order, then tokens: what experts compute together does not depend on the form."""
+    size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):
+        sources = [(inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]) for rank in range(size)]
         for rank in range(size):
             rows = results[rank][f"{form}_rows_{number}"]
-            assert np.array_equal(rows, results[rank][f"all_to_all_rows_{number}"])
+            own_slots = range(rank * SLOTS_PER_RANK, (rank + 1) * SLOTS_PER_RANK)
+            expected = [
+                x[pair // TOP_K].tolist()
+                for wanted in own_slots
+                for x, slots in sources
+                for pair, slot in enumerate(slots.flatten().tolist())
+                if slot == wanted
+            ]
+            assert rows.tolist() == expected
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -113,58 +133,87 @@ def test_every_form_counts_what_each_slot_got(exchange, form):
         assert counted == chosen.bincount(minlength=size * SLOTS_PER_RANK).tolist()
 
 
-def test_bytes_sent_are_the_rows_for_others(exchange):
-    """A rank's counter grows by exactly the rows whose slot lives elsewhere, times a row's bytes."""
+@pytest.mark.parametrize("form", FORMS)
+def test_sizes_are_exchanged_once(exchange, form):
+    """In dispatch, or with the rows; combine goes the way back that is known by then."""
+    size, _, results = exchange
+
+    for number, tokens in enumerate(ROUNDS[size]):
+        is_normal = form == "low_latency" and max(tokens) > SMALL_STEP_TOKENS
+        for rank in range(size):
+            found = results[rank][f"{form}_exchanges_{number}"].tolist()
+            assert found == EXCHANGES["all_to_all" if is_normal else form]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_says_how_many_pairs_each_rank_got(exchange, form):
+    """Of this rank's tokens: what the imbalance is reckoned from."""
     size, inputs, results = exchange
 
+    for number in range(len(ROUNDS[size])):
+        for rank in range(size):
+            chosen = inputs[f"slots_{number}_{rank}"].flatten() // SLOTS_PER_RANK
+            assert results[rank][f"{form}_sent_{number}"].tolist() == chosen.bincount(minlength=size).tolist()
+
+
+def crossing(inputs, number, rank, place_of_rank):
+    """Of a rank's tokens, how often one goes to another place, where several of its choices may be."""
+    places = torch.tensor(place_of_rank)
+    chosen = places[inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK].tolist()
+    return sum(len(set(places_chosen) - {place_of_rank[rank]}) for places_chosen in chosen)
+
+
+@pytest.mark.parametrize("form", ["all_to_all", "each_alone"])
+def test_a_token_goes_to_a_rank_once(exchange, form):
+    """However many of its choices are there: its bytes, with its slots; on ranks with a node each, so to a node."""
+    size, inputs, results = exchange
+    num_pairs = 0
     for rank in range(size):
-        expected = 0
+        rows = 0
         for number in range(len(ROUNDS[size])):
-            ranks_chosen = inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK
-            expected += int((ranks_chosen != rank).sum()) * ROW_BYTES
-            assert results[rank][f"all_to_all_bytes_{number}"] == expected
-        assert expected > 0
+            rows += crossing(inputs, number, rank, range(size))
+            num_pairs += int((inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK != rank).sum())
+            assert results[rank][f"{form}_bytes_{number}"] == rows * TRAVELLING_BYTES
+            if form == "each_alone":
+                assert results[rank][f"{form}_node_bytes_{number}"] == rows * TRAVELLING_BYTES
+        assert 0 < rows < num_pairs
 
 
 @pytest.mark.parametrize("form", ["by_node", "by_uneven_node"])
 def test_a_token_crosses_to_a_node_once(exchange, form):
-    """Between nodes go the tokens that the other node wants, each once with its slots: fewer bytes than pairs."""
+    """Between nodes go the tokens that the other node wants, each once with its slots: fewer than to ranks."""
     size, inputs, results = exchange
-    nodes = torch.tensor(node_layouts(size)[form])
-    last = len(ROUNDS[size]) - 1
-    total = 0
-    for rank in range(size):
-        crossing = 0
-        for number in range(len(ROUNDS[size])):
-            nodes_chosen = nodes[inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK]
-            crossing += sum(len(set(chosen.tolist()) - {int(nodes[rank])}) for chosen in nodes_chosen)
-        assert results[rank][f"{form}_node_bytes_{last}"] == crossing * (ROW_BYTES + TOP_K * SLOT_BYTES)
-        total += crossing * (ROW_BYTES + TOP_K * SLOT_BYTES)
+    nodes, last = node_layouts(size)[form], len(ROUNDS[size]) - 1
+    rows = [sum(crossing(inputs, number, rank, nodes) for number in range(last + 1)) for rank in range(size)]
 
-    if form == "by_node":  # the layout of which all_to_all was counted too
-        assert total < sum(results[rank][f"all_to_all_node_bytes_{last}"] for rank in range(size))
+    assert [results[rank][f"{form}_node_bytes_{last}"] for rank in range(size)] == [
+        number * TRAVELLING_BYTES for number in rows
+    ]
+    if form == "by_node" and size > 2:  # the layout of which all_to_all was counted too
+        to_ranks = sum(int(results[rank][f"all_to_all_node_bytes_{last}"]) for rank in range(size))
+        assert sum(rows) * TRAVELLING_BYTES < to_ranks
 
 
 def test_small_steps_are_one_message_of_one_size(exchange):
-    """While no rank has more than fits, each pair of ranks exchanges the counts and room for the most; then rows."""
+    """While no rank has more than fits, each pair of ranks exchanges the count and room for the most; then rows."""
     size, inputs, results = exchange
-    message_bytes = SLOTS_PER_RANK * COUNT_BYTES + SMALL_STEP_PAIRS * ROW_BYTES
+    message_bytes = COUNT_BYTES + SMALL_STEP_TOKENS * TRAVELLING_BYTES
     was_large = False
     for rank in range(size):
         expected = 0
         for number, tokens in enumerate(ROUNDS[size]):
-            if max(tokens) * TOP_K <= SMALL_STEP_PAIRS:
+            if max(tokens) <= SMALL_STEP_TOKENS:
                 expected += (size - 1) * message_bytes
             else:
                 was_large = True
-                expected += int((inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK != rank).sum()) * ROW_BYTES
+                expected += crossing(inputs, number, rank, range(size)) * TRAVELLING_BYTES
             assert results[rank][f"low_latency_bytes_{number}"] == expected
 
     assert was_large
 
 
 @pytest.mark.parametrize(
-    ("nodes", "most_pairs", "form"),
+    ("nodes", "small_step_tokens", "form"),
     [
         ((0,), 8, LocalDispatcher),
         ((0, 0), 0, SharedDispatcher),
@@ -175,11 +224,11 @@ def test_small_steps_are_one_message_of_one_size(exchange):
         ((0, 0, 1, 1), 9, NodeDispatcher),
     ],
 )
-def test_the_form_fits_the_unit(nodes, most_pairs, form):
+def test_the_form_fits_the_unit(nodes, small_step_tokens, form):
     """No exchange at EP1, memory inside a node; else one message while it is short, and by node where it pays."""
-    group, row_bytes = new_group(0, len(nodes), nodes), MAX_MESSAGE_BYTES // 8
-    rows = PlainRows(torch.float32)
-    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, rows, row_bytes, row_bytes, most_pairs)
+    x = torch.zeros(1, (MAX_MESSAGE_BYTES // 8 - TOP_K * SLOT_BYTES) // 4)
+    group, rows = new_group(0, len(nodes), nodes), PlainRows(torch.float32)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, x, small_step_tokens)
 
     assert type(dispatcher) is form
 
