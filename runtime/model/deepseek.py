@@ -136,7 +136,7 @@ class DeepseekV3(nn.Module):
         if moe_layer < 0:
             return GatedMlp(config.hidden_size, config.intermediate_size, dtype)
         replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts, rank, self.nodes)
-        return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, rank, self.batching)
+        return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, self.batching)
 
 
 class Layer(nn.Module):

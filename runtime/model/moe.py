@@ -98,10 +98,10 @@ class ReplicaTable:
         self,
         physical_to_logical: list[int],
         num_logical_experts: int,
-        rank: int = 0,
+        rank: int,
         nodes: Sequence[str] | None = None,
     ) -> None:
-        """`nodes`: of each rank of the unit, for the split `local_first`; None for `equal`."""
+        """`rank`: whose tokens. `nodes`: of each rank of the unit, for the split `local_first`; None for `equal`."""
         slots: list[list[int]] = [[] for _ in range(num_logical_experts)]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
@@ -110,14 +110,14 @@ class ReplicaTable:
         most = max(map(len, slots))
         self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots])
         self._slots_ER = torch.tensor([replicas + replicas[:1] * (most - len(replicas)) for replicas in slots])
-        self._tokens_seen = 0
+        self._turn = rank
 
-    def choose(self, experts_TK: Tensor, rank: int) -> Tensor:
+    def choose(self, experts_TK: Tensor) -> Tensor:
         """The slot of each choice, [T, K]: tokens take an expert's replicas in turn, each rank starting at another."""
         if self._slots_ER.shape[1] == 1:
             return self._slots_ER.take(experts_TK)
-        turns_T1 = torch.arange(len(experts_TK))[:, None] + self._tokens_seen + rank
-        self._tokens_seen += len(experts_TK)
+        turns_T1 = torch.arange(len(experts_TK))[:, None] + self._turn
+        self._turn += len(experts_TK)
         return self._slots_ER[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
 
 
@@ -184,7 +184,6 @@ class MixtureOfExperts(nn.Module):
         replicas: ReplicaTable,
         dispatcher: TokenDispatcher,
         load: ExpertLoad,
-        rank: int,
         batching: Batching,
     ) -> None:
         super().__init__()
@@ -199,20 +198,14 @@ class MixtureOfExperts(nn.Module):
         self.shared_experts = GatedMlp(
             config.hidden_size, config.moe_intermediate_size * config.n_shared_experts, dtype
         )
-        self.moe_layer, self.replicas, self.dispatcher, self.load, self.rank = (
-            moe_layer,
-            replicas,
-            dispatcher,
-            load,
-            rank,
-        )
+        self.moe_layer, self.replicas, self.dispatcher, self.load = moe_layer, replicas, dispatcher, load
         self.span = partial(span, layer=moe_layer + config.first_k_dense_replace)
 
     def forward(self, x_TD: Tensor) -> Flow[Tensor]:
         """[T, D] -> [T, D]; a collective of the unit, so T may be 0."""
         with self.span("gate"):
             experts_TK, weights_TK = self.batching.rows(self.gate, x_TD)
-            slots_TK = self.replicas.choose(experts_TK, self.rank)
+            slots_TK = self.replicas.choose(experts_TK)
         yield Pause.GATED
         with self.span("dispatch issue"):
             dispatching = self.dispatcher.dispatch(x_TD, slots_TK)

@@ -43,7 +43,7 @@ class MultiTokenPrediction(nn.Module):
         self._main = [main]  # in a list, because its parameters are not this module's
         self.load = ExpertLoad(torch.tensor([physical_to_logical]).chunk(group.size, 1)[group.rank], group.size)
         replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank, main.nodes)
-        experts = MixtureOfExperts(config, dtype, 0, replicas, main.dispatcher, self.load, group.rank, main.batching)
+        experts = MixtureOfExperts(config, dtype, 0, replicas, main.dispatcher, self.load, main.batching)
         layer = Layer(config.num_hidden_layers, config, dtype, experts, main.batching)
         layer.enorm, layer.hnorm = (RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype)) for _ in range(2))
         layer.eh_proj = linear(2 * config.hidden_size, config.hidden_size, wide(dtype))

@@ -27,7 +27,7 @@ def counts_of_ranks(slots, loads, nodes):
         table = ReplicaTable(list(slots), len(loads), rank, nodes)
         experts = torch.from_numpy(np.random.default_rng(rank).choice(len(loads), (TOKENS, 1), p=share))
         for step in experts.split(50):
-            got += table.choose(step, rank).flatten().bincount(minlength=len(slots))
+            got += table.choose(step).flatten().bincount(minlength=len(slots))
     return got.unflatten(0, (NUM_RANKS, -1)).sum(1).numpy()
 
 
@@ -52,7 +52,7 @@ def test_tokens_stay_near_where_they_can(loads):
     expert_map = balance(loads, 40, NUM_RANKS, num_nodes=2, split="local_first")
     (slots,) = expert_map.physical_to_logical
     for rank in range(NUM_RANKS):
-        chosen = ReplicaTable(list(slots), 32, rank, NODES).choose(torch.arange(32)[:, None], rank).flatten().tolist()
+        chosen = ReplicaTable(list(slots), 32, rank, NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
         held_here = {expert for slot, expert in enumerate(slots) if NODES[slot // 5] == NODES[rank]}
         own = set(slots[rank * 5 : rank * 5 + 5])
 

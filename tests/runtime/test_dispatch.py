@@ -247,7 +247,7 @@ def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed
     expert_map, num_experts = drawn
     generator = torch.Generator().manual_seed(seed)
     experts = torch.randint(num_experts, (num_tokens, 3), generator=generator)
-    slots = ReplicaTable(expert_map, num_experts).choose(experts, rank)
+    slots = ReplicaTable(expert_map, num_experts, rank).choose(experts)
 
     assert slots.shape == experts.shape
     assert torch.equal(torch.tensor(expert_map)[slots], experts)
@@ -258,8 +258,8 @@ def test_replicas_share_an_experts_tokens_equally(drawn, steps, rank):
     """When all tokens choose one expert, over any steps, no two of its replicas differ by more than one token."""
     expert_map, num_experts = drawn
     expert = expert_map[0]
-    table = ReplicaTable(expert_map, num_experts)
-    chosen = torch.cat([table.choose(torch.full((tokens, 1), expert), rank).flatten() for tokens in steps])
+    table = ReplicaTable(expert_map, num_experts, rank)
+    chosen = torch.cat([table.choose(torch.full((tokens, 1), expert)).flatten() for tokens in steps])
     counts = [int((chosen == slot).sum()) for slot, held in enumerate(expert_map) if held == expert]
 
     assert sum(counts) == sum(steps)
@@ -270,7 +270,7 @@ def test_every_replica_gets_tokens_under_random_choices():
     """1,000 random tokens reach every slot, and replicas of one expert roughly equally."""
     expert_map = [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 6]
     experts = torch.rand(1000, 8, generator=torch.Generator().manual_seed(1)).topk(2).indices
-    slots = ReplicaTable(expert_map, 8).choose(experts, rank=0)
+    slots = ReplicaTable(expert_map, 8, rank=0).choose(experts)
     counts = slots.flatten().bincount(minlength=len(expert_map)).tolist()
 
     assert min(counts) > 0
@@ -281,7 +281,7 @@ def test_every_replica_gets_tokens_under_random_choices():
 
 def test_one_token_steps_reach_every_replica():
     """A request that decodes alone, one token a step, still uses all replicas in turn."""
-    table = ReplicaTable([0, 1, 0, 0], 2)
-    chosen = {table.choose(torch.tensor([[0]]), rank=0).item() for _ in range(6)}
+    table = ReplicaTable([0, 1, 0, 0], 2, rank=0)
+    chosen = {table.choose(torch.tensor([[0]])).item() for _ in range(6)}
 
     assert chosen == {0, 2, 3}

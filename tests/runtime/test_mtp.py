@@ -119,7 +119,7 @@ def test_drafts_stay_near_as_the_main_models_tokens_do(folder):
     experts = torch.tensor([[0], [0], [5], [5]])
 
     for layer in (engine.model.model.layers[1], mtp._layer):
-        assert layer.mlp.replicas.choose(experts, group.rank).flatten().tolist() == [16, 16, 21, 21]
+        assert layer.mlp.replicas.choose(experts).flatten().tolist() == [16, 16, 21, 21]
 
 
 def test_a_rank_reads_its_own_slots_of_the_mtp_layer(folder):
