@@ -1,9 +1,19 @@
 """Counters of experts: exact sums, and the imbalance that tokens met."""
 
+from collections import defaultdict
+
+import pytest
 import torch
 
 from runtime.expert_load import ExpertLoad
+from runtime.kv_cache import LatentCache
 from runtime.launch import read_unit_launch
+from runtime.model.batching import Together
+from runtime.model.deepseek import DeepseekV3
+from runtime.model.moe import MixtureOfExperts
+from runtime.model.step import Chunk
+from runtime.overlap import OVERLAPS
+from runtime.parallel import SoloGroup
 from runtime.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
 
@@ -24,6 +34,28 @@ def test_imbalance_is_the_most_over_the_mean():
     load.add(1, [6, 2], [6, 2])
 
     assert load.imbalance().tolist() == [1.0, 1.5]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@torch.inference_mode()
+def test_a_model_counts_what_its_gates_choose(small_config, filled, overlap):
+    """In each layer: the slots of an expert together have the rows of the tokens that chose it, in all steps."""
+    experts = torch.tensor([[3, 1, 0, 2, 7, 6, 5, 4, 3, 1], [0, 1, 2, 3, 4, 5, 6, 7, 0, 0]])
+    model = DeepseekV3(small_config, experts.tolist(), SoloGroup(), torch.float32, Together(), OVERLAPS[overlap])
+    chosen = defaultdict(list)
+    for mixture in [module for module in filled(model, 1).modules() if isinstance(module, MixtureOfExperts)]:
+        layer = chosen[mixture.moe_layer]
+        mixture.gate.register_forward_hook(lambda _, __, found, layer=layer: layer.append(found[0].flatten()))
+    cache, table = LatentCache(small_config, 64, torch.float32), []
+    cache.allocate(table, 20)
+    for start, end in ((0, 11), (11, 19)):
+        model([Chunk(list(range(start, end)), start, table)], [], cache)
+    model([], [Chunk([7], 19, table)], cache)
+    found = torch.zeros(2, 8, dtype=torch.long).scatter_add_(1, experts, model.load.rows)
+    expected = torch.stack([torch.cat(chosen[layer]).bincount(minlength=8) for layer in (0, 1)])
+
+    assert torch.equal(found, expected)
+    assert not torch.equal(found[0], found[1])
 
 
 def test_every_layer_and_logical_expert_is_exported(small_config, random_model, tmp_path):
