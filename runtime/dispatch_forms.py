@@ -30,11 +30,11 @@ COUNT_BYTES = 8  # torch.int64
 
 
 def new_dispatcher(
-    group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, small_step_tokens: int
+    group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, most_small: int
 ) -> TokenDispatcher:
     """The form for this unit. `x_1D` is what a token's row is made of and what an expert makes of it.
 
-    Steps of up to `small_step_tokens` a rank are worth low latency; 0: there are none.
+    Dispatches of up to `most_small` tokens a rank are worth low latency; 0: there are none.
     """
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format)
@@ -42,8 +42,8 @@ def new_dispatcher(
     normal = (NodeDispatcher if 1 < num_nodes < group.size else AllToAllDispatcher)(group, slots_per_rank, row_format)
     if num_nodes == 1:
         return SharedDispatcher(normal, row_bytes, x_1D.nbytes, min(top_k, slots_per_rank))
-    if 0 < small_step_tokens * (top_k * SLOT_BYTES + row_bytes) <= MAX_MESSAGE_BYTES:
-        return LowLatencyDispatcher(normal, small_step_tokens)
+    if 0 < most_small * (top_k * SLOT_BYTES + row_bytes) <= MAX_MESSAGE_BYTES:
+        return LowLatencyDispatcher(normal, most_small)
     return normal
 
 

@@ -128,7 +128,8 @@ class DeepseekV3(nn.Module):
         row_format = Fp8Rows(self.config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
         x_1D = torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))
         top_k, slots_per_rank = self.config.num_experts_per_tok, self.load.rows.shape[1]
-        return new_dispatcher(group, slots_per_rank, top_k, row_format, x_1D, small_step_tokens)
+        most_tokens = max(self.overlap.shares(small_step_tokens))
+        return new_dispatcher(group, slots_per_rank, top_k, row_format, x_1D, most_tokens)
 
     def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
         config = self.config

@@ -15,7 +15,10 @@ from runtime.dispatch_forms import (
     new_dispatcher,
 )
 from runtime.dispatch_shared import SharedDispatcher
+from runtime.model.batching import Together
+from runtime.model.deepseek import DeepseekV3
 from runtime.model.moe import ReplicaTable
+from runtime.overlap import OVERLAPS
 from runtime.parallel import new_group
 from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, SMALL_STEP_TOKENS, TOP_K, node_layouts
 from tests.runtime.rank_processes import run_ranks
@@ -213,7 +216,7 @@ def test_small_steps_are_one_message_of_one_size(exchange):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "small_step_tokens", "form"),
+    ("nodes", "most_small", "form"),
     [
         ((0,), 8, LocalDispatcher),
         ((0, 0), 0, SharedDispatcher),
@@ -224,13 +227,26 @@ def test_small_steps_are_one_message_of_one_size(exchange):
         ((0, 0, 1, 1), 9, NodeDispatcher),
     ],
 )
-def test_the_form_fits_the_unit(nodes, small_step_tokens, form):
+def test_the_form_fits_the_unit(nodes, most_small, form):
     """No exchange at EP1, memory inside a node; else one message while it is short, and by node where it pays."""
     x = torch.zeros(1, (MAX_MESSAGE_BYTES // 8 - TOP_K * SLOT_BYTES) // 4)
     group, rows = new_group(0, len(nodes), nodes), PlainRows(torch.float32)
-    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, x, small_step_tokens)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, x, most_small)
 
     assert type(dispatcher) is form
+
+
+@pytest.mark.parametrize(("overlap", "form"), [("none", NodeDispatcher), ("five_stage", LowLatencyDispatcher)])
+def test_messages_have_room_for_a_micro_batch(small_config, overlap, form):
+    """Whose tokens are half of the step's: so more steps are small."""
+    half = MAX_MESSAGE_BYTES // (small_config.num_experts_per_tok * SLOT_BYTES + small_config.hidden_size * 4)
+    experts = [list(range(8))] * small_config.num_moe_layers
+    group, together = new_group(0, 4, (0, 0, 1, 1)), Together()
+    model = DeepseekV3(
+        small_config, experts, group, torch.float32, together, OVERLAPS[overlap], small_step_tokens=2 * half
+    )
+
+    assert type(model.dispatcher) is form
 
 
 @st.composite
