@@ -1,17 +1,22 @@
-"""Random requests against one rank's real engine: `python -m tests.runtime.soak NUMBER [SEED]`.
+"""Random requests against real engines: `python -m tests.runtime.soak NUMBER [SEED]`.
 
 Prompts and answers of any length up to the limits, greedy or drawn, penalised or not; they come at any time, and one in
 six is no longer wanted at some point. The cache is small, so that requests are preempted all the time; prompts are
-computed in small chunks. As one mixed rank, and as a prefill and a decode rank.
+computed in small chunks. As one mixed rank; as a prefill and a decode rank; as two mixed ranks of a unit in lockstep,
+each with requests of its own, which share a node or have one each (`soak_ranks.py`).
 
 Every answer must be that of the request alone (of an aborted one, its beginning), no page may stay behind, and memory
 must not grow: what `Report` says, and `Report.is_clean` asks.
 """
 
+import gc
+import json
 import os
 import random
+import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +25,10 @@ import torch
 from runtime.engine import Engine
 from runtime.kv_cache import PAGE_TOKENS
 from runtime.messages import Sampling
-from runtime.parallel import SoloGroup
+from runtime.parallel import Group, SoloGroup
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
+from tests.runtime.rank_processes import run_ranks
 
 LIMITS = Limits(max_requests=6, max_request_tokens=224, max_batch_tokens=48, kv_tokens=256)
 MAX_POSITIONS = 256
@@ -36,13 +42,17 @@ MAX_GROWTH_BYTES = 8_000_000  # measured: 0.4 at most; allocators keep what they
 
 @dataclass(frozen=True)
 class Report:
-    """What a soak found. Memory is what the process has after the first half and at the end."""
+    """What a soak found. Memory is what the process has after the first half and at the end.
+
+    Of that, tensors are known to the byte: what they hold at the end more than before the first request was kept.
+    """
 
     answered: int
     aborted: int
     preemptions: int
     pages_left_behind: int
     wrong: list[str]
+    tensor_bytes_left_behind: int
     half_time_bytes: int
     end_bytes: int
 
@@ -54,27 +64,37 @@ class Report:
     @property
     def is_clean(self) -> bool:
         """Nothing is wrong, nothing stayed."""
-        return not self.wrong and not self.pages_left_behind and self.growth_bytes < MAX_GROWTH_BYTES
+        left_behind = self.pages_left_behind or self.tensor_bytes_left_behind
+        return not self.wrong and not left_behind and self.growth_bytes < MAX_GROWTH_BYTES
 
     def __str__(self) -> str:
         return (
             f"{self.answered} answered, {self.aborted} aborted, {self.preemptions} preemptions;"
-            f" {len(self.wrong)} wrong answers, {self.pages_left_behind} pages left behind,"
+            f" {len(self.wrong)} wrong answers, {self.pages_left_behind} pages and"
+            f" {self.tensor_bytes_left_behind} bytes of tensors left behind,"
             f" {self.end_bytes / 1e6:.0f} MB at the end, {self.growth_bytes / 1e6:.1f} MB more than at half time"
         )
 
 
-def soak(engine: Engine, kind: str, number: int, seed: int) -> Report:
-    """Serve `number` random requests as `kind` ("mixed" or "pair")."""
+def soak(
+    engine: Engine, kind: str, number: int, seed: int, group: Group | None = None, alone: Engine | None = None
+) -> Report:
+    """Serve `number` random requests as `kind` ("mixed" or "pair"); `alone` answers them one by one, itself if None.
+
+    In a `group` of several, each rank calls this with an `alone` of its own, and steps until all are done.
+    """
+    group, alone = group or SoloGroup(), alone or engine
     draw = random.Random(seed)
     rank = Rank(engine, kind, LIMITS)
+    _serve_longest_step(rank, group)
+    tensor_bytes = _tensor_bytes()
     wrong: list[str] = []
     answered = aborted = half_time_bytes = 0
     waiting = [_wish(draw, f"{kind} {turn}") for turn in range(number)]
     here: dict[str, Wish] = {}
     unwanted: dict[str, int] = {}  # request -> the step from which nobody wants it
     step = 0
-    while waiting or here:
+    while group.any(bool(waiting or here)):
         while waiting and draw.random() < ARRIVAL:
             wish = waiting.pop()
             here[wish.id] = wish
@@ -83,11 +103,11 @@ def soak(engine: Engine, kind: str, number: int, seed: int) -> Report:
                 unwanted[wish.id] = step + draw.randrange(60)
         for request_id in [each for each, when in unwanted.items() if when <= step and each in here]:
             rank.abort(request_id)
-            aborted += _take_away(rank, here, request_id, engine, wrong)
+            aborted += _take_away(rank, here, request_id, alone, wrong)
         rank.step()
         step += 1
         for request_id in list(rank.done):
-            answered += _take_away(rank, here, request_id, engine, wrong)
+            answered += _take_away(rank, here, request_id, alone, wrong)
         if not half_time_bytes and answered + aborted >= number // 2:
             half_time_bytes = _resident_bytes()
     caches = [scheduler.cache for scheduler in rank.schedulers]
@@ -97,16 +117,35 @@ def soak(engine: Engine, kind: str, number: int, seed: int) -> Report:
         sum(scheduler.num_preemptions for scheduler in rank.schedulers),
         sum(cache.num_pages - cache.num_free_pages for cache in caches),
         wrong,
+        _tensor_bytes() - tensor_bytes,
         half_time_bytes,
         _resident_bytes(),
     )
 
 
-def small_engine(folder: Path) -> Engine:
-    """A small random V3 in deterministic mode."""
-    checkpoint = write_checkpoint(folder / "checkpoint", V3 | {"max_position_embeddings": MAX_POSITIONS})
-    experts = [list(range(V3["n_routed_experts"]))] * (V3["num_hidden_layers"] - V3["first_k_dense_replace"])
-    return Engine(checkpoint, experts, SoloGroup(), torch.float32, deterministic=True)
+def small_checkpoint(folder: Path) -> Path:
+    """A small random V3."""
+    return write_checkpoint(folder / "checkpoint", V3 | {"max_position_embeddings": MAX_POSITIONS})
+
+
+def small_engine(checkpoint: Path, group: Group | None = None, overlap: str = "none", small_step: int = 0) -> Engine:
+    """In deterministic mode, with as many redundant experts as there are experts."""
+    experts = [list(range(V3["n_routed_experts"])) * 2] * (V3["num_hidden_layers"] - V3["first_k_dense_replace"])
+    return Engine(
+        *(checkpoint, experts, group or SoloGroup(), torch.float32),
+        deterministic=True,
+        overlap=overlap,
+        small_step_tokens=small_step,
+    )
+
+
+def soak_ranks(checkpoint: Path, nodes: Sequence[int], number: int, seed: int, port: int) -> list[Report]:
+    """The reports of a unit's ranks, `number` requests in all."""
+    with tempfile.TemporaryDirectory() as folder:
+        each = number // len(nodes)
+        arguments = (checkpoint, folder, ",".join(map(str, nodes)), each, seed)
+        run_ranks("soak_ranks.py", len(nodes), port, *arguments, timeout_s=100 + 5 * number)
+        return [Report(**json.loads((Path(folder) / f"{rank}.json").read_text())) for rank in range(len(nodes))]
 
 
 def _wish(draw: random.Random, name: str) -> Wish:
@@ -126,16 +165,32 @@ def _wish(draw: random.Random, name: str) -> Wish:
     return Wish(name, [draw.randrange(V3["vocab_size"]) for _ in range(prompt_tokens)], sampling)
 
 
-def _take_away(rank: Rank, here: dict[str, Wish], request_id: str, engine: Engine, wrong: list[str]) -> int:
+def _take_away(rank: Rank, here: dict[str, Wish], request_id: str, alone: Engine, wrong: list[str]) -> int:
     """Compare what was said of a request with its answer alone, and forget it; 1, for counting."""
     wish = here.pop(request_id)
     said = [token.token_id for token in rank.said.pop(request_id, [])]
-    expected = answer_alone(engine, SoloGroup(), wish)
+    expected = answer_alone(alone, SoloGroup(), wish)
     is_whole = request_id in rank.done
     rank.done.discard(request_id)
     if said != (expected if is_whole else expected[: len(said)]):
         wrong.append(f"{wish}: {said}, alone {expected}")
     return 1
+
+
+def _serve_longest_step(rank: Rank, group: Group) -> None:
+    """So that all rooms are made that a step may need."""
+    sampling = Sampling(2, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])
+    rank.ask(Wish("first", [1] * LIMITS.max_batch_tokens, sampling))
+    rank.serve(group)
+    rank.said.clear()
+    rank.done.clear()
+
+
+def _tensor_bytes() -> int:
+    """Of all memory that a tensor of this process holds, each once."""
+    gc.collect()
+    storages = [each.untyped_storage() for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _resident_bytes() -> int:
@@ -146,13 +201,21 @@ def _resident_bytes() -> int:
 def main() -> None:
     """Print a report for each kind; status 1 when anything is wrong."""
     number, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    reports: dict[str, list[Report]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        engine = small_engine(Path(folder))
-        reports = {kind: soak(engine, kind, number // 2, seed) for kind in ("mixed", "pair")}
-    for kind, report in reports.items():
-        print(f"{kind}: {report}")
-        print("".join(f"  {line}\n" for line in report.wrong), end="")
-    if not all(report.is_clean for report in reports.values()):
+        checkpoint = small_checkpoint(Path(folder))
+        engine = small_engine(checkpoint)
+        for kind in ("mixed", "pair"):
+            reports[kind] = [soak(engine, kind, number // 4, seed)]
+        for kind, nodes in (("ranks of a node", (0, 0)), ("ranks of two nodes", (0, 1))):
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                port = probe.getsockname()[1]
+            reports[kind] = soak_ranks(checkpoint, nodes, number // 4, seed, port)
+    for kind, of_kind in reports.items():
+        for report in of_kind:
+            print(f"{kind}: {report}")
+            print("".join(f"  {line}\n" for line in report.wrong), end="")
+    if not all(report.is_clean for of_kind in reports.values() for report in of_kind):
         sys.exit(1)
 
 
