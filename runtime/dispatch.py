@@ -20,7 +20,6 @@ Models: torchtitan's `TokenDispatcher` (one interface, Local and AllToAll), Deep
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -53,14 +52,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pending(Generic[T]):
-    """An exchange that has begun. `finish` makes the result of what arrived, in the thread that waits."""
+    """An exchange that has begun. `arrive` waits for what comes, `finish` makes the result of it."""
 
-    arrival: "Future[Any]"
+    arrive: Callable[[], Any]
     finish: Callable[[Any], T]
 
     def wait(self) -> T:
         """The result; once. Raises PeerLost."""
-        return self.finish(self.arrival.result())
+        return self.finish(self.arrive())
 
 
 @dataclass(frozen=True)
@@ -120,11 +119,15 @@ class ExchangeTime:
 
         def until_here() -> T:
             result = exchange()
-            self.count += 1
-            self.seconds += time.monotonic() - began
+            self.add(time.monotonic() - began)
             return result
 
         return until_here
+
+    def add(self, seconds: float) -> None:
+        """One more exchange, which took so long."""
+        self.count += 1
+        self.seconds += seconds
 
 
 @dataclass
@@ -223,7 +226,7 @@ class AllToAllDispatcher:
             counts = slots.bincount(minlength=self.slots_per_rank).tolist()
             return Dispatched(self.row_format.decode(bytes_RB), counts, sent, _WayBack(received, grouping, places))
 
-        return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)), group_by_slot)
+        return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, group_by_slot)
 
     def addressed(self, bytes_TB: Tensor, slots_TK: Tensor) -> Tensor:
         """Rows as they travel, [T, X] bytes: the token's slots, then its activations."""
@@ -273,7 +276,7 @@ class AllToAllDispatcher:
         rows = rows_RD.index_select(0, inverse(way.grouping))
         exchange = partial(self.group.all_to_all, rows, way.received, dispatched.sent)
         arrival = self.group.begin(self.traffic.combine.timed(exchange))
-        return Pending(arrival, lambda returned: Combined(returned, way.places))
+        return Pending(arrival.result, lambda returned: Combined(returned, way.places))
 
     def sizes(self, slots_TK: Tensor) -> Tensor:
         """Pairs for each slot of each rank, [ranks, slots_per_rank]."""
@@ -283,11 +286,7 @@ class AllToAllDispatcher:
 
 def _here(value: T) -> Pending[T]:
     """Nothing is under way."""
-    return Pending(_ARRIVED, lambda _: value)
-
-
-_ARRIVED: "Future[None]" = Future()  # one for all: a new one takes as long as sorting a token's rows
-_ARRIVED.set_result(None)
+    return Pending(lambda: value, lambda arrived: arrived)
 
 
 def inverse(order: Tensor) -> Tensor:

@@ -4,8 +4,9 @@
                have, each takes the rows of its slots from where they lie, slot by slot, sources in order.
     combine    each rank leaves its results where it made them. When all have, each finds a choice's output there.
 
-So all that is left of an exchange is its two moments, "everybody has written": one short message to each rank, in which
-a lost peer is noticed as in any other. Over loopback sockets, rows are copied four times on the way.
+So all that is left of an exchange is its two moments, "everybody has written": one short message to each rank, through
+a pipe (`node_pipes.py`), in which a lost peer is noticed as in any other. Over loopback sockets, rows are copied four
+times on the way.
 
 Two rooms take turns, as two micro-batches do. Nobody overwrites what another still reads: a rank writes to a room again
 after its combine there, by when all have taken their rows; and takes rows there again, which is where its results will
@@ -14,18 +15,24 @@ be, when all have written theirs, by when all have summed the results before.
 On a GPU this is what NVLink does for DeepEP's kernels inside a node.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from runtime.dispatch import AllToAllDispatcher, Combined, Dispatched, Pending, inverse
+from runtime.dispatch import AllToAllDispatcher, Combined, Dispatched, ExchangeTime, Pending, inverse
 from runtime.node_memory import common_memory
+from runtime.node_pipes import Pipes, common_pipes
+from runtime.trace import link_until
 
 __all__ = ["SharedDispatcher"]
 
+T = TypeVar("T")
+
+NS_PER_S = 1e9
 LONG_BYTES = 8  # torch.int64
 CACHE_LINE_BYTES = 64
 
@@ -56,13 +63,15 @@ class SharedDispatcher:
         self._row_bytes, self._result_bytes, self._pairs_per_token = row_bytes, result_bytes, pairs_per_token
         self._rooms: list[Room] = []
         self._most_pairs = -1  # there are no rooms yet: a step without any pairs needs them too
+        self._pipes: Pipes | None = None  # before there are rooms
+        self._num_begun = 0  # exchanges
         self._is_possible = True
 
     def begin_step(self, num_tokens: int) -> None:
         """Let there be room for the largest step of any rank."""
         num_pairs = num_tokens * self._pairs_per_token
-        if self._is_possible and self._group.any(num_pairs > self._most_pairs):
-            self._make_rooms(num_pairs)
+        if self._is_possible and (largest := self._largest(num_pairs)) > self._most_pairs:
+            self._make_rooms(largest)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Write; what the others wrote is read when all have."""
@@ -76,8 +85,7 @@ class SharedDispatcher:
         room.row_of_pair[own, : len(pair_order)] = pair_order // slots_TK.shape[1] + own * room.rows.shape[1]
         room.sizes[own] = sizes_sent
         self._normal.count(sizes_sent.sum(1).tolist(), self._row_bytes)
-        arrival = self._group.begin(self.traffic.dispatch.timed(self._everybody_has_written))
-        return Pending(arrival, lambda _: self._taken(room, pair_order))
+        return self._when_all_have_written(self.traffic.dispatch, lambda: self._taken(room, pair_order))
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """Experts that write over the rows that they took have their results in place; others' are brought there."""
@@ -88,8 +96,7 @@ class SharedDispatcher:
         own = results[self._group.rank, : len(rows_RD)]
         if own.data_ptr() != rows_RD.data_ptr():
             own.copy_(rows_RD)
-        arrival = self._group.begin(self.traffic.combine.timed(self._everybody_has_written))
-        return Pending(arrival, lambda _: Combined(results.flatten(0, 1), way.places))
+        return self._when_all_have_written(self.traffic.combine, lambda: Combined(results.flatten(0, 1), way.places))
 
     def _taken(self, room: Room, pair_order: Tensor) -> Dispatched:
         """This rank's rows; and where its pairs' results will be, for which everybody's sizes are read now."""
@@ -110,19 +117,35 @@ class SharedDispatcher:
             return rows.index_select(0, which_R)
         return torch.index_select(rows, 0, which_R, out=room.results[self._group.rank, : len(which_R)])
 
-    def _everybody_has_written(self) -> None:
-        """A message that says nothing else."""
-        self._to_everybody(0)
+    def _when_all_have_written(self, taking: ExchangeTime, finish: Callable[[], T]) -> Pending[T]:
+        """This rank has, now. Exchanges are waited for in the order in which they were begun."""
+        pipes, ended_on_link = self._pipes, link_until()
+        assert pipes is not None
+        self._num_begun = number = self._num_begun + 1
+        began_ns = pipes.say(number)
 
-    def _to_everybody(self, number: int) -> Tensor:
-        """What each rank says, [G]."""
+        def arrive() -> None:
+            heard, last_ns = pipes.hear()
+            assert heard == number
+            ended_ns = max(began_ns, last_ns)
+            taking.add((ended_ns - began_ns) / NS_PER_S)
+            ended_on_link(began_ns, ended_ns)
+
+        return Pending(arrive, lambda _: finish())
+
+    def _largest(self, num_pairs: int) -> int:
+        """Of what each rank says."""
+        if self._pipes is not None:
+            self._pipes.say(num_pairs)
+            return max(num_pairs, self._pipes.hear()[0])
         one_each = [1] * self._group.size
-        return self._group.all_to_all(torch.full((self._group.size,), number), one_each, one_each)
+        said_G = self._group.all_to_all(torch.full((self._group.size,), num_pairs), one_each, one_each)
+        return int(said_G.max())
 
     def _make_rooms(self, num_pairs: int) -> None:
         """Larger than asked, so that it is seldom asked: what nobody writes to takes no memory."""
         size, slots = self._group.size, self._normal.slots_per_rank
-        self._most_pairs = 1 << int(self._to_everybody(num_pairs).max()).bit_length()
+        self._most_pairs = 1 << num_pairs.bit_length()
         shapes = [
             (size, self._most_pairs, self._row_bytes),
             (size, size * self._most_pairs, self._result_bytes),
@@ -131,7 +154,9 @@ class SharedDispatcher:
         ]
         num_bytes = [-(-prod(shape) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES for shape in shapes]
         memory = common_memory(self._group, 2 * sum(num_bytes))
-        self._is_possible = memory is not None
+        if memory is not None and self._pipes is None:
+            self._pipes = common_pipes(self._group)
+        self._is_possible = memory is not None and self._pipes is not None
         if memory is not None:
             self._rooms = [_room(half.split(num_bytes), shapes) for half in memory.chunk(2)]
 

@@ -20,12 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from runtime.errors import RuntimeFailure, UsageError
 
-__all__ = ["join", "link", "recording", "span", "turn_of"]
+__all__ = ["join", "link", "link_until", "recording", "span", "turn_of"]
 
 T = TypeVar("T")
 
@@ -54,8 +55,10 @@ class _Recorder:
         try:
             yield
         finally:
-            took_ns = time.monotonic_ns() - began_ns
-            self._write(name, "X", tid=track, ts=began_ns / 1000, dur=took_ns / 1000, args=where)
+            self.note(name, track, where, began_ns, time.monotonic_ns())
+
+    def note(self, name: str, track: int, where: dict[str, Any], began_ns: int, ended_ns: int) -> None:
+        self._write(name, "X", tid=track, ts=began_ns / 1000, dur=(ended_ns - began_ns) / 1000, args=where)
 
     def end(self) -> None:
         """The file is whole with this, unless it was full before."""
@@ -117,6 +120,17 @@ def link(exchange: Callable[[], T]) -> Callable[[], T]:
             return exchange()
 
     return recorded
+
+
+def link_until() -> Callable[[int, int], None]:
+    """The same, of an exchange that nobody waits for all the time: who hears of its end says when it began and ended.
+
+    Both in ns of the machine's clock.
+    """
+    if _recorder is None:
+        return lambda began_ns, ended_ns: None
+    recorder, (name, where) = _recorder, _recorder.open_span
+    return partial(recorder.note, name.removesuffix(" issue"), LINK, where)
 
 
 def turn_of(micro_batch: int) -> None:

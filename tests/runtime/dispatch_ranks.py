@@ -15,6 +15,7 @@ import torch
 from runtime.dispatch import AllToAllDispatcher, PlainRows
 from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher, new_dispatcher
 from runtime.dispatch_shared import SharedDispatcher
+from runtime.node_pipes import Pipes
 from runtime.parallel import GlooGroup
 from runtime.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
@@ -29,7 +30,8 @@ SMALL_STEP_TOKENS = 7
 def main(rank, size, port, slots_per_rank, folder):
     group = GlooGroup(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
-    group.all_to_all = counted = Counted(group.all_to_all)
+    exchanges = Counter()
+    group.all_to_all, Pipes.say = map(exchanges.counted, (group.all_to_all, Pipes.say))
     results = {}
     with np.load(folder / "input.npz", allow_pickle=False) as inputs:
         for form, dispatcher in forms(group, slots_per_rank):
@@ -38,21 +40,25 @@ def main(rank, size, port, slots_per_rank, folder):
                     break
                 x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
                 result = torch.float64 if form == "shared_wide" else torch.float32
-                found = one_round(dispatcher, x, slots, rank * slots_per_rank, result, counted)
+                found = one_round(dispatcher, x, slots, rank * slots_per_rank, result, exchanges)
                 results |= {f"{form}_{what}_{number}": value for what, value in found.items()}
     np.savez(folder / f"{rank}.npz", **results)
     group.any(False)  # nobody leaves while a peer still exchanges
 
 
-class Counted:
-    """A function that knows how often it was called."""
+class Counter:
+    """Knows how often functions were called."""
 
-    def __init__(self, function):
-        self.function, self.number = function, 0
+    number = 0
 
-    def __call__(self, *arguments):
-        self.number += 1
-        return self.function(*arguments)
+    def counted(self, function):
+        """It, and counted."""
+
+        def call(*arguments):
+            self.number += 1
+            return function(*arguments)
+
+        return call
 
 
 def forms(group, slots_per_rank):

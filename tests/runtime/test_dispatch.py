@@ -25,7 +25,8 @@ from tests.runtime.rank_processes import run_ranks
 
 SLOTS_PER_RANK = 3
 TRAVELLING_BYTES = TOP_K * SLOT_BYTES + ROW_BYTES
-# form -> exchanges of a dispatch and its combine: sizes are one, rows one or, by relays, two; results one
+# form -> exchanges of a dispatch and its combine: sizes are one, rows one or, by relays, two; results one; in common
+# memory, the word that everybody has written is one
 EXCHANGES = {
     "all_to_all": [2, 1],
     "each_alone": [2, 1],
