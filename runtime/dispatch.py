@@ -42,7 +42,7 @@ __all__ = [
     "RowFormat",
     "TokenDispatcher",
     "Traffic",
-    "inverse",
+    "sort_by_slot",
 ]
 
 SLOT_BYTES = 4  # torch.int32: of one of the slots in front of a row
@@ -168,7 +168,7 @@ class LocalDispatcher:
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
-        counts, pair_order, places = self._sorted(x_TD, slots_TK)
+        counts, pair_order, places = sort_by_slot(x_TD, slots_TK, self.num_slots)
         rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
         rows_RD = self.row_format.decode(rows)
         return _here(Dispatched(rows_RD, counts, [len(rows_RD)], places))
@@ -176,14 +176,6 @@ class LocalDispatcher:
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """They are here, sorted."""
         return _here(Combined(rows_RD, dispatched.way_back))
-
-    def _sorted(self, x_TD: Tensor, slots_TK: Tensor) -> tuple[list[int], Tensor, Tensor]:
-        """The pairs of each slot, counted; the pair in each place; the place of each pair."""
-        if cpu_kernels.suits(x_TD):
-            return cpu_kernels.sort_by_slot(slots_TK, self.num_slots)
-        slots = slots_TK.flatten()
-        pair_order = slots.argsort(stable=True)
-        return slots.bincount(minlength=self.num_slots).tolist(), pair_order, inverse(pair_order)
 
 
 @dataclass(frozen=True)
@@ -211,7 +203,7 @@ class AllToAllDispatcher:
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
         """Put the slots in front of each row; exchange; make of what came a row for each slot that is here."""
         sent = self.sizes(slots_TK).sum(1).tolist()
-        places = inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
+        places = _inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK)
 
         def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
@@ -273,7 +265,7 @@ class AllToAllDispatcher:
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """Each pair's result goes to its token's rank."""
         way: _WayBack = dispatched.way_back
-        rows = rows_RD.index_select(0, inverse(way.grouping))
+        rows = rows_RD.index_select(0, _inverse(way.grouping))
         exchange = partial(self.group.all_to_all, rows, way.received, dispatched.sent)
         arrival = self.group.begin(self.traffic.combine.timed(exchange))
         return Pending(arrival.result, lambda returned: Combined(returned, way.places))
@@ -284,12 +276,21 @@ class AllToAllDispatcher:
         return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
 
 
+def sort_by_slot(x_TD: Tensor, slots_TK: Tensor, num_slots: int) -> tuple[list[int], Tensor, Tensor]:
+    """How many pairs each slot has; the pair that stands in each place, slot after slot; the place of each pair."""
+    if cpu_kernels.suits(x_TD):
+        return cpu_kernels.sort_by_slot(slots_TK, num_slots)
+    slots = slots_TK.flatten()
+    pair_order = slots.argsort(stable=True)
+    return slots.bincount(minlength=num_slots).tolist(), pair_order, _inverse(pair_order)
+
+
 def _here(value: T) -> Pending[T]:
     """Nothing is under way."""
     return Pending(lambda: value, lambda arrived: arrived)
 
 
-def inverse(order: Tensor) -> Tensor:
+def _inverse(order: Tensor) -> Tensor:
     """Where each element stands in `order`, a permutation."""
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))

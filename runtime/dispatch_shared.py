@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.dispatch import AllToAllDispatcher, Combined, Dispatched, ExchangeTime, Pending, inverse
+from runtime.dispatch import AllToAllDispatcher, Combined, Dispatched, ExchangeTime, Pending, sort_by_slot
 from runtime.node_memory import common_memory
 from runtime.node_pipes import Pipes, common_pipes
 from runtime.trace import link_until
@@ -31,6 +33,7 @@ from runtime.trace import link_until
 __all__ = ["SharedDispatcher"]
 
 T = TypeVar("T")
+Longs = npt.NDArray[np.int64]
 
 NS_PER_S = 1e9
 LONG_BYTES = 8  # torch.int64
@@ -43,8 +46,8 @@ class Room:
 
     rows: Tensor  # [G, P, bytes]: of each rank's tokens
     results: Tensor  # [G, G P, bytes]: of each rank's slots; first the rows that they take
-    row_of_pair: Tensor  # [G, G P]: of each rank's pairs, in the order of their slots, which of all rows
-    sizes: Tensor  # [G, G, S]: of each rank's pairs, how many want which slot of which rank
+    row_of_pair: Longs  # [G, G P]: of each rank's pairs, in the order of their slots, which of all rows
+    sizes: Longs  # [G, G, S]: of each rank's pairs, how many want which slot of which rank
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,12 @@ class SharedDispatcher:
             return self._normal.dispatch(x_TD, slots_TK)
         room, own = self._rooms[0], self._group.rank
         self._rooms.reverse()
-        pair_order = slots_TK.flatten().argsort(stable=True)
-        sizes_sent = self._normal.sizes(slots_TK)
+        counts, pair_order, place_of_pair = sort_by_slot(x_TD, slots_TK, room.sizes[own].size)
         room.rows[own, : len(x_TD)] = self._row_format.encode(x_TD)
-        room.row_of_pair[own, : len(pair_order)] = pair_order // slots_TK.shape[1] + own * room.rows.shape[1]
-        room.sizes[own] = sizes_sent
-        self._normal.count(sizes_sent.sum(1).tolist(), self._row_bytes)
-        return self._when_all_have_written(self.traffic.dispatch, lambda: self._taken(room, pair_order))
+        room.row_of_pair[own, : len(pair_order)] = pair_order.numpy() // slots_TK.shape[1] + own * room.rows.shape[1]
+        room.sizes[own].flat = counts
+        self._normal.count(room.sizes[own].sum(1).tolist(), self._row_bytes)
+        return self._when_all_have_written(self.traffic.dispatch, lambda: self._taken(room, place_of_pair.numpy()))
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """Experts that write over the rows that they took have their results in place; others' are brought there."""
@@ -98,17 +100,17 @@ class SharedDispatcher:
             own.copy_(rows_RD)
         return self._when_all_have_written(self.traffic.combine, lambda: Combined(results.flatten(0, 1), way.places))
 
-    def _taken(self, room: Room, pair_order: Tensor) -> Dispatched:
+    def _taken(self, room: Room, place_of_pair: Longs) -> Dispatched:
         """This rank's rows; and where its pairs' results will be, for which everybody's sizes are read now."""
         own = self._group.rank
-        sizes_GGS = room.sizes.clone()
-        by_slot_GSG = sizes_GGS.permute(1, 2, 0)  # rank, slot, source: the order in which a rank's rows lie
+        sizes_GGS = room.sizes.copy()
+        by_slot_GSG = sizes_GGS.transpose(1, 2, 0)  # rank, slot, source: the order in which a rank's rows lie
         wanted, made = (_first_of_each(sizes, room.results.shape[1]) for sizes in (sizes_GGS, by_slot_GSG))
         pairs = _ranges(wanted[:, own].T, by_slot_GSG[own])
         places = _ranges(made[:, :, own], sizes_GGS[own])
-        rows_RD = self._row_format.decode(self._take(room, room.row_of_pair.view(-1)[pairs]))
+        rows_RD = self._row_format.decode(self._take(room, torch.from_numpy(room.row_of_pair.ravel()[pairs])))
         counts, sent = by_slot_GSG[own].sum(1).tolist(), sizes_GGS[own].sum(1).tolist()
-        return Dispatched(rows_RD, counts, sent, _WayBack(room, places[inverse(pair_order)]))
+        return Dispatched(rows_RD, counts, sent, _WayBack(room, torch.from_numpy(places[place_of_pair])))
 
     def _take(self, room: Room, which_R: Tensor) -> Tensor:
         """These rows: to where the results will be, if those are as long."""
@@ -165,18 +167,18 @@ def _room(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Room:
     rows, results, row_of_pair, sizes = (
         part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
     )
-    return Room(rows, results, row_of_pair.view(torch.int64)[..., 0], sizes.view(torch.int64))
+    return Room(rows, results, row_of_pair.view(torch.int64)[..., 0].numpy(), sizes.view(torch.int64).numpy())
 
 
-def _first_of_each(sizes: Tensor, stride: int) -> Tensor:
+def _first_of_each(sizes: Longs, stride: int) -> Longs:
     """Runs of these sizes lie one after another, those of each `sizes[i]` from i * stride: where each begins."""
-    flat = sizes.flatten(1)
-    begins = flat.cumsum(1) - flat + torch.arange(len(flat))[:, None] * stride
-    return begins.view_as(sizes)
+    flat = sizes.reshape(len(sizes), -1)
+    begins = flat.cumsum(1) - flat + np.arange(len(flat))[:, None] * stride
+    return begins.reshape(sizes.shape)
 
 
-def _ranges(begins: Tensor, sizes: Tensor) -> Tensor:
+def _ranges(begins: Longs, sizes: Longs) -> Longs:
     """The numbers from each beginning, as many as its size, one run after another."""
-    sizes = sizes.flatten()
-    offsets = (begins.flatten() - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
-    return offsets + torch.arange(len(offsets))
+    sizes = sizes.ravel()
+    offsets = np.repeat(begins.ravel() - (np.cumsum(sizes) - sizes), sizes)
+    return offsets + np.arange(len(offsets))
