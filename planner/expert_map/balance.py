@@ -1,13 +1,19 @@
 """Loads in, expert map out: the pass that makes one.
 
-`policy` does the work, or `coverage` where experts are to survive the loss of a domain. They are imported when they are
-called, for they need numpy and numba: who only validates specs should not wait.
+Experts are numbered by their load first (`numbering`). Then `policy` does the work, or `coverage` where experts are to
+survive the loss of a domain. They are imported when they are called, for they need numpy and numba: who only validates
+specs should not wait.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from planner.expert_map.loads import Loads
 from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, Split
+
+if TYPE_CHECKING:
+    from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["balance", "max_over_mean_sampled"]
 
@@ -38,33 +44,19 @@ def balance(
     With `domains`, every expert gets replicas in two of them at least (`covered`), where slots suffice
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes, and moving stops at the balance of a fresh covered map.
     """
-    from planner.expert_map.coverage import make_covered_map
-    from planner.expert_map.local_first import keep_good, settle
-    from planner.expert_map.policy import make_map
+    import numpy as np
+
+    from planner.expert_map.hierarchy import choose_policy
+    from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
 
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups)
-    if domains:
-        expert_map = make_covered_map(loads, sizes, domains, effort, previous, keep_within)
-    else:
-        expert_map = make_map(loads, sizes, effort, policy, previous, keep_within, may_spill=split == "equal")
-    if split == "equal":
-        return expert_map
-    within_nodes = bool(domains) or expert_map.policy == "hierarchical"
-    settled = settle(expert_map, loads, sizes, within_nodes=within_nodes)
-    if previous is None:
-        return settled
-    fresh = balance(
-        loads,
-        num_slots,
-        num_gpus,
-        effort,
-        num_nodes=num_nodes,
-        num_groups=num_groups,
-        policy=policy,
-        domains=domains,
-        split=split,
-    )
-    return keep_good(settled, fresh, loads, sizes, previous, keep_within, domains)
+    loads_LE = np.asarray(loads, dtype=np.float64)
+    stay_together = not domains and choose_policy(sizes, policy)[0] == "hierarchical"
+    order_LE = order_by_load(loads_LE[None], num_groups if stay_together else 1, previous)
+    previous_LGS = None if previous is None else as_numbers(previous, order_LE, sizes)
+    found = _balance(in_order(loads_LE, order_LE), sizes, effort, policy, previous_LGS, keep_within, domains, split)
+    rows = as_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
+    return replace(found, physical_to_logical=rows)
 
 
 def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num_pairs: int) -> tuple[float, ...]:
@@ -72,3 +64,32 @@ def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num
     from planner.expert_map import sampled  # numba, as in `balance`
 
     return sampled.max_over_mean_sampled(expert_map, loads, sizes, num_pairs)
+
+
+def _balance(
+    loads_LE: "Floats",
+    sizes: Sizes,
+    effort: Effort,
+    policy: Policy,
+    previous_LGS: "Ints | None",
+    keep_within: float,
+    domains: Domains,
+    split: Split,
+) -> ExpertMap:
+    """The map of experts that are named by their numbers."""
+    from planner.expert_map.coverage import make_covered_map
+    from planner.expert_map.local_first import keep_good, settle
+    from planner.expert_map.policy import make_map
+
+    if domains:
+        expert_map = make_covered_map(loads_LE, sizes, domains, effort, previous_LGS, keep_within)
+    else:
+        expert_map = make_map(loads_LE, sizes, effort, policy, previous_LGS, keep_within, may_spill=split == "equal")
+    if split == "equal":
+        return expert_map
+    within_nodes = bool(domains) or expert_map.policy == "hierarchical"
+    settled = settle(expert_map, loads_LE, sizes, within_nodes=within_nodes)
+    if previous_LGS is None:
+        return settled
+    fresh = _balance(loads_LE, sizes, effort, policy, None, 0.0, domains, split)
+    return keep_good(settled, fresh, loads_LE, sizes, previous_LGS, keep_within, domains)

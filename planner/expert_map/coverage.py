@@ -5,14 +5,12 @@ Groups of experts do not stay on nodes in such maps: a group on one node would g
 With a previous map, few slots change: the search starts from it, and stops at the balance of a fresh map.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from planner.expert_map.bound import bind
 from planner.expert_map.covered import bound_of_replicas, solve_covered
 from planner.expert_map.moves import count_moves
-from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
+from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, holds_everything, slots_of_everything
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.renew import align, part_repeats
 from planner.expert_map.types import BoundKind, Domains, Effort, ExpertMap, Sizes
@@ -24,20 +22,19 @@ REASON = "replicas of each expert are in two failure domains"
 
 
 def make_covered_map(
-    loads: Sequence[Sequence[float]] | Floats,
+    loads_LE: Floats,
     sizes: Sizes,
     domains: Domains,
     effort: Effort,
-    previous: Sequence[Sequence[int]] | None,
+    previous_LGS: Ints | None,
     keep_within: float,
 ) -> ExpertMap:
     """See `balance`. Slots suffice (`fewest_slots_per_gpu`)."""
-    loads_LE = scale(loads)
+    loads_LE = scale(loads_LE)
     bound_L, binding = _bind(loads_LE, sizes)
     slots_LGS, covered_L = _solve(loads_LE, sizes, domains, bound_L, effort)
     moved_slots = None
-    if previous is not None:
-        previous_LGS = as_slots(previous, sizes)
+    if previous_LGS is not None:
         slots_LGS = _renew(loads_LE, previous_LGS, slots_LGS, sizes, keep_within, domains, effort)
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
     return ExpertMap(

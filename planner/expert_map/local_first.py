@@ -15,7 +15,6 @@ Of the bounds for equal shares these hold here: the mean, the largest replica, w
 of groups and of coverage.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,13 +44,13 @@ class Nodes(NamedTuple):
 
 def settle(
     expert_map: ExpertMap,
-    loads: Sequence[Sequence[float]] | Floats,
+    loads_LE: Floats,
     sizes: Sizes,
     *,
     within_nodes: bool,
 ) -> ExpertMap:
     """`expert_map` made even under the rule. `within_nodes`: experts stay on the nodes that they are on."""
-    loads_LE = scale(loads)
+    loads_LE = scale(loads_LE)
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
     if not holds_everything(sizes, loads_LE.shape[1]):
         slots_LGS = _settle(loads_LE, slots_LGS, sizes.num_gpus // sizes.num_nodes, within_nodes)
@@ -69,9 +68,9 @@ def settle(
 def keep_good(
     settled: ExpertMap,
     fresh: ExpertMap,
-    loads: Sequence[Sequence[float]] | Floats,
+    loads_LE: Floats,
     sizes: Sizes,
-    previous: Sequence[Sequence[int]],
+    previous_LGS: Ints,
     keep_within: float,
     domains: Domains,
 ) -> ExpertMap:
@@ -79,11 +78,11 @@ def keep_good(
 
     `settled` came from the previous map with few changes. Where groups stay on nodes, no layer is kept that splits one.
     """
-    loads_LE = scale(loads)
-    slots_LGS, previous_LGS = as_slots(settled.physical_to_logical, sizes), as_slots(previous, sizes)
+    loads_LE = scale(loads_LE)
+    slots_LGS = as_slots(settled.physical_to_logical, sizes)
     ratio_L = _max_over_mean(loads_LE, previous_LGS, sizes)
     enough_L = np.array(fresh.max_over_mean) * (1 + keep_within) + PRINTED
-    is_covered_L = np.array([not domains or count_uncovered([row], domains) == 0 for row in previous])
+    is_covered_L = np.array([not domains or count_uncovered([row], domains) == 0 for row in as_rows(previous_LGS)])
     kept_L = (ratio_L <= enough_L) & is_covered_L
     if settled.policy == "hierarchical":
         kept_L &= keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1])

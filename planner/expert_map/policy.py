@@ -13,7 +13,7 @@ from planner.expert_map.bound import bind
 from planner.expert_map.front import front_of, homes_of_groups, knee
 from planner.expert_map.hierarchy import choose_policy, experts_of_nodes, fullest_node_bound
 from planner.expert_map.moves import count_moves
-from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything, slots_of_everything
+from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, holds_everything, slots_of_everything
 from planner.expert_map.renew import renew
 from planner.expert_map.search import solve
 from planner.expert_map.spill import LEVELS, spill
@@ -26,17 +26,17 @@ GOOD_ENOUGH = 1.0008  # times the bound: what is left is less than the loads cha
 
 
 def make_map(
-    loads: Sequence[Sequence[float]] | Floats,
+    loads_LE: Floats,
     sizes: Sizes,
     effort: Effort,
     policy: Policy,
-    previous: Sequence[Sequence[int]] | None = None,
+    previous_LGS: Ints | None = None,
     keep_within: float = 0.0,
     *,
     may_spill: bool = True,
 ) -> ExpertMap:
     """See `balance`. `may_spill`: tokens split equally, so that a replica elsewhere takes the load that it is to."""
-    loads_LE = scale(loads)
+    loads_LE = scale(loads_LE)
     chosen, reason = choose_policy(sizes, policy)
     within_nodes = chosen == "hierarchical"
     # where a node has no fewer slots a GPU than experts, its GPUs hold all of them and balance by themselves
@@ -52,8 +52,7 @@ def make_map(
         solve_policy = _solve_hierarchical if within_nodes else _solve_global
         slots_LGS = solve_policy(loads_LE, sizes, bound_L, effort)
     moved_slots = None
-    if previous is not None:
-        previous_LGS = as_slots(previous, sizes)
+    if previous_LGS is not None:
         slots_LGS = renew(
             loads_LE, previous_LGS, slots_LGS, sizes, keep_within, within_nodes=within_nodes, may_spill=may_spill
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from planner.expert_map.eplb import eplb_fullest_of_layers
 from planner.expert_map.front import homes_of_groups
 from planner.expert_map.moves import relocate
+from planner.expert_map.outcome import holds_everything
 from planner.expert_map.spill import respill
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, max_over_mean
@@ -31,13 +32,16 @@ def renew(
 ) -> Ints:
     """Slots `[L, G, S]`; what is kept is in the slot where it was.
 
-    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would. A previous
-    layer that splits a group, where groups stay on nodes, is no start: it gets a fresh map. With `may_spill` it is a
-    start, and experts get replicas on a second node where nothing else helps.
+    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would, or the fresh
+    map's where that is more, as it can be only where EPLB puts an expert on a GPU twice. A previous layer that splits a
+    group, where groups stay on nodes, is no start: it gets a fresh map. With `may_spill` it is a start, and experts get
+    replicas on a second node where nothing else helps.
     """
-    if sizes.slots_per_gpu > loads_LE.shape[1]:  # every GPU holds every expert anyway
+    if holds_everything(sizes, loads_LE.shape[1]):
         return align(fresh_LGS, previous_LGS)
-    enough_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes) * (1 + ROUNDING)
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
+    eplb_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes)
+    enough_L = np.maximum(eplb_L, max_over_mean(loads_LE, fresh_LGS) * mean_L) * (1 + ROUNDING)
     num_nodes = sizes.num_nodes if within_nodes else 1
     start_LGS = part_repeats(loads_LE, previous_LGS, num_nodes)
     if may_spill:
@@ -46,7 +50,6 @@ def renew(
     else:
         near_LGS, reached_L = relocate(loads_LE, start_LGS, enough_L * (1 + keep_within), num_nodes)
     previous_ratio_L = max_over_mean(loads_LE, previous_LGS)
-    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_LGS = np.empty_like(previous_LGS)
     is_kept_L = previous_ratio_L * mean_L <= enough_L * (1 + keep_within)
     if within_nodes and not may_spill:

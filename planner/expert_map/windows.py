@@ -13,7 +13,7 @@ mean carries as much as it does on average over windows, which is at most the wo
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -22,8 +22,10 @@ import numpy as np
 from planner.expert_map.balance import balance
 from planner.expert_map.bound import bind
 from planner.expert_map.front import front_of, homes_of_groups
+from planner.expert_map.hierarchy import choose_policy
 from planner.expert_map.loads import Loads
 from planner.expert_map.moves import count_moves
+from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything
 from planner.expert_map.policy import GOOD_ENOUGH
 from planner.expert_map.relieve import relieve_windows
@@ -38,7 +40,7 @@ BITS = 40  # of a window's total: sums over windows stay exact
 ROUNDING = 1e-9
 
 
-def mean_loads(windows: Sequence[Loads]) -> Loads:
+def mean_loads(windows: Sequence[Loads] | Sequence[Floats]) -> Loads:
     """The sum of all windows, `[layers][experts]`, each scaled to the same total."""
     return tuple(map(tuple, _alike(windows).sum(axis=0).tolist()))
 
@@ -58,33 +60,52 @@ def balance_windows(
     that a `previous` map has them on. None of its slots changes in a layer that is worse than a fresh map by at most
     the share `keep_within`.
     """
+    stay_together = choose_policy(sizes, policy)[0] == "hierarchical"
+    order_LE = order_by_load(_alike(windows), sizes.num_groups if stay_together else 1, previous)
+    previous_LGS = None if previous is None else as_numbers(previous, order_LE, sizes)
+    ordered = [in_order(np.array(each, dtype=np.float64), order_LE) for each in windows]
+    found = _balance_windows(ordered, sizes, effort, policy, quantile, previous_LGS, keep_within)
+    rows = as_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
+    return replace(found, physical_to_logical=rows)
+
+
+def outcome_of_windows(
+    expert_map: ExpertMap, windows: Sequence[Loads] | Sequence[Floats], sizes: Sizes, quantile: float | None
+) -> WindowsOutcome:
+    """What a map reaches in each window, and what any could; `quantile` None: made for the mean."""
+    is_whole = _keeps_groups(expert_map)
+    bounds = [as_bounds(bind(scale(each), sizes, within_nodes=is_whole)[0]) for each in windows]
+    return WindowsOutcome(quantile, _ratios(expert_map, windows, sizes), tuple(bounds))
+
+
+def _balance_windows(
+    windows: Sequence[Floats],
+    sizes: Sizes,
+    effort: Effort,
+    policy: Policy,
+    quantile: float,
+    previous_LGS: Ints | None,
+    keep_within: float,
+) -> ExpertMap:
+    """The map of experts that are named by their numbers."""
     mean = mean_loads(windows)
     options: dict[str, Any] = {"num_nodes": sizes.num_nodes, "num_groups": sizes.num_groups, "policy": policy}
     of_mean = balance(mean, sizes.num_slots, sizes.num_gpus, effort, **options)
-    loads_WLE, num_counted = _alike(windows), ceil(quantile * len(windows) - ROUNDING)
+    loads_WLE = _alike(windows)
+    search = _Search(
+        num_counted=ceil(quantile * len(windows) - ROUNDING),
+        num_nodes=sizes.num_nodes if of_mean.policy == "hierarchical" else 1,
+        num_kicks=KICKS[effort],
+    )
     slots_LGS = as_slots(of_mean.physical_to_logical, sizes)
-    bound_L, binding = _bind(loads_WLE, mean, sizes, num_counted, of_mean)
-    kept_within = of_mean.policy == "hierarchical"
-    gpus_per_node = sizes.num_gpus // sizes.num_nodes if kept_within else sizes.num_gpus
+    bound_L, binding = _bind(loads_WLE, mean, sizes, search.num_counted, of_mean)
     if not holds_everything(sizes, loads_WLE.shape[2]):
         enough_L = bound_L * GOOD_ENOUGH * loads_WLE.sum(axis=2).max(axis=0) / sizes.num_gpus
-        slots_LGS = relieve_windows(
-            _by_layer(loads_WLE), slots_LGS, num_counted, enough_L, gpus_per_node, KICKS[effort], False
-        )
+        slots_LGS = search.relieve(loads_WLE, slots_LGS, enough_L, in_service=False)
     moved_slots = None
-    if previous is not None:
-        previous_LGS = as_slots(previous, sizes)
-        slots_LGS = _renew(
-            loads_WLE,
-            previous_LGS,
-            slots_LGS,
-            sizes,
-            num_counted,
-            gpus_per_node,
-            KICKS[effort],
-            keep_within,
-            _keeps_groups(of_mean),
-        )
+    if previous_LGS is not None:
+        must_be_whole = _keeps_groups(of_mean)
+        slots_LGS = _renew(loads_WLE, previous_LGS, slots_LGS, sizes, search, keep_within, must_be_whole=must_be_whole)
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_WLE.shape[2])
     found = replace(of_mean, physical_to_logical=as_rows(slots_LGS), bound=as_bounds(bound_L))
     windows_outcome = outcome_of_windows(found, windows, sizes, quantile)
@@ -92,23 +113,32 @@ def balance_windows(
     if dispatch is not None:
         loads_LE = scale(mean)
         (dispatch,) = front_of(loads_LE, slots_LGS[None], homes_of_groups(loads_LE, slots_LGS, sizes), sizes)
+    of_mean_map = _quantiles(_ratios(of_mean, windows, sizes), search.num_counted)
     return replace(
         found,
-        max_over_mean=_quantiles(windows_outcome.max_over_mean, num_counted),
+        max_over_mean=_quantiles(windows_outcome.max_over_mean, search.num_counted),
         binding=binding,
         dispatch=dispatch,
         moved_slots=moved_slots,
-        windows=replace(windows_outcome, of_mean_map=_quantiles(_ratios(of_mean, windows, sizes), num_counted)),
+        windows=replace(windows_outcome, of_mean_map=of_mean_map),
     )
 
 
-def outcome_of_windows(
-    expert_map: ExpertMap, windows: Sequence[Loads], sizes: Sizes, quantile: float | None
-) -> WindowsOutcome:
-    """What a map reaches in each window, and what any could; `quantile` None: made for the mean."""
-    is_whole = _keeps_groups(expert_map)
-    bounds = [as_bounds(bind(scale(each), sizes, within_nodes=is_whole)[0]) for each in windows]
-    return WindowsOutcome(quantile, _ratios(expert_map, windows, sizes), tuple(bounds))
+@dataclass(frozen=True)
+class _Search:
+    """What is made small, within what, and how long."""
+
+    num_counted: int  # windows, the best ones
+    num_nodes: int  # an expert stays on those that it is on; 1: it may go anywhere
+    num_kicks: int
+
+    def relieve(self, loads_WLE: Floats, start_LGS: Ints, enough_L: Floats, *, in_service: bool) -> Ints:
+        """See `relieve_windows`."""
+        loads_LWE = np.ascontiguousarray(loads_WLE.swapaxes(0, 1))
+        gpus_per_node = start_LGS.shape[1] // self.num_nodes
+        return relieve_windows(
+            loads_LWE, start_LGS, self.num_counted, enough_L, gpus_per_node, self.num_kicks, in_service
+        )
 
 
 def _keeps_groups(expert_map: ExpertMap) -> bool:
@@ -121,10 +151,9 @@ def _renew(
     previous_LGS: Ints,
     fresh_LGS: Ints,
     sizes: Sizes,
-    num_counted: int,
-    gpus_per_node: int,
-    num_kicks: int,
+    search: _Search,
     keep_within: float,
+    *,
     must_be_whole: bool,
 ) -> Ints:
     """The previous map with few changes where it then is as even as the fresh one, or nearly; else the fresh one.
@@ -134,16 +163,15 @@ def _renew(
     num_experts = loads_WLE.shape[2]
     if holds_everything(sizes, num_experts):
         return align(fresh_LGS, previous_LGS)
-    enough_L = _fullest(loads_WLE, fresh_LGS, num_counted) * (1 + keep_within)
-    num_nodes = sizes.num_gpus // gpus_per_node
-    start_LGS = part_repeats(loads_WLE.sum(axis=0), previous_LGS, num_nodes)
-    near_LGS = relieve_windows(_by_layer(loads_WLE), start_LGS, num_counted, enough_L, gpus_per_node, num_kicks, True)
-    is_near_L = _fullest(loads_WLE, near_LGS, num_counted) <= enough_L
-    is_kept_L = _fullest(loads_WLE, previous_LGS, num_counted) <= enough_L
+    enough_L = _fullest(loads_WLE, fresh_LGS, search.num_counted) * (1 + keep_within)
+    start_LGS = part_repeats(loads_WLE.sum(axis=0), previous_LGS, search.num_nodes)
+    near_LGS = search.relieve(loads_WLE, start_LGS, enough_L, in_service=True)
+    is_near_L = _fullest(loads_WLE, near_LGS, search.num_counted) <= enough_L
+    is_kept_L = _fullest(loads_WLE, previous_LGS, search.num_counted) <= enough_L
     if must_be_whole:
         is_near_L &= keeps_groups_whole(near_LGS, sizes, num_experts)
         is_kept_L &= keeps_groups_whole(previous_LGS, sizes, num_experts)
-    matched_LGS = np.stack([match(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
+    matched_LGS = np.stack([match(*each, search.num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
     slots_LGS = np.where(is_near_L[:, None, None], near_LGS, matched_LGS)
     return align(np.where(is_kept_L[:, None, None], previous_LGS, slots_LGS), previous_LGS)
 
@@ -155,12 +183,7 @@ def _fullest(loads_WLE: Floats, slots_LGS: Ints, num_counted: int) -> Floats:
     return fullest_L
 
 
-def _by_layer(loads_WLE: Floats) -> Floats:
-    """`[L, W, E]`, one layer after the other in memory."""
-    return np.ascontiguousarray(loads_WLE.swapaxes(0, 1))
-
-
-def _alike(windows: Sequence[Loads]) -> Floats:
+def _alike(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:
     """`[W, L, E]` whole numbers; every window of a layer adds up to 2^40, less what rounding down takes."""
     scaled_WLE = np.stack([scale(each) for each in windows])
     totals_WL = scaled_WLE.sum(axis=2, keepdims=True)
@@ -186,7 +209,9 @@ def _bind(
     return np.array(bounds), tuple(kinds)
 
 
-def _ratios(expert_map: ExpertMap, windows: Sequence[Loads], sizes: Sizes) -> tuple[tuple[float, ...], ...]:
+def _ratios(
+    expert_map: ExpertMap, windows: Sequence[Loads] | Sequence[Floats], sizes: Sizes
+) -> tuple[tuple[float, ...], ...]:
     """Max over mean, `[windows][layers]`."""
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
     return tuple(as_ratios(max_over_mean(scale(each), slots_LGS)) for each in windows)
