@@ -6,7 +6,10 @@ Each of two processes holds both: its rank of the unit (half of the experts) and
 thread each. A turn is one step of the unit, then one step of both copies at the same time, or the other way round; by
 the clock on the wall, from when both processes are ready until both have finished. Either way the processes compute
 their own requests, the same ones: 8 prompts of 512 tokens, or one token for each of 32 requests with 512 tokens of KV.
-Experts lie in order, so a turn of the unit also pays for the experts' uneven loads.
+
+Experts lie where a plan puts them: the planner makes the unit's map of the loads that the engine counted on other
+prompts than those measured. There are no redundant experts and no overlap, which a spec has to ask for. What is left of
+the experts' uneven loads is the unit's to bear.
 
 Prints JSON: for each workload, seconds of each turn of the unit and of the copies. The first turns are left out.
 """
@@ -17,23 +20,44 @@ from pathlib import Path
 
 import torch
 
+from planner.expert_map import balance
 from runtime.memory import keep_freed_memory
 from runtime.parallel import SoloGroup, new_group
 from runtime.rendezvous import MeetingPoint
-from tests.benchmarks.engine_workloads import our_engine, our_step, seconds
+from tests.benchmarks.engine_workloads import (
+    CONFIG,
+    NUM_PROMPTS,
+    PROMPT_TOKENS,
+    our_engine,
+    our_step,
+    seconds,
+    token_ids,
+)
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
+NUM_RANKS = 2
+SEED_OF_LOADS = 2**20  # no step that is measured has these prompts
 TURNS = {"prefill": 8, "decode 32": 60}
 WARM_UP = {"prefill": 2, "decode 32": 10}
 
 
-def main(rank, size, port, folder):
+def planned_map(folder):
+    """As a plan has it whose spec names the loads of a prefill step: [num_moe_layers][num_experts]."""
+    engine = our_engine(folder, SoloGroup(), torch.bfloat16)
+    engine.prefill(token_ids(NUM_PROMPTS, PROMPT_TOKENS, seed=SEED_OF_LOADS).tolist())
+    loads = tuple(map(tuple, engine.model.load.rows.tolist()))
+    expert_map = balance(loads, CONFIG["n_routed_experts"], NUM_RANKS)
+    return [list(layer) for layer in expert_map.physical_to_logical]
+
+
+def main(rank, size, port, folder, expert_map):
     """One process."""
     torch.set_num_threads(1)
     keep_freed_memory()
     group = new_group(rank, size)
-    unit, copy = our_engine(folder, group, torch.bfloat16), our_engine(folder, SoloGroup(), torch.bfloat16)
+    unit = our_engine(folder, group, torch.bfloat16, expert_map)
+    copy = our_engine(folder, SoloGroup(), torch.bfloat16)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     measured = {workload: _measured(group, {"unit": unit, "copies": copy}, workload) for workload in TURNS}
     if rank == 0:
@@ -53,4 +77,5 @@ def _measured(group, engines, workload):
 
 
 if __name__ == "__main__":
-    fork_ranks(main, 2, int(sys.argv[2]), Path(sys.argv[1]))
+    CHECKPOINT = Path(sys.argv[1])
+    fork_ranks(main, NUM_RANKS, int(sys.argv[2]), CHECKPOINT, planned_map(CHECKPOINT))

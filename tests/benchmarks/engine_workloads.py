@@ -57,9 +57,9 @@ def token_ids(*shape, seed=1):
     return torch.randint(CONFIG["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
 
 
-def our_engine(folder, group, dtype):
-    """Experts in order, one slot each."""
-    return Engine(folder, [list(range(CONFIG["n_routed_experts"]))] * NUM_MOE_LAYERS, group, dtype)
+def our_engine(folder, group, dtype, expert_map=None):
+    """One slot for each expert; in order, if there is no map."""
+    return Engine(folder, expert_map or [list(range(CONFIG["n_routed_experts"]))] * NUM_MOE_LAYERS, group, dtype)
 
 
 def all_prompts(seed=1):
