@@ -69,7 +69,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
     InfeasibleError where slots do not suffice for the coverage.
     """
     windows = _read_all(call.loads)
-    previous = read_map(call.previous) if call.previous else None
+    previous = read_map(call.previous, call.gpus) if call.previous else None
     num_experts = None if isinstance(windows, Problem) else len(windows[0][0])
     problems = [violation.at(PROGRAM) for violation in wrong_arguments(call, num_experts)]
     if not problems and not isinstance(windows, Problem) and isinstance(previous, tuple):

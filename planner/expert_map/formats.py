@@ -66,8 +66,11 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document) + "\n"
 
 
-def read_map(path: Path) -> Map | Violation:
-    """The map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it."""
+def read_map(path: Path, num_gpus: int) -> Map | Violation:
+    """The map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
+
+    Only vllm-ascend's tells GPUs apart, which are then to be `num_gpus`.
+    """
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -76,7 +79,10 @@ def read_map(path: Path) -> Map | Violation:
     except (ValueError, RecursionError):
         return _not_a_map(path, "it cannot be parsed as JSON")
     if isinstance(document, dict) and DEVICES in document:
-        document = _of_devices(document[DEVICES])
+        layers = _experts_of_devices(document[DEVICES])
+        if layers and len(layers[0]) != num_gpus:
+            return _not_a_map(path, f"its layers have {len(layers[0])} devices, and --gpus is {num_gpus}")
+        document = [[expert for experts in devices for expert in experts] for devices in layers]
     rows = next((document[key] for key in KEYS if key in document), None) if isinstance(document, dict) else document
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return _not_a_map(path, f"it has no list of rows under {' or '.join(KEYS)}")
@@ -87,15 +93,14 @@ def read_map(path: Path) -> Map | Violation:
     return tuple(tuple(row) for row in rows)
 
 
-def _of_devices(layers: Any) -> Any:
-    """The rows of vllm-ascend's file; None where it is no such file."""
+def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
+    """Those of vllm-ascend's file, [layers][devices][slots]; nothing where it is no such file."""
     try:
-        devices = [[device["device_expert"] for device in layer["device_list"]] for layer in layers]
-        if len({len(experts) for layer in devices for experts in layer}) > 1:
-            return None  # rows alone would not tell where a GPU begins
-        return [[expert for experts in layer for expert in experts] for layer in devices]
+        experts = [[list(device["device_expert"]) for device in layer["device_list"]] for layer in layers]
     except (KeyError, TypeError):
-        return None
+        return []
+    are_alike = len({len(layer) for layer in experts}) == len({len(slots) for layer in experts for slots in layer}) == 1
+    return experts if are_alike else []  # of others rows alone would not tell where a GPU begins
 
 
 def _not_a_map(path: Path, reason: str) -> Violation:

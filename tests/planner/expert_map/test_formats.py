@@ -60,7 +60,7 @@ def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({key: ROWS}))
 
-    assert read_map(path) == ROWS
+    assert read_map(path, 2) == ROWS
 
 
 def test_what_vllm_ascend_records_is_a_map(tmp_path):
@@ -68,13 +68,14 @@ def test_what_vllm_ascend_records_is_a_map(tmp_path):
     path = tmp_path / "map.json"
     path.write_text(json.dumps(VLLM, indent=4))
 
-    assert read_map(path) == ROWS
+    assert read_map(path, 2) == ROWS
 
 
 @pytest.mark.parametrize(
     "layers",
     [
         [{"device_list": [{"device_expert": [0, 1]}, {"device_expert": [2]}]}],
+        [{"device_list": [{"device_expert": [0, 1]}, {"device_expert": [2, 3]}]}, {"device_list": []}],
         [{"device_list": [{"experts": [0]}]}],
         [{"device_list": 1}],
         7,
@@ -85,7 +86,15 @@ def test_devices_that_differ_or_are_none_are_no_map(tmp_path, layers):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"layer_list": layers}))
 
-    assert isinstance(read_map(path), Violation)
+    assert isinstance(read_map(path, 2), Violation)
+
+
+def test_devices_are_not_grouped_anew(tmp_path):
+    """A file of two devices is no map for four GPUs, though the slots would divide."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(VLLM))
+
+    assert read_map(path, 4).reason == "its layers have 2 devices, and --gpus is 4"
 
 
 @pytest.mark.parametrize("counts", [[[1, 2], [3, 4]], [[[1, 0], [1, 4]], [[0, 2], [2, 0]]]])
