@@ -2,7 +2,7 @@
 
 EP 1, 2, 4 and 8; another expert map and other replicas each time, whose tokens are shared out by either split; on one
 node or two, in every form of dispatch; with and without overlap; as two units or as one; prompts whole and in chunks;
-with and without preemption; in any order and company.
+with and without preemption; in any order and company; in FP32, BF16 and FP8.
 """
 
 import json
@@ -54,7 +54,7 @@ def test_greedy_tokens_are_those_of_the_request_alone(size, checkpoint, prompts,
     for name, layout in LAYOUTS.items():
         tokens = {number: ids for rank in ranks for number, ids in rank[name]["tokens"].items()}
         preemptions = sum(rank[name]["preemptions"] for rank in ranks)
-        assert tokens == alone[layout.dtype], name
+        assert tokens == dict(list(alone[layout.dtype].items())[: layout.num_prompts]), name
         assert (preemptions > 0) == ("preemption" in name), name
 
 
