@@ -5,7 +5,7 @@ open it where Linux shows a process's files, /proc, and know it by a random name
 rank, whichever way that ends, and no limit of /dev/shm (64 MB in a container) counts. Pages are taken when they are
 first written.
 
-It orders nothing: who reads has to know that the writer is done. The group's exchanges say so, and a lost peer too.
+It orders nothing: who reads has to know that the writer is done, which the ranks say through pipes (`node_pipes.py`).
 
 Sources: memfd_create(2), proc_pid_fd(5).
 """
