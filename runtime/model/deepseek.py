@@ -74,7 +74,7 @@ class DeepseekV3(nn.Module):
     def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Hidden states [T, D] of the tokens of a step, chunk by chunk; T may be 0. Latents are written to `cache`."""
         steps = self._micro_batches(prefilling, decoding)
-        return torch.cat(self.overlap.run([self._hidden_states(step, cache) for step in steps]))
+        return torch.cat(self.overlap.run([self._hidden_states(step, cache, step) for step in steps]))
 
     def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """The same, and from the last token of each chunk its logits: [chunks, vocab]."""
@@ -110,15 +110,17 @@ class DeepseekV3(nn.Module):
 
     def _next_logits(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
         """A flow too: the head of one micro-batch hides the last exchange of the other."""
-        x_TD = yield from self._hidden_states(step, cache)
+        x_TD = yield from self._hidden_states(step, cache, step.answering())
         with span("head"):
-            return self.logits(x_TD[step.ends_C - 1])
+            return self.logits(x_TD)
 
-    def _hidden_states(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
+    def _hidden_states(self, step: Step, cache: LatentCache, answering: Step) -> Flow[Tensor]:
+        """Of the tokens of `answering`: what the last layer makes of others nobody reads, except their latents."""
         cos, sin = self.rotary.at(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)
         for layer, pages in zip(self.model.layers, cache.layers, strict=True):
-            x_TD = yield from layer(x_TD, cos, sin, step, pages)
+            is_last = layer is self.model.layers[-1]
+            x_TD = yield from layer(x_TD, cos, sin, step, answering if is_last else step, pages)
         return x_TD
 
     def _head(self, x_TD: Tensor) -> Tensor:
@@ -154,14 +156,19 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
         self.mlp = feed_forward
 
-    def forward(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Flow[Tensor]:
-        """[T, D] -> [T, D]; the tokens' latents are written to `pages`."""
+    def forward(
+        self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, answering: Step, pages: LayerPages
+    ) -> Flow[Tensor]:
+        """[T, D] -> [T, D] of the tokens of `answering`: all, or some; the latents of all are written to `pages`."""
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
-            queries = self.self_attn.begin(normed_TD, cos, sin, step, pages)
+            pages.write(step.places_T, self.self_attn.latent(normed_TD, cos, sin))
+            if answering is not step:
+                x_TD, normed_TD, cos, sin = (rows[step.ends_C - 1] for rows in (x_TD, normed_TD, cos, sin))
+            queries = self.self_attn.begin(normed_TD, cos, sin, answering)
         yield Pause.HALF_ATTENDED
         with self.span("attention 2"):
-            attended_TD = self.self_attn.finish(queries, step, pages)
+            attended_TD = self.self_attn.finish(queries, answering, pages)
         return (yield from self._feed_forward(x_TD + attended_TD))
 
     def _feed_forward(self, x_TD: Tensor) -> Flow[Tensor]:

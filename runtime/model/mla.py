@@ -54,9 +54,8 @@ class LatentAttention(nn.Module):
         self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
-    def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, pages: LayerPages) -> Queries:
-        """The first half: the tokens' latents go to the cache, their queries are the result."""
-        pages.write(step.places_T, self.latent(x_TD, cos, sin))
+    def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step) -> Queries:
+        """The first half: the tokens' queries. Their latents are in the cache before the second."""
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
         expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
         is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens is a decode step without requests

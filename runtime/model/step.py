@@ -37,6 +37,11 @@ class Chunk:
         """The position after its last token."""
         return self.start + len(self.token_ids)
 
+    @property
+    def last(self) -> "Chunk":
+        """Its last token alone."""
+        return Chunk(self.token_ids[-1:], self.end - 1, self.table)
+
 
 def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chunk]]:
     """The first `num_tokens` tokens of the chunks, and the others; the chunk across the cut becomes two."""
@@ -58,6 +63,7 @@ class Step:
     """`prefilling` chunks in order, then `decoding` ones of one token each, as tensors."""
 
     def __init__(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> None:
+        self._prefilling, self._decoding = prefilling, decoding
         chunks = [*prefilling, *decoding]
         self.token_ids_T = _integers(token for chunk in chunks for token in chunk.token_ids)
         self.positions_T = _integers(position for chunk in chunks for position in range(chunk.start, chunk.end))
@@ -68,6 +74,12 @@ class Step:
         self.contexts = [_integers(places(chunk.table, 0, chunk.end)) for chunk in prefilling]  # what a chunk sees
         self.tables_BP = _padded([chunk.table for chunk in decoding])
         self.lengths_B = _integers(chunk.end for chunk in decoding)
+
+    def answering(self) -> "Step":
+        """Of the same requests, only the tokens whose logits are asked for: those at `ends_C` - 1."""
+        if not self._prefilling:
+            return self
+        return Step([chunk.last for chunk in self._prefilling if not chunk.goes_on], self._decoding)
 
 
 def _ends(chunks: Sequence[Chunk]) -> Tensor:

@@ -6,7 +6,7 @@ First a sweep: transformers (`engine_theirs.py`) with every type, expert and att
 every type, on each workload (`engine_workloads.py`). Then the best of either take turns, and the ratio of their medians
 is printed, with the share of the core's own limit that ours reaches; the limit is measured in the same run:
 
-    prefill   floating-point operations of all matmuls / BF16 rate of a large matmul
+    prefill   floating-point operations of the matmuls that ours makes / BF16 rate of a large matmul
     decode    bytes of the weights and latents that the step needs / rate of reading memory
 
 A turn in decode is several steps after one that is not counted, on every side: where a text is written, step
@@ -121,23 +121,27 @@ class Limits:
     def share(self, workload, engine, taken_s):
         """Of the limit, that a step of `taken_s` reaches."""
         if workload == "prefill":
-            return TOKENS[workload] * flops_per_token() / taken_s / self.flops, "of the matmul rate"
+            return TOKENS[workload] * flops_per_token(leaving_out=True) / taken_s / self.flops, "of the matmul rate"
         return bytes_of_step(workload, engine) / taken_s / self.bytes_per_s, "of the memory's rate"
 
 
-def flops_per_token():
-    """Of the matmuls of a prompt: projections and experts, and attention over half of the prompt on average."""
+def flops_per_token(leaving_out=False):
+    """Of the matmuls of a prompt: projections and experts, and attention over half of the prompt on average.
+
+    `leaving_out`: as our engine computes it, whose last layer needs of most tokens the latents only.
+    """
     heads, nope, rope, value = (
         CONFIG[key] for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
     hidden, query, latent = (CONFIG[key] for key in ("hidden_size", "q_lora_rank", "kv_lora_rank"))
-    attention = hidden * (query + latent + rope) + query * heads * (nope + rope)
-    attention += latent * heads * (nope + value) + heads * value * hidden
+    latents = hidden * (latent + rope) + latent * heads * (nope + value)
+    attention = hidden * query + query * heads * (nope + rope) + heads * value * hidden
     attention += heads * (nope + rope + value) * PROMPT_TOKENS / 2
     active = CONFIG["num_experts_per_tok"] + CONFIG["n_shared_experts"]
     mixture = hidden * CONFIG["n_routed_experts"] + 3 * hidden * CONFIG["moe_intermediate_size"] * active
     dense = 3 * hidden * CONFIG["intermediate_size"] * CONFIG["first_k_dense_replace"]
-    return 2 * (CONFIG["num_hidden_layers"] * attention + NUM_MOE_LAYERS * mixture + dense)
+    everything = CONFIG["num_hidden_layers"] * (latents + attention) + NUM_MOE_LAYERS * mixture + dense
+    return 2 * (everything - (attention + mixture if leaving_out else 0))
 
 
 def bytes_of_step(workload, engine):

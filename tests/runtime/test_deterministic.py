@@ -98,6 +98,17 @@ def test_chunks_leave_a_requests_bits_alone(engine, length, cuts, neighbour):
     assert torch.equal(cache.take_out(own, len(tokens)), latents)
 
 
+def test_the_last_layer_computes_what_is_asked_for(engine):
+    """Its experts see the last tokens of prompts alone, and these get the bits that they have beside all others."""
+    prompts = [list(range(length)) for length in (3, 30, 70)]
+    everywhere, before = engine.prompt_logits(prompts), engine.model.load.rows.sum(1)
+    logits, _ = engine.prefill(prompts)
+    tokens = (engine.model.load.rows.sum(1) - before) / engine.config.num_experts_per_tok
+
+    assert torch.equal(logits, torch.stack([logits_of_prompt[-1] for logits_of_prompt in everywhere]))
+    assert tokens.tolist() == [3 + 30 + 70, 3]
+
+
 def table(cache, num_tokens):
     """Pages for a request."""
     pages = []
