@@ -4,26 +4,42 @@ Between two steps of prefill, and between two layers of one, the same large tens
 of more than 32 MiB back to the system at once, and the system clears each page again before its next use, which took
 longer than what was computed with it: torch has no cache for a CPU's memory as it has for a GPU's.
 
+    kept      Blocks of any size lie in the heap, which never shrinks.
+    aligned   torch begins a block at a multiple of 64 bytes, for which glibc cuts a few off both ends of a larger one,
+              and keeps such small pieces apart: the block that comes back is too small to become a tensor of the same
+              size again, and the heap grows with every layer, in prefill of 4,096 tokens by 224 MB a step. From a
+              page's beginning on, the pieces are mostly large enough to be joined with the block again.
+    huge      Pages, where the system gives them to those who ask: 512 times fewer to clear and to look up.
+
+The last two are torch's own for tensors of 2 MiB and more, if HUGE_PAGES is set when a process makes its first tensor.
+
 What is kept is what a step had in use; a step's size has a limit, and so has this. Whether it fits the next tensor is
 glibc's luck, so the first few of a size still cost pages.
 
-Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD.
+Sources: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; glibc `malloc/malloc.c`, _int_memalign and tcache; torch
+`c10/core/impl/alloc_cpu.cpp`.
 """
 
 import ctypes
+import os
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["HUGE_PAGES", "keep_freed_memory"]
 
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # in the environment
 M_TRIM_THRESHOLD = -1  # malloc.h
 M_MMAP_MAX = -4
 LARGEST_INT = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process use again what it has freed. Without glibc, its C library's own ways are left alone."""
+    """Let this process use again what it has freed; to be called before it makes a tensor.
+
+    Without glibc, its C library's own ways are left alone.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return
     mallopt(M_MMAP_MAX, 0)
     mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
+    os.environ[HUGE_PAGES] = "1"

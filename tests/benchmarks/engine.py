@@ -35,7 +35,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from runtime.memory import keep_freed_memory
+from runtime.memory import HUGE_PAGES, keep_freed_memory
 from runtime.parallel import SoloGroup
 from tests.benchmarks.engine_workloads import (
     CONFIG,
@@ -186,9 +186,10 @@ class Theirs:
 
     def __init__(self, folder, side):
         self.side = side
+        own = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}  # which is our setting
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.benchmarks.engine_theirs", folder, *(["--keep"] if side == KEEPING else [])],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**own, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
