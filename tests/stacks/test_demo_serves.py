@@ -13,6 +13,10 @@ from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, Tidemill, get_json, 
 
 MODEL = "tidemill-demo"
 PROMPT = "The baker opened the shop at dawn and"
+ENDINGS = (
+    "the old man walked to the river with his dog while a boy sold bread and milk near the town where she was born",
+    "her mother gave some red apples for two small birds that could not fly over our house before it rained all day",
+)
 BYTES_PER_TOKEN = 5 * (64 + 16) * 4  # layers x latent x FP32
 
 
@@ -186,7 +190,9 @@ def test_disaggregation_is_real(client, demo):
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_expert_parallelism_is_real(client, demo, launch, phase):
     """Every rank works for its own slots of the map, every replica gets tokens, and bytes cross between ranks."""
-    client.completions.create(model=MODEL, prompt=[f"{PROMPT} {n}" for n in range(24)], max_tokens=24, temperature=0)
+    for words in ENDINGS:  # of a prompt, prefill's last layer sees the last token alone
+        prompts = [f"{PROMPT} {word}" for word in words.split()]
+        client.completions.create(model=MODEL, prompt=prompts, max_tokens=12, temperature=0)
 
     ranks = rank_samples(demo, phase)
     layers = launch[f"demo-{phase}-0"]["expert_map"]["physical_to_logical"]
