@@ -1,7 +1,8 @@
 """The ranks of the test of identical tokens: `identical_ranks.py SIZE PORT CHECKPOINT FOLDER`.
 
 Each serves, under every layout in turn, its share of the prompts in `FOLDER/prompts.json`, shuffled by the layout, and
-writes `FOLDER/RANK.json`: layout -> {"tokens": {prompt number: greedy token ids}, "preemptions": how many}.
+writes `FOLDER/RANK.json`: layout -> {"tokens": {prompt number: greedy token ids with their logprobs},
+"preemptions": how many}.
 """
 
 import json
@@ -81,8 +82,13 @@ def expert_map(redundant, seed):
 
 def wishes(prompts):
     """A greedy request a prompt."""
-    sampling = Sampling(MAX_TOKENS, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])
+    sampling = Sampling(MAX_TOKENS, temperature=0.0, top_p=1.0, seed=0, stop_ids=[], num_logprobs=0)
     return [Wish(str(number), prompt, sampling) for number, prompt in enumerate(prompts)]
+
+
+def ids_and_logprobs(said):
+    """Of each token: other bits of the logits are seen long before they make another token the best."""
+    return [[token.token_id, token.logprobs.chosen] for token in said]
 
 
 def main(rank, size, port, checkpoint, folder):
@@ -108,7 +114,8 @@ def main(rank, size, port, checkpoint, folder):
             served.ask(wish)
         served.serve(group)
         preemptions = sum(scheduler.num_preemptions for scheduler in served.schedulers)
-        results[name] = {"tokens": served.answers(), "preemptions": preemptions}
+        answers = {number: ids_and_logprobs(said) for number, said in served.said.items()}
+        results[name] = {"tokens": answers, "preemptions": preemptions}
     assert size < 4 or forms == {SharedDispatcher, NodeDispatcher, LowLatencyDispatcher}
     (folder / f"{rank}.json").write_text(json.dumps(results))
     group.any(False)  # nobody leaves while a peer still exchanges

@@ -13,7 +13,7 @@ from runtime.messages import Abort, Prefill, Sampling, Token
 from runtime.mixed import MixedPhase
 from runtime.prefill import PrefillPhase
 
-__all__ = ["Limits", "Rank", "Wish", "answer_alone"]
+__all__ = ["Limits", "Rank", "Wish", "answer_alone", "said_alone"]
 
 NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens: None)
 
@@ -78,9 +78,14 @@ class Rank:
 
 
 def answer_alone(engine, group, wish):
-    """The tokens of a request that has a mixed rank to itself, its prompt computed as a whole."""
+    """The token ids of a request that has a mixed rank to itself, its prompt computed as a whole."""
+    return [token.token_id for token in said_alone(engine, group, wish)]
+
+
+def said_alone(engine, group, wish):
+    """The same, as they were said."""
     most = len(wish.prompt_ids) + wish.sampling.max_tokens
     rank = Rank(engine, "mixed", Limits(1, most, most, most))
     rank.ask(wish)
     rank.serve(group)
-    return rank.answers()[wish.id]
+    return rank.said[wish.id]
