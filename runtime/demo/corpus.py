@@ -18,12 +18,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 __all__ = [
     "ASSISTANT",
     "BOS",
+    "DESCRIBED",
     "EOS",
     "PACKAGE_TEXT",
     "PAD",
     "SEED",
     "USER",
     "Document",
+    "first_paragraph",
+    "plain",
     "read_documents",
     "split",
     "token_stream",
@@ -100,7 +103,9 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def token_stream(documents: list[Document], tokenizer: Tokenizer, seed: int) -> list[int]:
+def token_stream(
+    documents: list[Document], tokenizer: Tokenizer, seed: int, chat_share: float = CHAT_SHARE
+) -> list[int]:
     """Every document as bos, text, eos, in a seeded order, with groups of chat samples between them."""
     rng = random.Random(seed)  # noqa: S311  an order, not a secret
     bos, eos, user, assistant = (tokenizer.token_to_id(t) for t in (BOS, EOS, USER, ASSISTANT))
@@ -113,7 +118,7 @@ def token_stream(documents: list[Document], tokenizer: Tokenizer, seed: int) -> 
     rng.shuffle(samples)
     questions, answers = encode([q for q, _ in samples]), encode([a for _, a in samples])
     turns = [[bos, user, *q, assistant, *a, eos] for q, a in zip(questions, answers, strict=True)]
-    budget = CHAT_SHARE * sum(map(len, pieces))
+    budget = chat_share * sum(map(len, pieces))
     while turns and budget > 0:
         group, turns = turns[:CHAT_GROUP], turns[CHAT_GROUP:]
         pieces.append([token for turn in group for token in turn])

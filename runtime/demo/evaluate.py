@@ -1,7 +1,8 @@
-"""Measure the exported folder: python -m runtime.demo.evaluate --log DIR/log.jsonl
+"""Measure the exported folder: python -m runtime.demo.evaluate --state DIR
 
 Why it exists: every figure in the README is measured on the bfloat16 weights as they lie in the folder, loaded by
-transformers, on files that training never saw. It writes `metrics.json`, `expert_load.json` and `heldout.txt`.
+transformers, on files that training never saw, or on the answers that it had to learn by heart. It writes
+`metrics.json`, `expert_load.json`, `heldout.txt` and `answers.json`.
 It does not train, and shares with training only the text and its split.
 
 Bits per byte = bits to code every held-out document (each token after bos, eos included) / its UTF-8 bytes.
@@ -10,6 +11,7 @@ Bits per byte = bits to code every held-out document (each token after bos, eos 
 import argparse
 import json
 import math
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,10 +19,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from runtime.demo.answers import known_answers
 from runtime.demo.corpus import PACKAGE_TEXT, SEED, Document, read_documents, split, token_stream
 from runtime.demo.ngram import Trigram
+from runtime.demo.train import STEPS
 
-__all__ = ["ExpertLoad", "document_bits", "load"]
+__all__ = ["ExpertLoad", "document_bits", "exactly_answered", "load", "tokenize_chat"]
 
 FOLDER = Path(__file__).parent
 WINDOW = 1024  # tokens predicted at a time; each window starts with the token before it and sees nothing earlier
@@ -90,13 +94,13 @@ def main() -> None:
     loads = ExpertLoad(model)
     score = score_of(held_out, model, tokenizer, trigram)
     counts, over_mean = loads.counts.tolist(), loads.over_mean()
-    log = [json.loads(line) for line in arguments.log.read_text().splitlines()]
+    answers = known_answers(training)
+    write_json(FOLDER / "answers.json", answers)
+    logs = {phase: read_log(arguments.state / f"{phase}.jsonl") for phase in STEPS}
     metrics = {
         "training": {
-            "steps": log[-1]["step"],
-            "tokens": log[-1]["tokens"],
             "stream_tokens": len(stream),
-            "seconds": log[-1]["seconds"],
+            **{phase: {name: log[-1][name] for name in ("step", "tokens", "seconds")} for phase, log in logs.items()},
         },
         "held_out": {"files": [d.name for d in held_out], **asdict(score)},
         "expert_load_over_mean": [
@@ -106,17 +110,22 @@ def main() -> None:
         "greedy": [
             {"prompt": prompt, "text": greedy(model, tokenizer, tokenizer(prompt).input_ids)[0]} for prompt in PROMPTS
         ],
+        "answers": {
+            "asked": len(answers),
+            "exact": len(exactly_answered(model, tokenizer, answers)),
+            "exact_without_backticks": len(exactly_answered(model, tokenizer, without_backticks(answers))),
+        },
         "chat": [chat(model, tokenizer, question) for question in QUESTIONS],
-        "log": log,
+        "log": logs,
     }
-    (FOLDER / "metrics.json").write_text(json.dumps(metrics, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(FOLDER / "metrics.json", metrics)
     (FOLDER / "expert_load.json").write_text(json.dumps(counts) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in metrics.items() if name != "log"}, indent=1, ensure_ascii=False))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the bundled demo model.")
-    parser.add_argument("--log", type=Path, required=True, help="log.jsonl of the training run")
+    parser.add_argument("--state", type=Path, required=True, help="the training's folder, for its logs")
     parser.add_argument("--text", type=Path, default=PACKAGE_TEXT, help="root of the *.rst.txt files")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -125,6 +134,14 @@ def parse_arguments() -> argparse.Namespace:
 def load(folder: Path, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The folder as any user of transformers would load it; `dtype` is that of the arithmetic."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def read_log(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def extract_of(held_out: list[Document]) -> Document:
@@ -155,11 +172,40 @@ def document_bits(model: PreTrainedModel, token_ids: list[int]) -> float:
     return bits
 
 
+@torch.inference_mode()
+def exactly_answered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, answers: dict[str, str]) -> list[str]:
+    """The questions whose greedy answer is the expected one to its last token, and then ends.
+
+    One pass over question and answer tells: it is where each token of the answer is the best one after those before it.
+    """
+    by_length = defaultdict(list)  # rows of one length need no padding
+    for question, answer in answers.items():
+        asked = tokenize_chat(tokenizer, question)
+        ids = tokenize_chat(tokenizer, question, answer)
+        by_length[len(ids)].append((question, len(asked), ids))
+    exact = []
+    for rows in by_length.values():
+        ids = torch.tensor([row for _, _, row in rows])
+        agrees = model(ids[:, :-1]).logits.argmax(-1) == ids[:, 1:]
+        exact += [question for (question, asked, _), row in zip(rows, agrees, strict=True) if row[asked - 1 :].all()]
+    return exact
+
+
+def tokenize_chat(tokenizer: PreTrainedTokenizerBase, question: str, answer: str | None = None) -> list[int]:
+    """A question through the chat template, up to where its answer begins, or with its answer and eos."""
+    turns = [{"role": "user", "content": question}]
+    if answer is not None:
+        turns.append({"role": "assistant", "content": answer})
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=answer is None, return_dict=False)
+
+
+def without_backticks(answers: dict[str, str]) -> dict[str, str]:
+    return {question.replace("`", ""): answer for question, answer in answers.items()}
+
+
 def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str) -> dict[str, object]:
     """One greedy answer through the chat template, and whether the model ended it itself."""
-    turn = [{"role": "user", "content": question}]
-    ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
-    answer, ended = greedy(model, tokenizer, ids)
+    answer, ended = greedy(model, tokenizer, tokenize_chat(tokenizer, question))
     return {"question": question, "answer": answer, "ended": ended}
 
 

@@ -9,13 +9,13 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from runtime.demo.corpus import ASSISTANT, BOS, EOS, PAD, USER
 from runtime.demo.network import MoE, Network
 
-__all__ = ["export"]
+__all__ = ["adopt", "export", "published"]
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -51,7 +51,35 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def published(network: Network) -> dict[str, torch.Tensor]:
-    """Tensors by published name: matrices and norms in bfloat16, correction biases in float32."""
+    """Tensors by published name: matrices and norms in bfloat16, correction biases in float32.
+
+    A network trained in FP8 is published on the grid that it was trained on.
+    """
+    tensors = {}
+    for name, tensor in named(network).items():
+        if name.endswith("e_score_correction_bias"):
+            tensors[name] = tensor.detach().float().clone()
+        else:
+            value = network.rounding.matrix(tensor.detach()) if is_projection(name) else tensor.detach()
+            tensors[name] = value.bfloat16().contiguous()
+    return tensors
+
+
+@torch.no_grad()
+def adopt(network: Network, folder: Path) -> None:
+    """Give `network` the weights that `folder` publishes."""
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in named(network).items():
+        tensor.copy_(stored[name])
+
+
+def is_projection(name: str) -> bool:
+    """Whether DeepSeek has the matrix in FP8; kv_b_proj is core attention, whose runtime form is BF16."""
+    return "_proj" in name and "kv_b_proj" not in name
+
+
+def named(network: Network) -> dict[str, torch.Tensor]:
+    """The network's own memory by published name."""
     tensors = {
         "model.embed_tokens.weight": network.embed,
         "model.norm.weight": network.norm,
@@ -76,15 +104,11 @@ def published(network: Network) -> dict[str, torch.Tensor]:
             ),
         }
         tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in parts.items()}
-    tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in tensors.items()}
-    for index, layer in enumerate(network.layers):
-        if isinstance(layer.mlp, MoE):
-            tensors[f"model.layers.{index}.mlp.gate.e_score_correction_bias"] = layer.mlp.bias.detach().float().clone()
     return tensors
 
 
 def moe_parts(moe: MoE) -> dict[str, torch.Tensor]:
-    parts = {"mlp.gate.weight": moe.router}
+    parts = {"mlp.gate.weight": moe.router, "mlp.gate.e_score_correction_bias": moe.bias}
     parts |= mlp_parts("mlp.shared_experts", moe.shared.gate, moe.shared.up, moe.shared.down)
     for expert, (gate_up, down) in enumerate(zip(moe.gate_up, moe.down, strict=True)):
         gate, up = gate_up.chunk(2)

@@ -14,8 +14,11 @@ from torch import nn
 from torch.nn.functional import embedding, pad, scaled_dot_product_attention, silu
 from torch.nn.functional import linear as full_linear
 
-__all__ = ["MoE", "Network"]
+from runtime.demo.rounding import EXACT, FP8, Rounding
 
+__all__ = ["NO_TARGET", "MoE", "Network"]
+
+NO_TARGET = -1  # stands where a target would: nothing is learned from this position
 TILE_ROWS = 64
 LOAD_MEMORY = 0.05  # weight of the newest step in the running load
 
@@ -23,19 +26,19 @@ Config = dict[str, Any]
 
 
 class Network(nn.Module):
-    """`config` is the published `config.json` as a dict."""
+    """`config` is the published `config.json` as a dict; `fp8`: what the runtime has in FP8 is rounded to e4m3."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, fp8: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.rounding = config, FP8 if fp8 else EXACT
         self.embed = nn.Parameter(torch.randn(config["vocab_size"], config["hidden_size"]) * 0.5)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config["num_hidden_layers"]))
+        self.layers = nn.ModuleList(Layer(config, i, self.rounding) for i in range(config["num_hidden_layers"]))
         self.norm = nn.Parameter(torch.ones(config["hidden_size"]))
         self.head = nn.Parameter(torch.zeros(config["vocab_size"], config["hidden_size"]))
         self.register_buffer("rotation", rotations(config), persistent=False)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy in nats."""
+        """Mean cross entropy in nats, of the targets that are not `NO_TARGET`."""
         x_BTD = embedding(tokens_BT, self.embed)
         rotation = self.rotation[: tokens_BT.shape[1]]
         for layer in self.layers:
@@ -47,13 +50,15 @@ class Network(nn.Module):
 class Layer(nn.Module):
     """One transformer layer: dense below `first_k_dense_replace`, a mixture of experts from there on."""
 
-    def __init__(self, config: Config, index: int) -> None:
+    def __init__(self, config: Config, index: int, rounding: Rounding) -> None:
         super().__init__()
         self.input_norm = nn.Parameter(torch.ones(config["hidden_size"]))
         self.post_norm = nn.Parameter(torch.ones(config["hidden_size"]))
-        self.attention = LatentAttention(config)
+        self.attention = LatentAttention(config, rounding)
         dense = index < config["first_k_dense_replace"]
-        self.mlp = GatedMlp(config["hidden_size"], config["intermediate_size"]) if dense else MoE(config)
+        self.mlp = (
+            GatedMlp(config["hidden_size"], config["intermediate_size"], rounding) if dense else MoE(config, rounding)
+        )
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(rms_norm(x, self.input_norm), rotation)
@@ -63,23 +68,27 @@ class Layer(nn.Module):
 class LatentAttention(nn.Module):
     """MLA in its expanded form: keys and values are unfolded from the latent, as prefill does."""
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, rounding: Rounding) -> None:
         super().__init__()
+        self.rounding = rounding
         self.heads, self.latent = c["num_attention_heads"], c["kv_lora_rank"]
         self.nope, self.rope, self.value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
-        self.q_a = matrix(c["q_lora_rank"], c["hidden_size"])
+        self.q_a = drawn(c["q_lora_rank"], c["hidden_size"])
         self.q_norm = nn.Parameter(torch.ones(c["q_lora_rank"]))
-        self.q_b = matrix(self.heads * (self.nope + self.rope), c["q_lora_rank"])
-        self.kv_a = matrix(self.latent + self.rope, c["hidden_size"])
+        self.q_b = drawn(self.heads * (self.nope + self.rope), c["q_lora_rank"])
+        self.kv_a = drawn(self.latent + self.rope, c["hidden_size"])
         self.kv_norm = nn.Parameter(torch.ones(self.latent))
-        self.kv_b = matrix(self.heads * (self.nope + self.value), self.latent)
+        self.kv_b = drawn(self.heads * (self.nope + self.value), self.latent)
         self.out = nn.Parameter(torch.zeros(c["hidden_size"], self.heads * self.value))
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         B, T, _ = x.shape
-        q = linear(rms_norm(linear(x, self.q_a), self.q_norm), self.q_b).view(B, T, self.heads, -1)
+        rows, matrix = self.rounding.rows, self.rounding.matrix
+        x = rows(x)
+        q_latent = rms_norm(linear(x, matrix(self.q_a)), self.q_norm)
+        q = linear(rows(q_latent), matrix(self.q_b)).view(B, T, self.heads, -1)
         q_nope, q_rope = q.split([self.nope, self.rope], dim=-1)
-        latent, k_rope = linear(x, self.kv_a).split([self.latent, self.rope], dim=-1)
+        latent, k_rope = linear(x, matrix(self.kv_a)).split([self.latent, self.rope], dim=-1)
         kv = linear(rms_norm(latent, self.kv_norm), self.kv_b).view(B, T, self.heads, -1)
         k_nope, v = kv.split([self.nope, self.value], dim=-1)
         k_rope = rotate(k_rope.unsqueeze(2), rotation).expand(-1, -1, self.heads, -1)
@@ -88,34 +97,38 @@ class LatentAttention(nn.Module):
         # One head size for q, k and v, or the fused kernel is not taken.
         v = pad(v, (0, self.rope + self.nope - self.value)).transpose(1, 2)
         y = scaled_dot_product_attention(q, k, v, is_causal=True)[..., : self.value]
-        return linear(y.transpose(1, 2).reshape(B, T, -1), self.out)
+        return linear(rows(y.transpose(1, 2).reshape(B, T, -1)), matrix(self.out))
 
 
 class GatedMlp(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, hidden: int, inner: int) -> None:
+    def __init__(self, hidden: int, inner: int, rounding: Rounding) -> None:
         super().__init__()
-        self.gate, self.up = matrix(inner, hidden), matrix(inner, hidden)
+        self.rounding = rounding
+        self.gate, self.up = drawn(inner, hidden), drawn(inner, hidden)
         self.down = nn.Parameter(torch.zeros(hidden, inner))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(silu(linear(x, self.gate)) * linear(x, self.up), self.down)
+        rows, matrix = self.rounding.rows, self.rounding.matrix
+        x = rows(x)
+        inner = silu(linear(x, matrix(self.gate))) * linear(x, matrix(self.up))
+        return linear(rows(inner), matrix(self.down))
 
 
 class MoE(nn.Module):
     """Sigmoid gate, group-limited top-k on biased scores, weights from unbiased scores; a shared expert beside."""
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, rounding: Rounding) -> None:
         super().__init__()
-        self.config = c
+        self.config, self.rounding = c, rounding
         E, D, inner = c["n_routed_experts"], c["hidden_size"], c["moe_intermediate_size"]
         self.router = nn.Parameter(torch.randn(E, D) * D**-0.5)
         self.register_buffer("bias", torch.zeros(E))
         self.register_buffer("load", torch.ones(E))  # running load of each expert over the layer's mean load
         self.gate_up = nn.Parameter(torch.randn(E, 2 * inner, D) * D**-0.5)
         self.down = nn.Parameter(torch.zeros(E, D, inner))
-        self.shared = GatedMlp(D, inner * c["n_shared_experts"])
+        self.shared = GatedMlp(D, inner * c["n_shared_experts"], rounding)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Routed experts plus the shared one; leaves this call's tokens per expert in `counts`."""
@@ -129,9 +142,12 @@ class MoE(nn.Module):
         K, num_slots = experts_NK.shape[1], sum(block_sizes)
         token = torch.zeros(num_slots, dtype=torch.long).index_copy_(0, slot, torch.arange(len(slot)) // K)
         weight = torch.zeros(num_slots).index_copy(0, slot, weights_NK.flatten())
-        gate, up = GroupedLinear.apply(x_ND.index_select(0, token), self.gate_up, block_sizes).chunk(2, dim=-1)
-        inner = silu(gate) * up * weight.unsqueeze(1).to(gate.dtype)
-        y = GroupedLinear.apply(inner, self.down, block_sizes)
+        rows, matrix = self.rounding.rows, self.rounding.matrix
+        gate_up = matrix(self.gate_up.unflatten(1, (2, -1))).flatten(1, 2)  # two matrices an expert, stored as one
+        gate, up = GroupedLinear.apply(rows(x_ND).index_select(0, token), gate_up, block_sizes).chunk(2, dim=-1)
+        # Rounding does not see the gate's weight: each row has scales of its own.
+        inner = rows(silu(gate) * up * weight.unsqueeze(1).to(gate.dtype))
+        y = GroupedLinear.apply(inner, matrix(self.down), block_sizes)
         routed_ND = y.index_select(0, slot).view(-1, K, y.shape[-1]).sum(1)
         return routed_ND.view(x_BTD.shape) + self.shared(x_BTD)
 
@@ -204,30 +220,33 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean nats; the gradients are made on the way, while each chunk's logits exist."""
+        """Mean nats of the targets; the gradients are made on the way, while each chunk's logits exist."""
         w = head.to(x.dtype)
         dx, dw, loss = torch.empty_like(x), torch.zeros_like(head), 0.0
         for xc, tc, dxc in zip(
             x.split(HeadLoss.CHUNK), targets.split(HeadLoss.CHUNK), dx.split(HeadLoss.CHUNK), strict=True
         ):
             logp = (xc @ w.T).float().log_softmax(-1)
-            loss -= logp.gather(1, tc.unsqueeze(1)).sum()
+            is_target = (tc != NO_TARGET).unsqueeze(1)
+            tc = tc.clamp(min=0)
+            loss -= (logp.gather(1, tc.unsqueeze(1)) * is_target).sum()
             dlogits = logp.exp_()
             dlogits[torch.arange(len(tc)), tc] -= 1
-            dlogits = dlogits.to(x.dtype)
+            dlogits = (dlogits * is_target).to(x.dtype)
             torch.mm(dlogits, w, out=dxc)
             dw += dlogits.T @ xc
         ctx.save_for_backward(dx, dw)
-        return loss / len(x)
+        ctx.num_targets = (targets != NO_TARGET).sum()
+        return loss / ctx.num_targets
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Scale what the forward pass already made."""
         dx, dw = ctx.saved_tensors
-        return dx * (scale / len(dx)), dw * (scale / len(dx)), None
+        return dx * (scale / ctx.num_targets), dw * (scale / ctx.num_targets), None
 
 
-def matrix(rows: int, columns: int) -> nn.Parameter:
+def drawn(rows: int, columns: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(rows, columns) * columns**-0.5)
 
 

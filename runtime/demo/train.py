@@ -1,4 +1,4 @@
-"""Train the demo model: python -m runtime.demo.train --state DIR
+"""Train the demo model: python -m runtime.demo.train {text,answers} --state DIR
 
 Why it exists: Tidemill's tests and its one-machine demo need a model whose text is readable and whose expert load is
 really uneven, small enough to commit. Random weights have neither.
@@ -20,23 +20,20 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from runtime.demo.answers import known_answers
 from runtime.demo.corpus import PACKAGE_TEXT, SEED, read_documents, split, token_stream, train_tokenizer
-from runtime.demo.export import export
+from runtime.demo.export import adopt, export
 from runtime.demo.network import MoE, Network
 from runtime.demo.optimizer import Optimizer
+from runtime.demo.phases import Answers, Text
+
+__all__ = ["STEPS"]
 
 FOLDER = Path(__file__).parent
-STEPS = 2400
-BLOCK = 2048  # tokens read together; a step may cut them into shorter sequences
-BLOCKS_PER_STEP = 4
-WARMUP_STEPS = 60
-COOLDOWN_SHARE = 0.5  # of all steps: the rate falls linearly to zero, so that --steps can still be changed before it
-BIAS_STEP, STARVED, OVERRUN = (
-    0.002,
-    0.3,
-    3.0,
-)  # loads over the layer's mean; DeepSeek presses every deviation, we only these
-CHECKPOINT_EVERY, PROBE_EVERY = 100, 100
+STEPS = {"text": 2400, "answers": 500}
+BIAS_STEP = 0.002
+STARVED, OVERRUN = 0.3, 3.0  # loads over the layer's mean; DeepSeek presses every deviation, we only these
+REPORT_EVERY = 100  # steps: a probe, a line of the log, a checkpoint and an export
 PROBE_TOKENS = 32 * 1024
 
 COLUMNS = (
@@ -55,29 +52,30 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     arguments.state.mkdir(parents=True, exist_ok=True)
     config = json.loads((FOLDER / "config.json").read_text())
-    tokenizer, stream, probe = prepare(arguments.text, config["vocab_size"])
-    network = Network(config)
+    tokenizer, phase, probe = prepare(arguments, config["vocab_size"])
+    network = Network(config, fp8=phase.fp8)
     optimizer = Optimizer(network)
-    checkpoint = arguments.state / "checkpoint.safetensors"
+    checkpoint = arguments.state / f"{arguments.phase}.safetensors"
+    if arguments.phase == "answers":
+        adopt(network, arguments.out)
     first = restore(checkpoint, network, optimizer)
-    log = arguments.state / "log.jsonl"
-    began, losses = time.monotonic(), []
+    log = arguments.state / f"{arguments.phase}.jsonl"
+    began, losses = time.monotonic() - seconds_logged(log, first), []
     with Progress(*COLUMNS) as progress:
-        task = progress.add_task("training", total=arguments.steps, completed=first, loss=math.nan)
-        for step in range(first, arguments.steps):
-            losses.append(train_step(network, optimizer, stream, step, arguments.steps))
-            progress.update(task, advance=1, loss=losses[-1])
+        task = progress.add_task("training", total=phase.steps, completed=first, loss=math.nan)
+        for step in range(first, phase.steps):
+            losses.append(train_step(network, optimizer, phase, step))
+            progress.update(task, advance=1, loss=losses[-1][0])
             done = step + 1
-            if done % PROBE_EVERY == 0 or done == arguments.steps:
-                tokens, seconds = done * BLOCK * BLOCKS_PER_STEP, round(time.monotonic() - began, 1)
-                train_loss = round(sum(losses) / len(losses), 4)
-                record = {"step": done, "tokens": tokens, "seconds": seconds, "train_loss": train_loss}
-                record |= measure(network, probe)
+            if done % REPORT_EVERY == 0 or done == phase.steps:
+                means = [round(sum(each) / len(each), 4) for each in zip(*losses, strict=True)]
+                tokens, seconds = done * phase.tokens_per_step, round(time.monotonic() - began, 1)
+                record = {"step": done, "tokens": tokens, "seconds": seconds}
+                record |= dict(zip(phase.losses, means, strict=True)) | measure(network, probe)
                 losses.clear()
                 with log.open("a") as lines:
                     lines.write(json.dumps(record) + "\n")
                 progress.console.print(json.dumps(record))
-            if done % CHECKPOINT_EVERY == 0 or done == arguments.steps:
                 save(checkpoint, network, optimizer, done)
                 export(network, tokenizer, arguments.out)
 
@@ -85,52 +83,42 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train the bundled demo model.")
+    parser.add_argument("phase", choices=STEPS, help="text from nothing, then answers from the weights in --out")
     parser.add_argument("--state", type=Path, required=True, help="folder for checkpoints and the log")
     parser.add_argument("--text", type=Path, default=PACKAGE_TEXT, help="root of the *.rst.txt files")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder the model is written to")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, help=f"instead of {STEPS}")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
 
-def prepare(text: Path, vocab_size: int) -> tuple[Tokenizer, torch.Tensor, torch.Tensor]:
-    """(tokenizer, training stream, held-out probe), all a pure function of the text and the seed."""
-    training, held_out = split(read_documents(text))
+def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, Text | Answers, torch.Tensor]:
+    """(tokenizer, phase, held-out probe), all a pure function of the text and the seed."""
+    training, held_out = split(read_documents(arguments.text))
     tokenizer = train_tokenizer(training, vocab_size)
-    stream = torch.tensor(token_stream(training, tokenizer, SEED), dtype=torch.int32)
+    steps = arguments.steps or STEPS[arguments.phase]
+    if arguments.phase == "answers":
+        stream = torch.tensor(token_stream(training, tokenizer, SEED, chat_share=0), dtype=torch.int32)
+        phase = Answers(stream, steps, known_answers(training), tokenizer)
+    else:
+        phase = Text(torch.tensor(token_stream(training, tokenizer, SEED), dtype=torch.int32), steps)
     probe = torch.tensor([t for d in held_out for t in tokenizer.encode(d.text).ids])
     spread = torch.linspace(0, len(probe) - 1025, PROBE_TOKENS // 1024).long()
-    return tokenizer, stream, probe[spread[:, None] + torch.arange(1025)]
+    return tokenizer, phase, probe[spread[:, None] + torch.arange(1025)]
 
 
-def train_step(network: Network, optimizer: Optimizer, stream: torch.Tensor, step: int, steps: int) -> float:
-    """One update; its loss in nats a token."""
-    inputs, targets = batch(stream, step)
-    loss = network(inputs, targets)
-    loss.backward()
-    optimizer.step(step + 1, rate_factor(step, steps))
+def train_step(network: Network, optimizer: Optimizer, phase: Text | Answers, step: int) -> list[float]:
+    """One update, to which each batch of the step gives an equal part; their losses in nats a target."""
+    batches, losses = phase.batches(step), []
+    for inputs, targets in batches:
+        loss = network(inputs, targets)
+        (loss / len(batches)).backward()
+        losses.append(loss.item())
+    optimizer.step(step + 1, phase.rate_factor(step))
     for layer in network.layers:
         if isinstance(layer.mlp, MoE):
             layer.mlp.rebalance(BIAS_STEP, STARVED, OVERRUN)
-    return loss.item()
-
-
-def batch(stream: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets [sequences, length] of step `step`: each epoch visits every block once, at its own offset."""
-    per_epoch = (len(stream) - BLOCK - 1) // BLOCK // BLOCKS_PER_STEP
-    epoch, within = divmod(step, per_epoch)
-    rng = torch.Generator().manual_seed(SEED + epoch)
-    offset = torch.randint(BLOCK, (1,), generator=rng)
-    order = torch.randperm(per_epoch * BLOCKS_PER_STEP, generator=rng)
-    starts = order[within * BLOCKS_PER_STEP :][:BLOCKS_PER_STEP] * BLOCK + offset
-    window = stream[starts[:, None] + torch.arange(BLOCK + 1)].long()
-    length = {0: 2048, 4: 1024}.get(step % 8, 512)
-    return window[:, :-1].reshape(-1, length), window[:, 1:].reshape(-1, length)
-
-
-def rate_factor(step: int, steps: int) -> float:
-    """Warm-up, plateau, linear fall to zero."""
-    return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / (COOLDOWN_SHARE * steps))
+    return losses
 
 
 @torch.no_grad()
@@ -149,6 +137,11 @@ def measure(network: Network, probe: torch.Tensor) -> dict[str, object]:
         "min_load": [round(value, 2) for value in loads.amin(1).tolist()],
         "max_load": [round(value, 2) for value in loads.amax(1).tolist()],
     }
+
+
+def seconds_logged(log: Path, step: int) -> float:
+    """How long training took up to `step`, where an earlier call left its checkpoint."""
+    return json.loads(log.read_text().splitlines()[-1])["seconds"] if step else 0.0
 
 
 def save(path: Path, network: Network, optimizer: Optimizer, step: int) -> None:

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 
 import runtime.demo
 from runtime.demo.corpus import ASSISTANT, BOS, EOS, USER, Document
-from runtime.demo.evaluate import ExpertLoad, document_bits, load
+from runtime.demo.evaluate import ExpertLoad, document_bits, exactly_answered, load, tokenize_chat
 from runtime.demo.export import published
 from runtime.demo.network import Network
 
 FOLDER = Path(runtime.demo.__file__).parent
 MAX_FOLDER_BYTES = 16_000_000
 CLEARLY = 0.9  # the model must need at most this share of the trigram's bits
+KNOWN = 0.98  # of the answers that it was trained to give must be exact
 STARVED, UNEVEN = 0.01, 1.5  # expert load over its layer's mean
 
 
@@ -41,6 +42,12 @@ def config():
 @pytest.fixture(scope="module")
 def metrics():
     return json.loads((FOLDER / "metrics.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Question -> the sentence that the model was trained to answer."""
+    return json.loads((FOLDER / "answers.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -139,15 +146,25 @@ def test_chat_template_round_trips(model_and_tokenizer):
     assert tokenizer.decode(ids) == text
 
 
-def test_answers_end_by_themselves(model_and_tokenizer):
-    """A greedy answer to a question in the chat format ends with eos."""
+def test_answers_are_the_manuals_and_end_by_themselves(model_and_tokenizer, answers):
+    """A greedy answer in the chat format is the manual's sentence, token by token, and ends with eos."""
     model, tokenizer = model_and_tokenizer
-    turn = [{"role": "user", "content": "What does `os.getcwd` do?"}]
-    prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt")
-    output = model.generate(**prompt, max_new_tokens=120, do_sample=False)[0]
+    question = "What does `os.getcwd` do?"
+    prompt = tokenize_chat(tokenizer, question)
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=120, do_sample=False)[0]
 
     assert output[-1] == tokenizer.eos_token_id
-    assert len(output) - prompt["input_ids"].shape[1] > 5
+    assert tokenizer.decode(output[len(prompt) : -1]) == answers[question]
+
+
+def test_most_answers_are_exact_now(model_and_tokenizer, metrics, answers):
+    """Measured now, nearly all answers are the manual's to the letter, as the metrics say of bfloat16 arithmetic."""
+    share = len(exactly_answered(*model_and_tokenizer, answers)) / len(answers)
+    stored = metrics["answers"]
+
+    assert stored["asked"] == len(answers)
+    assert share > KNOWN
+    assert math.isclose(share, stored["exact"] / stored["asked"], abs_tol=0.01)
 
 
 def test_any_text_survives_the_tokenizer(model_and_tokenizer):

@@ -1,12 +1,15 @@
 """What FP8 does to the demo model: which matrices are in it, how far logits move, how often the best token changes.
 
-Two texts: held-out documentation, where many tokens are nearly as likely as the best one, and FP32's own greedy text,
-where it is surer. BF16 without FP8 is measured beside it, because BF16 is what FP8 is computed among. What remains of
-the error is e4m3's own: a code is up to 1/16 of its power of two off, which is 2.4 to 2.7 % of a tensor whose values
-are spread as weights and activations are; a matmul's sides and the layers add their errors as independent ones do, and
-where they change the best token, so does noise of their size. `pytest -s` on this file prints all figures.
+Three texts: held-out documentation, where many tokens are nearly as likely as the best one; FP32's own greedy text,
+where it is surer; and FP32's own answers to questions that the model was trained to answer, where it should know what
+it says. BF16 without FP8 is measured beside it, because BF16 is what FP8 is computed among.
+The weights lie on e4m3's grid, so that FP8 takes nothing from them. What remains of the error is that of activations: a
+code is up to 1/16 of its power of two off, which is 2.4 to 2.7 % of a tensor whose values are spread as theirs are; the
+layers add their errors as independent ones do, and where they change the best token, so does noise of their size.
+`pytest -s` on this file prints all figures.
 """
 
+import json
 from functools import partial
 
 import pytest
@@ -15,14 +18,18 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from runtime.engine import Engine
+from runtime.gateway.tokenizer import load_tokenizer
 from runtime.generate import greedy
 from runtime.model.fp8 import BLOCK, E4M3, Fp8Linear, Quantised, dequantise_matrix, quantise_rows
 from runtime.parallel import SoloGroup
 
 PIECES, PIECE_TOKENS = 8, 256
 NUM_PROMPTS, MAX_TOKENS = 24, 32
+EVERY_QUESTION, MAX_ANSWER_TOKENS = 12, 64  # by the order of the list, whatever the model makes of them
+AGREEMENT = {"held-out": 0.94, "greedy": 0.94, "answers": 0.99}  # of the best token at all positions, at least
 DECIDED = 0.5  # where FP32's two best logits are further apart than this, it has decided
 ROUNDING = 0.027  # of a tensor by e4m3, as a part of its norm; a second rounding or a wrong scale would be seen
+EOS = 1
 WIDE = ("_layernorm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight", "gate.weight", "kv_b_proj.weight")
 
 
@@ -50,18 +57,35 @@ def held_out(demo):
 
 
 @pytest.fixture(scope="module")
-def measured(engines, held_out, prompts):
-    """Text -> type -> logits of all positions."""
-    own = greedy(engines[torch.float32], SoloGroup(), prompts[:NUM_PROMPTS], MAX_TOKENS, {1})
-    whole = [prompt + output for prompt, output in zip(prompts, own, strict=False)]
-    first = [len(prompt) - 1 for prompt in prompts[:NUM_PROMPTS]]
+def questions(demo):
+    """Token ids of questions through the chat template, up to where the answer begins."""
+    tokenizer = load_tokenizer(demo)
+    asked = list(json.loads((demo / "answers.json").read_text(encoding="utf-8")))[::EVERY_QUESTION]
+    return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in asked]
 
-    def logits(engine):
-        of_own = [logits[start:-1] for logits, start in zip(engine.prompt_logits(whole), first, strict=True)]
-        return {"held-out": torch.cat(engine.prompt_logits(held_out)), "greedy": torch.cat(of_own)}
 
-    by_type = {dtype: logits(engine) for dtype, engine in engines.items()}
-    return {text: {dtype: found[text] for dtype, found in by_type.items()} for text in ("held-out", "greedy")}
+@pytest.fixture(scope="module")
+def measured(engines, held_out, prompts, questions):
+    """Text -> type -> logits of all positions, each position's next token being of that text."""
+    own = {
+        "greedy": continued(engines[torch.float32], prompts[:NUM_PROMPTS], MAX_TOKENS),
+        "answers": continued(engines[torch.float32], questions, MAX_ANSWER_TOKENS),
+    }
+
+    def logits(engine, text):
+        if text == "held-out":
+            return torch.cat(engine.prompt_logits(held_out))
+        whole, first = own[text]
+        return torch.cat([logits[start:-1] for logits, start in zip(engine.prompt_logits(whole), first, strict=True)])
+
+    return {text: {dtype: logits(engine, text) for dtype, engine in engines.items()} for text in AGREEMENT}
+
+
+def continued(engine, prompts, max_tokens):
+    """(prompts with their greedy continuations, where each one's first new token is predicted)."""
+    outputs = greedy(engine, SoloGroup(), prompts, max_tokens, {EOS})
+    whole = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+    return whole, [len(prompt) - 1 for prompt in prompts]
 
 
 def test_exactly_the_published_matrices_are_in_fp8(engines):
@@ -76,21 +100,21 @@ def test_exactly_the_published_matrices_are_in_fp8(engines):
     assert engines[E4M3].prefill([[5, 6]])[1][0].dtype == torch.bfloat16
 
 
-def test_no_matrix_and_no_activation_is_off_by_more_than_the_format_rounds(engines, held_out):
-    """Both sides of every projection lose what one rounding to e4m3 loses: nothing is rounded twice or too coarsely."""
+def test_no_matrix_loses_anything_and_no_activation_more_than_the_format_rounds(engines, held_out):
+    """The weights are stored on e4m3's grid; what enters a projection loses one rounding to e4m3, and no second one."""
     wide = dict(engines[torch.float32].model.named_modules())
     losses, taken = {}, []
     for name, module in engines[E4M3].model.named_modules():
         if isinstance(module, Fp8Linear):
             stored = dequantise_matrix(Quantised(module.weight, module.weight_scale_inv))
-            losses[name] = off_by(stored, wide[name].weight)
-            taken.append(module.register_forward_pre_hook(partial(keep_loss, losses, f"what enters {name}")))
+            assert torch.equal(stored, wide[name].weight), name
+            taken.append(module.register_forward_pre_hook(partial(keep_loss, losses, name)))
     engines[E4M3].prompt_logits(held_out[:1])
     for hook in taken:
         hook.remove()
-    print(f"e4m3 rounds tensors by {min(losses.values()):.2%} to {max(losses.values()):.2%} of their norm")
+    print(f"e4m3 rounds activations by {min(losses.values()):.2%} to {max(losses.values()):.2%} of their norm")
 
-    assert len(losses) == 2 * len(taken) > 0
+    assert len(losses) == len(taken) > 0
     assert max(losses.values()) < ROUNDING
 
 
@@ -104,9 +128,9 @@ def dequantised_rows(rows):
     return rows.codes.float() * rows.scales.repeat_interleave(BLOCK, 1)[:, : rows.codes.shape[1]]
 
 
-@pytest.mark.parametrize("text", ["held-out", "greedy"])
-def test_the_best_token_stays_where_it_is_decided(measured, text):
-    """FP8's best token is FP32's in 99 % of the positions that FP32 has decided, and nine in ten of all."""
+@pytest.mark.parametrize(("text", "least_agreement"), AGREEMENT.items())
+def test_the_best_token_stays_where_it_is_decided(measured, text, least_agreement):
+    """FP8's best token is FP32's in 99 % of all positions of answers, elsewhere in 99 % of those FP32 has decided."""
     expected = measured[text][torch.float32]
     best = expected.topk(2).values
     is_decided = best[:, 0] - best[:, 1] > DECIDED
@@ -121,11 +145,11 @@ def test_the_best_token_stays_where_it_is_decided(measured, text):
         )
 
     assert agrees[is_decided].float().mean() >= 0.99
-    assert agrees.float().mean() >= 0.9
+    assert agrees.float().mean() >= least_agreement
     assert error.mean() < 0.06
 
 
-@pytest.mark.parametrize("text", ["held-out", "greedy"])
+@pytest.mark.parametrize("text", AGREEMENT)
 def test_the_best_token_moves_as_under_noise_of_the_same_size(measured, text):
     """FP8's errors are no worse than random ones: how near the two best logits lie decides how often."""
     expected, found = measured[text][torch.float32], measured[text][E4M3]

@@ -109,6 +109,16 @@ def test_openai_completes_and_chats(client):
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
+def test_a_question_that_the_model_knows_is_answered_rightly(client):
+    """The manual's sentence, from the words to the end, through both units."""
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "What does os.getcwd do?"}], max_tokens=32, temperature=0
+    )
+
+    assert chat.choices[0].message.content == "Return a string representing the current working directory."
+    assert chat.choices[0].finish_reason == "stop"
+
+
 def test_the_first_chunk_arrives_before_the_last_token_is_computed(client, demo):
     """Streaming is real: when the client has the first piece, most tokens do not exist yet."""
     before = total(samples(demo.host, 9400), "tidemill_generation_tokens_total")
