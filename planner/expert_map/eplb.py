@@ -8,9 +8,9 @@ Source: github.com/deepseek-ai/EPLB; `tests/planner/expert_map/eplb_reference.py
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.expert_map.compiled import compiled
+from planner.expert_map.heap import sink
 from planner.expert_map.order import rising
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints
@@ -38,7 +38,7 @@ def eplb_slots(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -
         weights[expert] = np.float32(loads[expert]) / np.float32(counts[expert])
     slots = np.zeros((num_gpus, slots_per_gpu), np.int64)
     carried, filled = np.zeros(num_gpus, np.float32), np.zeros(num_gpus, np.int64)
-    heap, size = np.arange(num_gpus), num_gpus  # of the GPUs with room: no parent carries more than its children
+    heap, size = np.arange(num_gpus), num_gpus  # of the GPUs with room
     for expert in rising(-weights.astype(np.float64)):
         for _ in range(counts[expert]):
             gpu = heap[0]
@@ -48,7 +48,7 @@ def eplb_slots(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -
             if filled[gpu] == slots_per_gpu:
                 size -= 1
                 heap[0] = heap[size]
-            _sink(heap, size, carried)
+            sink(heap, size, carried)
     fullest = 0.0
     for gpu in range(num_gpus):
         total = 0.0
@@ -56,26 +56,6 @@ def eplb_slots(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -
             total += loads[expert] / counts[expert]
         fullest = max(fullest, total)
     return slots, fullest
-
-
-@compiled
-def _sink(heap: Ints, size: int, carried: NDArray[np.float32]) -> None:
-    """Put the first of the heap, and of equals the one with the lower number, where it belongs."""
-    gpu, place = heap[0], 0
-    while 2 * place + 1 < size:
-        child = 2 * place + 1
-        if child + 1 < size and _is_before(heap[child + 1], heap[child], carried):
-            child += 1
-        if not _is_before(heap[child], gpu, carried):
-            break
-        heap[place] = heap[child]
-        place = child
-    heap[place] = gpu
-
-
-@compiled
-def _is_before(gpu: int, other: int, carried: NDArray[np.float32]) -> bool:
-    return bool(carried[gpu] < carried[other] or (carried[gpu] == carried[other] and gpu < other))
 
 
 def eplb_fullest_of_layers(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:

@@ -10,6 +10,7 @@ Source: longest processing time first, R. L. Graham 1969; with equal counts, as 
 import numpy as np
 
 from planner.expert_map.compiled import compiled
+from planner.expert_map.heap import put, sink
 from planner.expert_map.layer import Layer, clear, rehome
 from planner.expert_map.order import rising
 from planner.expert_map.weigh import Floats, Ints
@@ -25,28 +26,29 @@ def pack(layer: Layer, counts: Ints) -> None:
         layer.counts[expert] = counts[expert]
         layer.weights[expert] = np.floor(layer.loads[expert] / counts[expert])
     filled = np.zeros(layer.carried.size, np.int64)
+    heap, size = np.arange(filled.size), filled.size  # of the GPUs with room, but for those that just got the expert
+    chosen = np.zeros(filled.size, np.int64)
     for expert in rising(-layer.weights):
+        num_chosen = 0
         for replica in range(counts[expert]):
-            gpu = _lightest(layer, filled, expert)
-            if gpu < 0:
+            if size == 0:
                 gpu = _make_room(layer, filled, expert)
             else:
+                gpu = heap[0]
+                size -= 1
+                heap[0] = heap[size]
+                sink(heap, size, layer.carried)
+                chosen[num_chosen] = gpu
+                num_chosen += 1
                 layer.slots[gpu, filled[gpu]] = expert
                 filled[gpu] += 1
             layer.homes[expert, replica] = gpu
             layer.held[expert, gpu] = True
             layer.carried[gpu] += layer.weights[expert]
-
-
-@compiled
-def _lightest(layer: Layer, filled: Ints, expert: int) -> int:
-    """The GPU that carries least of those with a free slot that lack the expert; -1 for none."""
-    lightest = -1
-    for gpu in range(filled.size):
-        free = filled[gpu] < layer.slots.shape[1] and not layer.held[expert, gpu]
-        if free and (lightest < 0 or layer.carried[gpu] < layer.carried[lightest]):
-            lightest = gpu
-    return lightest
+        for gpu in chosen[:num_chosen]:
+            if filled[gpu] < layer.slots.shape[1]:
+                put(heap, size, gpu, layer.carried)
+                size += 1
 
 
 @compiled

@@ -39,7 +39,7 @@ CONFIGS = (
         refined_ms=200, published_ms=(1330, 1670), moves=(0.5, 0.55),
     ),
     Config("EP144, 288", 288, 144, 18, faster=100, refined_ms=50, published_ms=(1980, 2150), moves=(0.1, 0.15)),
-    Config("EP144, 432", 432, 144, 18, mean=(1.01,) * 3, faster=100, moves=(0.3, 0.4)),
+    Config("EP144, 432", 432, 144, 18, mean=(1.01,) * 3, faster=100, refined_ms=50, moves=(0.3, 0.4)),
     Config("EP320, 320", 320, 320, 40),
 )  # fmt: skip
 
