@@ -85,7 +85,7 @@ def _kick_on(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], 
     for turn in range(CAREFUL_KICKS + KICKS):
         if layer.carried.max() <= enough:
             return
-        kick(trial, state, KICK_CHANGES)
+        kick(trial, state, KICK_CHANGES, turn % 2 == 0)
         relieve_cheaply(trial, before, nodes, enough)
         least, reached = layer.carried.max(), trial.carried.max()
         as_cheap = turn >= CAREFUL_KICKS or _num_moves(trial, before) <= _num_moves(layer, before)
