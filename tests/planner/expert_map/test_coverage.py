@@ -3,7 +3,7 @@
 from itertools import combinations_with_replacement, permutations
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, consecutive_domains, count_uncovered, draw_loads, fewest_slots_per_gpu
@@ -90,6 +90,7 @@ def optimum(loads, partition):
 
 @settings(max_examples=40, deadline=None)
 @given(small_problems())
+@example(([3, 3, 4], (0, 1, 2, 2)))  # with smaller kicks it stayed a tenth above
 def test_small_covered_maps_are_near_the_best_there_are(problem):
     """Bound <= optimum <= ours <= 1.05 x optimum, of every covered map of a small problem."""
     loads, partition = problem
