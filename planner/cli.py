@@ -20,18 +20,27 @@ from typing import Any, NoReturn, get_args
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from planner.canonical import pretty_json
-from planner.check import check_spec
 from planner.compiler import check_fit, compile_plan
-from planner.errors import CallError, InfeasibleError, OutputError, Problem, SpecError, TidemillError, Violation
-from planner.expert_map import Effort, ExpertMap, Policy, Split, prepare
-from planner.expert_map.formats import Engine, export_map
-from planner.experts import check_call, make_map, with_one_more_slot
-from planner.experts_answer import answer_json, answer_text
-from planner.experts_call import ExpertsCall
-from planner.plan_text import plan_text
-from planner.previous import read_previous
-from planner.spec import Coverage, Spec
+from planner.expert_map import Effort, ExpertMap, Policy, SplitRule, prepare
+from planner.experts.answer import answer_json, answer_text
+from planner.experts.call import ExpertsCall
+from planner.experts.experts import check_call, make_map, with_one_more_slot
+from planner.experts.formats import Engine, export_map
+from planner.facts.digest import pretty_json
+from planner.facts.terms import Coverage
+from planner.plan.previous import read_previous
+from planner.plan.text import plan_text
+from planner.problems.errors import (
+    CallError,
+    InfeasibleError,
+    OutputError,
+    Problem,
+    SpecError,
+    TidemillError,
+    Violation,
+)
+from planner.spec.check import check_spec
+from planner.spec.schema import Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "announce_compiling", "main", "run"]
 
@@ -150,7 +159,7 @@ def _add_experts(commands: Any) -> None:
         "--coverage", choices=get_args(Coverage), default="none", help="what no expert goes dark with; default: none"
     )
     experts.add_argument(
-        "--split", choices=get_args(Split), default="equal", help="which replica tokens go to; default: equal"
+        "--split", choices=get_args(SplitRule), default="equal", help="which replica tokens go to; default: equal"
     )
     experts.add_argument(
         "--balance",
@@ -301,8 +310,8 @@ def _map_file(arguments: argparse.Namespace, expert_map: ExpertMap, document: An
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    from planner.folder import write_folder  # these two need Jinja: who only validates should not wait for it
-    from planner.render import render_files
+    from planner.manifests.folder import write_folder  # these two need Jinja: who only validates should not wait for it
+    from planner.manifests.render import render_files
 
     spec = check_spec(arguments.spec)
     with announce_compiling():

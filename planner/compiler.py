@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from planner.check import CheckedSpec
-from planner.coverage import (
+from planner.cluster.inventory import nodes_of
+from planner.estimate.coverage import (
     FailureDomains,
     MeanOf,
     failure_domains,
@@ -16,28 +16,30 @@ from planner.coverage import (
     require_covered,
     unknown_before_placement,
 )
-from planner.decide import decide
-from planner.errors import InfeasibleError, Problem
-from planner.expert_map import Domains, ExpertMap, Loads, Sizes, balance, draw_loads, max_over_mean_sampled, slots_bind
-from planner.failures import report_failures
-from planner.inventory import nodes_of
-from planner.launch import launch_documents
-from planner.memory import MemoryPlan, fit_memory, split_memory
-from planner.parallelism import PhaseLayout, lay_out
+from planner.estimate.failures import report_failures
+from planner.estimate.links import expected_traffic
+from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
+from planner.facts.drawn import draw_loads
+from planner.facts.loads import Loads
+from planner.facts.terms import Coverage, Phase
+from planner.layout.layout import PhaseLayout, lay_out
+from planner.layout.memory import MemoryPlan, fit_memory, split_memory
+from planner.layout.working_memory import largest_step_field
 from planner.placement import check_room, place_units
-from planner.plan import Plan
-from planner.previous import PreviousPlan
-from planner.repair import with_changes
-from planner.runnable import runtime_refusals
-from planner.schedule import plan_schedule
-from planner.spec import Coverage, Phase
-from planner.traffic import expected_traffic
-from planner.working_memory import largest_step_field
+from planner.plan.launch import launch_documents
+from planner.plan.plan import Plan
+from planner.plan.previous import PreviousPlan
+from planner.plan.runnable import runtime_refusals
+from planner.problems.errors import InfeasibleError, Problem
+from planner.schedule.schedule import plan_schedule
+from planner.search.auto import decide
+from planner.search.repair import with_changes
+from planner.spec.check import ResolvedSpec
 
 __all__ = ["check_fit", "compile_plan"]
 
 
-def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Plan:
+def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Plan:
     """The plan for `spec`, near the `previous` one: units stay where they were, and few slots of expert maps change.
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
@@ -51,15 +53,15 @@ def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Pla
         require_coverage(spec, layouts, places, _mean_of(loads))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible) from None
-    schedule = plan_schedule(spec.spec, placement.units)
+    schedule = plan_schedule(spec.written, placement.units)
     maps = {
         each.phase: balance(
             loads,
             each.num_physical_experts,
             each.ep_size,
             num_nodes=each.nodes_per_unit,
-            domains=places[each.phase].of(spec.spec.coverage),
-            split=spec.spec.split,
+            domains=places[each.phase].of(spec.written.coverage),
+            split=spec.written.split,
             previous=previous.map_for(each, len(loads)) if previous else None,
         )
         for each in layouts
@@ -68,7 +70,7 @@ def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Pla
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
     documents = launch_documents(spec, placement.units, maps, memory)
     return Plan(
-        spec=spec.spec,
+        spec=spec.written,
         model=spec.model,
         gpu=spec.gpu,
         decisions=decisions,
@@ -77,7 +79,7 @@ def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Pla
         placement=placement,
         schedule=schedule,
         expert_maps=maps,
-        one_more_slot=_one_more_slot(loads, layouts, maps, places, spec.spec.coverage),
+        one_more_slot=_one_more_slot(loads, layouts, maps, places, spec.written.coverage),
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
@@ -87,7 +89,7 @@ def compile_plan(spec: CheckedSpec, previous: PreviousPlan | None = None) -> Pla
     )
 
 
-def check_fit(spec: CheckedSpec) -> tuple[Problem, ...]:
+def check_fit(spec: ResolvedSpec) -> tuple[Problem, ...]:
     """What a placement of `spec` refuses, or may refuse; empty where it plans.
 
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
@@ -105,17 +107,17 @@ def check_fit(spec: CheckedSpec) -> tuple[Problem, ...]:
     return tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
 
 
-def _fit(spec: CheckedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
-    layouts = tuple(lay_out(phase, spec.spec, spec.model) for phase in spec.spec.phases)
+def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
+    layouts = tuple(lay_out(phase, spec.written, spec.model) for phase in spec.phases)
     return layouts, fit_memory(spec, layouts)
 
 
-def _split(spec: CheckedSpec, phase: Phase) -> MemoryPlan | None:
+def _split(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, lay_out(phase, spec.spec, spec.model)) if spec.gpu.usable_bytes else None
+    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu.usable_bytes else None
 
 
-def _is_feasible(spec: CheckedSpec) -> bool:
+def _is_feasible(spec: ResolvedSpec) -> bool:
     """The passes that can say no; none after them does.
 
     A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
@@ -124,28 +126,28 @@ def _is_feasible(spec: CheckedSpec) -> bool:
     try:
         layouts, _ = _fit(spec)
         check_room(spec, layouts)
-        if spec.spec.coverage == "rack" and _fits_a_rack(spec, layouts):
+        if spec.written.coverage == "rack" and _fits_a_rack(spec, layouts):
             return False
-        units = place_units(spec, layouts).units if spec.spec.coverage == "rack" else ()
+        units = place_units(spec, layouts).units if spec.written.coverage == "rack" else ()
         require_coverage(spec, layouts, failure_domains(spec, layouts, units))
     except InfeasibleError:
         return False
     return True
 
 
-def _fits_a_rack(spec: CheckedSpec, layouts: Sequence[PhaseLayout]) -> bool:
-    cluster = spec.spec.cluster
+def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
+    cluster = spec.cluster
     largest = cluster.rack_size or max(Counter(node.rack for node in nodes_of(cluster) if not node.unusable).values())
     return min(each.nodes_per_unit for each in layouts) <= largest
 
 
 def _sampled(
-    spec: CheckedSpec, layouts: Sequence[PhaseLayout], maps: Mapping[Phase, ExpertMap], loads: Loads
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], maps: Mapping[Phase, ExpertMap], loads: Loads
 ) -> dict[Phase, tuple[float, ...]]:
     """Max over mean of the largest step that the limits allow, of all groups of a unit that share attention."""
     sampled = {}
     for each in layouts:
-        section = spec.spec.phase(each.phase)
+        section = spec.phase(each.phase)
         tokens = int(getattr(section, largest_step_field(each.phase))) * each.dp_size
         sizes = Sizes(each.num_physical_experts, each.ep_size, each.nodes_per_unit)
         pairs = tokens * spec.model.num_experts_per_token
@@ -184,9 +186,9 @@ def _mean_of(loads: Loads) -> MeanOf:
     return mean_of
 
 
-def _expert_loads(spec: CheckedSpec) -> Loads:
+def _expert_loads(spec: ResolvedSpec) -> Loads:
     """As measured, else as drawn."""
     if spec.measured_loads is not None:
         return spec.measured_loads
-    drawn, model = spec.spec.expert_load, spec.model
+    drawn, model = spec.written.expert_load, spec.model
     return draw_loads(drawn.alpha, drawn.seed, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
 from runtime.launch import RankPlace, UnitLaunch, read_gateway_launch, read_unit_launch
-from runtime.processes import PEER_LOST, ChildDied, die_with_parent
 from runtime.trace import recording
+from runtime.worker.children import PEER_LOST, ChildDied, die_with_parent
 
 __all__ = ["main"]
 
@@ -98,7 +98,7 @@ def _command(
 
 
 def _node(arguments: argparse.Namespace) -> None:
-    from runtime.node import run_node
+    from runtime.worker.node import run_node
 
     launch = read_unit_launch(arguments.launch)
     flags = [
@@ -113,7 +113,7 @@ def _node(arguments: argparse.Namespace) -> None:
 
 
 def _rank(arguments: argparse.Namespace) -> None:
-    from runtime.worker import Addresses, run_rank
+    from runtime.worker.worker import Addresses, run_rank
 
     launch = read_unit_launch(arguments.launch)
     addresses = Addresses(arguments.address, arguments.leader, _gateway_host(arguments, launch))
@@ -129,7 +129,7 @@ def _gateway(arguments: argparse.Namespace) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    from runtime import generate
+    from runtime import offline as generate
 
     generate.run(generate.Job.from_arguments(arguments))
 

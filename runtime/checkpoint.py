@@ -1,7 +1,7 @@
 """Where a checkpoint lies and whether it is whole, decided from names and sizes before any weight is read.
 
 A checkpoint is a Hugging Face folder: `config.json` and safetensors, in one file or in shards with an index. It does
-not load tensors (`weights.py` does) and needs no torch, so that the gateway can use it.
+not load tensors (`model/weights.py` does) and needs no torch, so that the gateway can use it.
 
 Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
 """

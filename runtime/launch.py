@@ -158,7 +158,7 @@ class GatewayLaunch(_Part, kw_only=True):
     ports: GatewayPorts
 
     @property
-    def most_requests_per_rank(self) -> int:
+    def max_requests_per_rank(self) -> int:
         """That a decode or mixed rank is given at a time: in its cache, waiting for it, or still in prefill."""
         return self.limits.max_requests + self.max_queued_requests
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pulumi
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.errors import TidemillError
-from stacks.deployment import deploy
+from planner.problems.errors import TidemillError
+from planner.spec.check import check_spec
+from stacks.program.deployment import deploy
 
 config = pulumi.Config()
 try:

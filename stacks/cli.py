@@ -19,10 +19,10 @@ from typing import Any
 
 from rich.console import Console
 
-from planner.check import check_spec
 from planner.cli import Parser, add_commands, add_format, announce_compiling, run
 from planner.compiler import compile_plan
-from planner.plan import Plan
+from planner.plan.plan import Plan
+from planner.spec.check import check_spec
 from stacks.local.deployment import find_running, follow, require_runtime, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
@@ -178,7 +178,7 @@ def _status(arguments: argparse.Namespace) -> None:
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
-    from stacks.live_units import ask_cluster  # loads the Kubernetes client, which nothing else here needs
+    from stacks.live.status import ask_cluster  # loads the Kubernetes client, which nothing else here needs
 
     plan = compile_plan(check_spec(arguments.spec or DEMO))
     live = ask_cluster(plan, arguments.context)
@@ -194,7 +194,7 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
 
 
 def _find(spec: Path | None) -> RunFolder | None:
-    return find_running(check_spec(spec).spec.name if spec else None)
+    return find_running(check_spec(spec).written.name if spec else None)
 
 
 def _generate(words: Sequence[str]) -> int:

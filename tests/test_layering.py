@@ -73,7 +73,7 @@ def test_only_the_provider_speaks_to_kubernetes():
         if module.split(".")[0] == "kubernetes"
     }
 
-    assert importers == {"stacks/provider/connection.py"}
+    assert importers == {"stacks/kube/connection.py"}
 
 
 def test_of_the_planner_only_the_command_line_looks_at_a_clock():

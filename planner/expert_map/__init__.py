@@ -16,32 +16,26 @@ Source: github.com/deepseek-ai/EPLB.
 
 from planner.expert_map.balance import balance, max_over_mean_sampled
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
-from planner.expert_map.drawn import draw_loads, draw_windows
-from planner.expert_map.loads import Loads, read_loads
 from planner.expert_map.prepare import prepare
 from planner.expert_map.stages import LinkTotal, Stage, link_totals, stage_moves
-from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, Split, slots_bind
+from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule, slots_bind
 
 __all__ = [
     "Domains",
     "Effort",
     "ExpertMap",
     "LinkTotal",
-    "Loads",
     "Policy",
     "Sizes",
-    "Split",
+    "SplitRule",
     "Stage",
     "balance",
     "consecutive_domains",
     "count_uncovered",
-    "draw_loads",
-    "draw_windows",
     "fewest_slots_per_gpu",
     "link_totals",
     "max_over_mean_sampled",
     "prepare",
-    "read_loads",
     "slots_bind",
     "stage_moves",
 ]

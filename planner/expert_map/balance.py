@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.expert_map.loads import Loads
-from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, Split
+from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule
+from planner.facts.loads import Loads
 
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats, Ints
@@ -30,7 +30,7 @@ def balance(
     previous: Sequence[Sequence[int]] | None = None,
     keep_within: float = 0.0,
     domains: Domains = (),
-    split: Split = "equal",
+    split: SplitRule = "equal",
 ) -> ExpertMap:
     """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
@@ -74,7 +74,7 @@ def _balance(
     previous_LGS: "Ints | None",
     keep_within: float,
     domains: Domains,
-    split: Split,
+    split: SplitRule,
 ) -> ExpertMap:
     """The map of experts that are named by their numbers."""
     from planner.expert_map.coverage import make_covered_map

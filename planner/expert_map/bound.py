@@ -126,12 +126,12 @@ def _fewest_heavy(loads: Floats, largest: float, heavy: float, left_over: int) -
             num_heavy += count
             spared[expert] = count
             costs[expert] = max(np.ceil(loads[expert] / heavy * (1 - ROUNDING)) - count, 1.0)
-    most_spared = 0.0
+    max_spared = 0.0
     for expert in rising(-spared / np.maximum(costs, 1.0)):
         spent = min(costs[expert], float(left_over))
         left_over -= int(spent)
-        most_spared += spared[expert] * spent / max(costs[expert], 1.0)
-    return num_heavy - int(np.floor(most_spared + ROUNDING))
+        max_spared += spared[expert] * spent / max(costs[expert], 1.0)
+    return num_heavy - int(np.floor(max_spared + ROUNDING))
 
 
 @compiled

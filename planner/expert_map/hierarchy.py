@@ -53,8 +53,8 @@ def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
     per_node = sizes.num_groups // sizes.num_nodes
     mean_L = loads_LE.sum(axis=1) / sizes.num_nodes
     if per_node == 2:
-        least_L = (groups_LG[:, : sizes.num_nodes] + groups_LG[:, : sizes.num_nodes - 1 : -1]).max(axis=1)
+        min_L = (groups_LG[:, : sizes.num_nodes] + groups_LG[:, : sizes.num_nodes - 1 : -1]).max(axis=1)
     else:
-        least_L = groups_LG[:, 0] + groups_LG[:, sizes.num_groups - per_node + 1 :].sum(axis=1)
-    ratios: Floats = np.divide(least_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
+        min_L = groups_LG[:, 0] + groups_LG[:, sizes.num_groups - per_node + 1 :].sum(axis=1)
+    ratios: Floats = np.divide(min_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
     return ratios

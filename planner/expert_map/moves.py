@@ -4,8 +4,8 @@ Every slot that gets another expert costs a copy of its weights, over the networ
 starts from the previous map and stops as soon as no GPU carries more than `enough`. Each step relieves the fullest GPU
 by a swap or a hand-over, as `descend` does, but by the one that gains most per slot changed: what is gained counts only
 down to `enough`, and a slot counts as changed only when its GPU did not hold the expert before, so that undoing a
-change, or changing a slot again, costs nothing. Beside it one slot each of some GPUs is chosen at once (`reseat`), and
-the way with fewer changes is taken. In the end whatever can be undone without need is undone.
+change, or changing a slot again, costs nothing. Beside it one slot each of some GPUs is chosen at once
+(`seat_cover`), and the way with fewer changes is taken. In the end whatever can be undone without need is undone.
 
 The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from planner.expert_map.compiled import compiled
 from planner.expert_map.layer import Layer, copy, fullest, hand_over, keep, new_layer, swap, take
-from planner.expert_map.reseat import reseat
 from planner.expert_map.search import SEED, kick
+from planner.expert_map.seat_cover import seat_cover
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["bring_back", "count_moves", "relieve_cheaply", "relocate", "undo"]
@@ -69,7 +69,7 @@ def _reseat_if_fewer(layer: Layer, before: NDArray[np.bool_], previous: Ints, en
     other = new_layer(layer.loads, previous.shape[0], previous.shape[1])
     take(other, previous)
     is_enough = bool(layer.carried.max() <= enough)
-    if not reseat(other, enough):
+    if not seat_cover(other, enough):
         return is_enough
     if not is_enough or _num_moves(other, before) < _num_moves(layer, before):
         copy(layer, other)

@@ -6,7 +6,7 @@ Compiled code is kept (`compiled`), so that later processes only load it, which 
 from typing import Any
 
 from planner.expert_map.balance import balance, max_over_mean_sampled
-from planner.expert_map.types import Sizes, Split
+from planner.expert_map.types import Sizes, SplitRule
 
 __all__ = ["prepare"]
 
@@ -17,7 +17,7 @@ def prepare(
     with_domains: bool = False,
     with_groups: bool = False,
     with_windows: bool = False,
-    split: Split = "equal",
+    split: SplitRule = "equal",
 ) -> None:
     """Have the search ready to run: on first use after an installation it is compiled, which takes a while.
 

@@ -33,7 +33,7 @@ MAX_TRIES = 50
 KICKS_AT_EP72 = 128
 EP72_PAIRS = 72 * 288
 FEWER_KICKS = 2.7  # the power of size by which a larger map gets fewer
-MOST_KICKS = 400
+MAX_KICKS = 400
 KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
 RESCUES, RESCUE_KICKS = 6, 40  # ways at most while a map is worse than EPLB's, and kicks on each
 RESCUE_CHANGES = 10
@@ -45,8 +45,8 @@ SEED = 88172645463325252  # of xorshift64, G. Marsaglia 2003
 def solve(loads_LE: Floats, num_gpus: int, slots_per_gpu: int, enough_L: Floats, effort: Effort) -> Ints:
     """Slots `[L, G, S]`: a layer is done when its fullest GPU carries `enough_L` and no more than EPLB's."""
     num_pairs = num_gpus * num_gpus * slots_per_gpu  # of a GPU and a slot: what one step looks at grows with them
-    most_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MOST_KICKS
-    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** FEWER_KICKS), most_kicks)
+    max_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MAX_KICKS
+    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** FEWER_KICKS), max_kicks)
     if effort == "fast":
         return _solve(loads_LE, num_gpus, slots_per_gpu, enough_L, 1, 0, BETTER_THAN_EPLB)
     num_starts = len(SHIFTS) if num_pairs <= EP72_PAIRS else 2 if num_kicks else 1

@@ -27,7 +27,7 @@ from planner.expert_map.weigh import Floats, Ints
 __all__ = ["LEVELS", "respill", "spill"]
 
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # of max over mean, one after the other
-MOST_SPILLS = 48  # a layer and level
+MAX_SPILLS = 48  # a layer and level
 ROUNDS = 3  # of `even_out`
 HEAVIEST = 0.9  # of what a GPU may carry: a replica that gets heavier leaves that much room for the other slots; tried
 NONE = -1
@@ -47,7 +47,7 @@ def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) 
         carried = layer.carried.max()
         for level in range(num_levels):
             enough, last = levels_QL[level, index], levels_QL[num_levels - 1, index]
-            for _ in range(MOST_SPILLS):
+            for _ in range(MAX_SPILLS):
                 if not _spill_one(layer, gpus_per_node, enough, last):
                     break
             _even_out_nodes(layer, gpus_per_node, enough)
@@ -80,7 +80,7 @@ def respill(
         for expert in range(loads_LE.shape[1]):
             _allow(allowed, expert, homes_LE[index, expert], gpus_per_node)
         relieve_cheaply(layer, before, allowed, enough)
-        for _ in range(MOST_SPILLS):
+        for _ in range(MAX_SPILLS):
             if layer.carried.max() <= enough or not _spill_one(layer, gpus_per_node, enough, enough):
                 break
             for gpu in range(layer.carried.size):

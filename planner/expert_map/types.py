@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from planner.canonical import digest_of
+from planner.facts.digest import digest_of
 
 __all__ = [
     "BoundKind",
@@ -18,7 +18,7 @@ __all__ = [
     "FrontPoint",
     "Policy",
     "Sizes",
-    "Split",
+    "SplitRule",
     "WindowsOutcome",
     "slots_bind",
 ]
@@ -26,7 +26,7 @@ __all__ = [
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
 BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`, `covered`
-Split = Literal["equal", "local_first"]  # which of an expert's replicas a token goes to (`local_first`)
+SplitRule = Literal["equal", "local_first"]  # which of an expert's replicas a token goes to (`local_first`)
 Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain each stands (`domains`)
 
 
@@ -93,7 +93,7 @@ class ExpertMap:
     policy: Policy
     policy_reason: str
     is_covered: bool = False
-    split: Split = "equal"
+    split: SplitRule = "equal"
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
     front: tuple[FrontPoint, ...] = ()  # where `auto` keeps groups on nodes: what it could choose among (`front`)
     dispatch: FrontPoint | None = None  # and this map

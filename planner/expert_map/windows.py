@@ -4,7 +4,8 @@ What is made small, layer by layer, is max over mean in the worst window, or a q
 windows the k-th lowest, k = ceil(quantile x W); the worst is quantile 1. A window's tokens count as much as any
 other's, however many they are.
 
-The search (`relieve`) starts from the map for the mean of all windows and only improves, so that it is never worse.
+The search (`windowed_search`) starts from the map for the mean of all windows and only improves, so that it is never
+worse.
 With a previous map few slots change: the search starts from that one, and stops at the balance of a fresh map.
 
 The bound: max over mean in a window is at least that window's own bound, so that the k-th lowest of it is at least the
@@ -23,15 +24,15 @@ from planner.expert_map.balance import balance
 from planner.expert_map.bound import bind
 from planner.expert_map.front import front_of, homes_of_groups
 from planner.expert_map.hierarchy import choose_policy
-from planner.expert_map.loads import Loads
 from planner.expert_map.moves import count_moves
 from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, as_slots, holds_everything
 from planner.expert_map.policy import GOOD_ENOUGH
-from planner.expert_map.relieve import relieve_windows
 from planner.expert_map.renew import align, keeps_groups_whole, match, part_repeats
 from planner.expert_map.types import BoundKind, Effort, ExpertMap, Policy, Sizes, WindowsOutcome
 from planner.expert_map.weigh import Floats, Ints, fullest_in_whole_numbers, max_over_mean, scale
+from planner.expert_map.windowed_search import windowed_search
+from planner.facts.loads import Loads
 
 __all__ = ["balance_windows", "mean_loads", "outcome_of_windows"]
 
@@ -133,10 +134,10 @@ class _Search:
     num_kicks: int
 
     def relieve(self, loads_WLE: Floats, start_LGS: Ints, enough_L: Floats, *, in_service: bool) -> Ints:
-        """See `relieve_windows`."""
+        """See `windowed_search`."""
         loads_LWE = np.ascontiguousarray(loads_WLE.swapaxes(0, 1))
         gpus_per_node = start_LGS.shape[1] // self.num_nodes
-        return relieve_windows(
+        return windowed_search(
             loads_LWE, start_LGS, self.num_counted, enough_L, gpus_per_node, self.num_kicks, in_service
         )
 

@@ -19,6 +19,6 @@ How the files go together:
 It does not look at traffic between units: KV goes from any prefill to any decode.
 """
 
-from planner.placement.place import Placement, Rank, Unit, check_room, place_units
+from planner.placement.place import Placement, check_room, place_units
 
-__all__ = ["Placement", "Rank", "Unit", "check_room", "place_units"]
+__all__ = ["Placement", "check_room", "place_units"]

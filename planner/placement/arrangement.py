@@ -6,7 +6,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from planner.placement.task import Places, Split, Task
+from planner.placement.task import Assignment, Places, Task
 
 __all__ = ["Arrangement"]
 
@@ -14,7 +14,7 @@ __all__ = ["Arrangement"]
 class Arrangement:
     """A split, which `shift` changes."""
 
-    def __init__(self, task: Task, split: Split) -> None:
+    def __init__(self, task: Task, split: Assignment) -> None:
         self.task = task
         self.at: list[dict[int, int]] = [{} for _ in task.units]  # unit -> cell -> its nodes there
         self.in_cell: list[dict[int, int]] = [{} for _ in task.cells]  # cell -> unit -> its nodes there
@@ -31,7 +31,7 @@ class Arrangement:
             for cell, count in cells.items():
                 self._add(unit, cell, count)
 
-    def split(self) -> Split:
+    def split(self) -> Assignment:
         """As it stands now."""
         return [dict(cells) for cells in self.at]
 

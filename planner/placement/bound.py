@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Kinds", "least_extra_leaves", "least_racks", "racks_by_whole_units"]
+__all__ = ["Kinds", "min_extra_leaves", "min_racks", "racks_by_whole_units"]
 
 Kinds = tuple[tuple[int, int], tuple[int, int]]  # nodes of a unit, and how many such units, of two sizes
 
-MOST_STEPS = 10**8  # numbers that a table is computed from: 0.1 s; beyond, the plain bound has to do
+MAX_STEPS = 10**8  # numbers that a table is computed from: 0.1 s; beyond, the plain bound has to do
 NEVER = -(10**9)
 
 
 @lru_cache(maxsize=32)
-def least_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, int]) -> int:
+def min_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, int]) -> int:
     """Leaves that units stand under beyond one for each, at least.
 
     `leaves`: their nodes. `kinds`: units that fit under the largest. `large`: of all that fit under none, their nodes
@@ -71,7 +71,7 @@ def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "n
     import numpy as np
 
     (small, num_small), (big, num_big) = kinds
-    if _num_steps([sum(own) for own in racks], kinds) > MOST_STEPS:
+    if _num_steps([sum(own) for own in racks], kinds) > MAX_STEPS:
         return None
     table = np.full((num_small + 1, num_big + 1), -NEVER, np.int64)
     table[0, 0] = 0
@@ -84,7 +84,7 @@ def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "n
     return table
 
 
-def least_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: int, num_split: int) -> int:
+def min_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: int, num_split: int) -> int:
     """Racks for so many units of each size, of which up to `num_split` need not be whole."""
     if table is None:
         return 0
@@ -98,9 +98,9 @@ def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None"
 
     (small, num_small), (big, num_big) = kinds
     steps = 2 * _num_steps(leaves, kinds)
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         return None
-    counted = steps * (len(leaves) + 1) <= MOST_STEPS
+    counted = steps * (len(leaves) + 1) <= MAX_STEPS
     room = np.full((num_small + 1, num_big + 1, len(leaves) + 1 if counted else 1), NEVER, np.int64)
     room[0, 0, 0] = 0
     for size in leaves:

@@ -22,7 +22,7 @@ from itertools import product
 
 from planner.placement.program import Program, Terms
 from planner.placement.quality import Objective, measure
-from planner.placement.task import Places, Split, State, Task, fewest
+from planner.placement.task import Assignment, Places, State, Task, fewest
 
 __all__ = ["exact"]
 
@@ -31,10 +31,10 @@ TREE_NODES = {"mip_max_nodes": 200}  # of the search for one count
 
 def exact(
     task: Task,
-    start: Split,
+    start: Assignment,
     bounds: Sequence[int] = (),
     options: Mapping[str, bool | int | float] = TREE_NODES,
-) -> tuple[Split, tuple[Objective, ...]]:
+) -> tuple[Assignment, tuple[Objective, ...]]:
     """The best split, and its counts with what was proven of each.
 
     `start`: any split. `bounds`: of its counts, where more is known than `measure` does. `options`: limits of HiGHS.
@@ -59,7 +59,7 @@ class _Formulation:
     def __init__(self, task: Task, options: Mapping[str, bool | int | float]) -> None:
         self.program = Program(options)
         self._task = task
-        self._meaning: list[Callable[[Split], int]] = []  # column -> what it is in a split
+        self._meaning: list[Callable[[Assignment], int]] = []  # column -> what it is in a split
         self._takes = {
             (unit, cell): self._column(min(wanted.num_nodes, size), partial(_nodes, unit, cell))
             for unit, wanted in enumerate(task.units)
@@ -70,11 +70,11 @@ class _Formulation:
         for cell, size in enumerate(task.sizes):
             self.program.between(0, self._nodes_of(range(len(task.units)), [cell]), size)
 
-    def values(self, split: Split) -> list[int]:
+    def values(self, split: Assignment) -> list[int]:
         """Of the columns that there are so far."""
         return [value(split) for value in self._meaning]
 
-    def split(self, values: tuple[int, ...]) -> Split:
+    def split(self, values: tuple[int, ...]) -> Assignment:
         """That the columns' `values` say."""
         split: list[dict[int, int]] = [{} for _ in self._task.units]
         for (unit, cell), column in self._takes.items():
@@ -97,7 +97,7 @@ class _Formulation:
         assert places
         return self._worst(places), 0
 
-    def _column(self, most: int, meaning: Callable[[Split], int]) -> int:
+    def _column(self, most: int, meaning: Callable[[Assignment], int]) -> int:
         self._meaning.append(meaning)
         return self.program.column(most)
 
@@ -143,21 +143,21 @@ class _Formulation:
         return terms
 
 
-def _nodes(unit: int, cell: int, split: Split) -> int:
+def _nodes(unit: int, cell: int, split: Assignment) -> int:
     return split[unit].get(cell, 0)
 
 
-def _touch(unit: int, cells: Iterable[int], split: Split) -> int:
+def _touch(unit: int, cells: Iterable[int], split: Assignment) -> int:
     return int(any(cell in split[unit] for cell in cells))
 
 
-def _use(state: State, cells: Iterable[int], split: Split) -> int:
+def _use(state: State, cells: Iterable[int], split: Assignment) -> int:
     return int(any(_touch(unit, cells, split) for unit in state.units))
 
 
-def _loss(lost: Iterable[int], places: Places, split: Split) -> int:
+def _loss(lost: Iterable[int], places: Places, split: Assignment) -> int:
     return max(sum(_touch(unit, cells, split) for unit in lost) for cells in places.cells)
 
 
-def _stay(unit: int, cell: int, had: int, split: Split) -> int:
+def _stay(unit: int, cell: int, had: int, split: Assignment) -> int:
     return min(had, _nodes(unit, cell, split))

@@ -12,12 +12,12 @@ Units that are on longest go first, so that those that are switched off together
 from collections.abc import Iterable, Iterator, Sequence
 
 from planner.placement.room import Room
-from planner.placement.task import Split, Task
+from planner.placement.task import Assignment, Task
 
 __all__ = ["fill", "fillings", "in_their_leaves"]
 
 
-def fillings(task: Task) -> Iterator[Split]:
+def fillings(task: Task) -> Iterator[Assignment]:
     """All that are worth trying."""
     empty: list[dict[int, int]] = [{} for _ in task.units]
     for order in _orders(task):
@@ -25,7 +25,7 @@ def fillings(task: Task) -> Iterator[Split]:
         yield _in_a_line(task, order)
 
 
-def fill(task: Task, placed: Split, order: Sequence[int] | None = None) -> Split:
+def fill(task: Task, placed: Assignment, order: Sequence[int] | None = None) -> Assignment:
     """`placed`, with cells for what its units still miss: near what they have, else snug."""
     split = [dict(cells) for cells in placed]
     room = Room(task, split)
@@ -36,7 +36,7 @@ def fill(task: Task, placed: Split, order: Sequence[int] | None = None) -> Split
     return split
 
 
-def in_their_leaves(task: Task, by_leaf: Split) -> Split:
+def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     """Racks for units that have leaves: under each leaf one after the other, those that are on longest first.
 
     `by_leaf`: of each unit, leaf -> its nodes there. Where states are nested, every state uses as few racks of a leaf
@@ -89,7 +89,7 @@ def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
     return result
 
 
-def _in_a_line(task: Task, order: Iterable[int]) -> Split:
+def _in_a_line(task: Task, order: Iterable[int]) -> Assignment:
     """Cell after cell."""
     split: list[dict[int, int]] = [{} for _ in task.units]
     _fill_line(task, _line(task), [(unit, task.units[unit].num_nodes) for unit in order], split)

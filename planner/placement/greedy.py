@@ -12,7 +12,7 @@ from planner.placement.improve import improved
 from planner.placement.leafwise import by_leaf
 from planner.placement.quality import Objective, measure
 from planner.placement.room import Room
-from planner.placement.task import Split, Task
+from planner.placement.task import Assignment, Task
 
 __all__ = ["MAX_TRIES", "better", "greedy"]
 
@@ -24,7 +24,7 @@ STARTS = 4  # assumed, as what `tidemill plan`'s goal of time leaves room for
 SHAKES = 12  # as above
 
 
-def greedy(task: Task) -> Split:
+def greedy(task: Task) -> Assignment:
     """A split with all units, near the best by the counts of `quality.py`."""
     starts = list(fillings(task))
     if task.leaves and len(task.leaves.sizes) > 1 and not any(_is_best(measure(task, split)) for split in starts):
@@ -32,7 +32,7 @@ def greedy(task: Task) -> Split:
     return _searched(task, starts, MAX_TRIES, lambda split: measure(task, split))
 
 
-def _leaves_first(task: Task) -> Split:
+def _leaves_first(task: Task) -> Assignment:
     leafwise = by_leaf(task)
     found = _searched(
         leafwise, fillings(leafwise), LEAF_TRIES, lambda split: measure(task, in_their_leaves(task, split))
@@ -40,15 +40,17 @@ def _leaves_first(task: Task) -> Split:
     return in_their_leaves(task, found)
 
 
-def better(task: Task, one: Split, other: Split) -> Split:
+def better(task: Task, one: Assignment, other: Assignment) -> Assignment:
     """By the counts in their order; `one` if they are equal."""
     return min(one, other, key=lambda split: [objective.value for objective in measure(task, split)])
 
 
-def _searched(task: Task, starts: Iterable[Split], tries: int, measured: Callable[[Split], Objectives]) -> Split:
+def _searched(
+    task: Task, starts: Iterable[Assignment], tries: int, measured: Callable[[Assignment], Objectives]
+) -> Assignment:
     """The best that is found in so many tries; of equals the last, so that shakes go on from ever new ones."""
 
-    def values(split: Split) -> list[int]:
+    def values(split: Assignment) -> list[int]:
         return [objective.value for objective in measured(split)]
 
     starts = sorted(starts, key=values)[:STARTS]
@@ -69,7 +71,7 @@ def _is_best(objectives: Objectives) -> bool:
     return all(objective.is_proven for objective in objectives)
 
 
-def _shaken(task: Task, split: Split, random: Random, num_units: int) -> Split:
+def _shaken(task: Task, split: Assignment, random: Random, num_units: int) -> Assignment:
     """`split` with some units taken out, and placed again from cells that are drawn."""
     shaken = [dict(cells) for cells in split]
     units = random.sample(range(len(task.units)), min(num_units, len(task.units)))

@@ -15,7 +15,7 @@ from itertools import combinations, permutations, product
 
 from planner.placement.arrangement import Arrangement
 from planner.placement.room import Room
-from planner.placement.task import Split, Task
+from planner.placement.task import Assignment, Task
 
 __all__ = ["improved"]
 
@@ -24,7 +24,7 @@ Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together: beyond, shakes find more in less time
 
 
-def improved(task: Task, split: Split, tries: int, goal: Sequence[int]) -> tuple[Split, int]:
+def improved(task: Task, split: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
     """The best that steps, each of them to a better placement, lead to from `split`, and how many `tries` it took.
 
     `goal`: counts that nothing is below. By rating: of two splits with equal counts, the one that is less crowded.

@@ -7,13 +7,13 @@ are taken in the order of the spec, rack by rack.
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from planner.inventory import Node
-from planner.placement.task import Split, Task
+from planner.cluster.inventory import Node
+from planner.placement.task import Assignment, Task
 
 __all__ = ["nodes_of_split"]
 
 
-def nodes_of_split(task: Task, split: Split, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+def nodes_of_split(task: Task, split: Assignment, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     """Of each unit its nodes, in the order of its ranks. `before`: those of a previous placement, each of one unit."""
     places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
     kept = [

@@ -7,50 +7,23 @@ is better is taken with as few moves as were found. So the same spec, planned af
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner import names
-from planner.check import CheckedSpec
-from planner.errors import InfeasibleError, Violation
-from planner.inventory import Node, nodes_of
-from planner.parallelism import PhaseLayout
+from planner.cluster.inventory import Node, nodes_of
+from planner.facts import names
+from planner.layout.layout import PhaseLayout
+from planner.layout.unit import Unit
 from planner.placement.fill import fill
 from planner.placement.greedy import MAX_TRIES, better, greedy
 from planner.placement.improve import improved
 from planner.placement.nodes import nodes_of_split
 from planner.placement.quality import Objective, measure
-from planner.placement.task import Split, Task, Wanted, task_of
-from planner.spec import Phase
-from planner.windows import active_minutes
+from planner.placement.task import Assignment, Task, Wanted, task_of
+from planner.problems.errors import InfeasibleError, Violation
+from planner.spec.check import ResolvedSpec
+from planner.spec.hours import active_minutes
 
-__all__ = ["Placement", "Rank", "Unit", "check_room", "place_units"]
+__all__ = ["Placement", "check_room", "place_units"]
 
 EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1.8 s (2 busy cores, random clusters)
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One process of a unit, on one GPU."""
-
-    node: str
-    local_rank: int  # on its node
-    rank: int  # in its unit
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What is placed, drained, scaled and healed as one."""
-
-    name: str
-    phase: Phase
-    index: int  # in its phase
-    nodes: tuple[str, ...]
-    ranks_per_node: int
-    why: str  # these nodes
-
-    @property
-    def ranks(self) -> tuple[Rank, ...]:
-        """Node by node, so that neighbours in rank are neighbours on a node."""
-        places = [(node, local) for node in self.nodes for local in range(self.ranks_per_node)]
-        return tuple(Rank(node, local, rank) for rank, (node, local) in enumerate(places))
 
 
 @dataclass(frozen=True)
@@ -68,25 +41,25 @@ class Placement:
 class _Found:
     """A split, what is known of how good it is, and where it is from."""
 
-    split: Split
+    split: Assignment
     objectives: tuple[Objective, ...]
     method: str
     why: str
 
 
 def place_units(
-    spec: CheckedSpec, layouts: Sequence[PhaseLayout], previous: Mapping[str, Sequence[str]] | None = None
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], previous: Mapping[str, Sequence[str]] | None = None
 ) -> Placement:
     """All units on disjoint nodes. `previous`: where an earlier plan had them, by unit.
 
     Raises InfeasibleError when the cluster has too few nodes.
     """
     check_room(spec, layouts)
-    nodes = nodes_of(spec.spec.cluster)
+    nodes = nodes_of(spec.cluster)
     usable = [node for node in nodes if node.unusable is None]
     wanted, before = _wanted(spec, layouts), _of_one_unit_each(previous or {})
-    found = _fresh(task_of(wanted, usable, spec.spec.schedule, {}))
-    task = task_of(wanted, usable, spec.spec.schedule, before)
+    found = _fresh(task_of(wanted, usable, spec.written.schedule, {}))
+    task = task_of(wanted, usable, spec.written.schedule, before)
     if task.had_nodes:
         found = _near_previous(task, found)
     on_nodes = nodes_of_split(task, found.split, before)
@@ -100,9 +73,9 @@ def place_units(
     return Placement(units, found.objectives, found.method, found.why, unusable)
 
 
-def check_room(spec: CheckedSpec, layouts: Sequence[PhaseLayout]) -> None:
+def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     """Raise InfeasibleError when the cluster has too few nodes."""
-    cluster = spec.spec.cluster
+    cluster = spec.cluster
     needed = sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
     if isinstance(cluster.nodes, int) and needed <= cluster.nodes:
         return
@@ -117,7 +90,7 @@ def _fresh(task: Task) -> _Found:
     return _proven(task, split, measure(task, split))
 
 
-def _proven(task: Task, split: Split, objectives: tuple[Objective, ...]) -> _Found:
+def _proven(task: Task, split: Assignment, objectives: tuple[Objective, ...]) -> _Found:
     """`split`, or a better one from the exact search, where that is needed and the task is small enough."""
     if all(objective.is_proven for objective in objectives):
         return _Found(split, objectives, "greedy", "every count is at its bound")
@@ -143,7 +116,7 @@ def _near_previous(task: Task, fresh: _Found) -> _Found:
     return _proven(task, best, _with_bounds(measure(task, best), fresh.objectives))
 
 
-def _stayed(task: Task) -> Split:
+def _stayed(task: Task) -> Assignment:
     """What units have of their nodes of before."""
     split: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
@@ -174,24 +147,24 @@ def _of_one_unit_each(previous: Mapping[str, Sequence[str]]) -> dict[str, list[s
     return result
 
 
-def _wanted(spec: CheckedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
+def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
     return [
         Wanted(
-            name=names.unit_name(spec.spec.name, layout.phase, index),
+            name=names.unit_name(spec.written.name, layout.phase, index),
             phase=layout.phase,
             index=index,
             num_nodes=layout.nodes_per_unit,
-            minutes=active_minutes(spec.spec.schedule, layout.phase, index),
+            minutes=active_minutes(spec.written.schedule, layout.phase, index),
         )
         for layout in layouts
         for index in range(layout.num_units)
     ]
 
 
-def _too_few(spec: CheckedSpec, nodes: Sequence[Node], needed: int, layouts: Sequence[PhaseLayout]) -> Violation:
+def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], needed: int, layouts: Sequence[PhaseLayout]) -> Violation:
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
     reason = "every unit has its nodes to itself"
-    if isinstance(spec.spec.cluster.nodes, int):
+    if isinstance(spec.cluster.nodes, int):
         rule = f"S701 must be at least {needed} ({parts})"
         return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {needed}")
     unusable = [node for node in nodes if node.unusable]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import mul
 
-from planner.placement.bound import Kinds, least_extra_leaves, least_racks, racks_by_whole_units
-from planner.placement.task import Places, Split, Task, fewest
+from planner.placement.bound import Kinds, min_extra_leaves, min_racks, racks_by_whole_units
+from planner.placement.task import Assignment, Places, Task, fewest
 
 __all__ = ["Objective", "measure"]
 
@@ -44,7 +44,7 @@ class Objective:
         return self.excess == 0
 
 
-def measure(task: Task, split: Split) -> tuple[Objective, ...]:
+def measure(task: Task, split: Assignment) -> tuple[Objective, ...]:
     """All counts of `split`, most important first."""
     counts = [
         _leaves(task, split),
@@ -56,14 +56,14 @@ def measure(task: Task, split: Split) -> tuple[Objective, ...]:
     return tuple(count for count in counts if count is not None)
 
 
-def _leaves(task: Task, split: Split) -> Objective | None:
+def _leaves(task: Task, split: Assignment) -> Objective | None:
     leaves = task.leaves
     if leaves is None:
         return None
     value = sum(len(_touched(cells, leaves)) for cells in split)
     bound = sum(fewest(leaves.largest_first, unit.num_nodes) for unit in task.units)
     if task.kinds and value > bound:
-        bound += least_extra_leaves(leaves.sizes, task.kinds, _larger_than_a_leaf(task, leaves))
+        bound += min_extra_leaves(leaves.sizes, task.kinds, _larger_than_a_leaf(task, leaves))
     return Objective("leaves", value, bound, "leaf switches under which units stand, summed over units")
 
 
@@ -73,7 +73,7 @@ def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:
     return sum(large), sum(fewest(leaves.largest_first, num_nodes) for num_nodes in large)
 
 
-def _racks(task: Task, split: Split) -> Objective | None:
+def _racks(task: Task, split: Assignment) -> Objective | None:
     largest_first = task.racks.largest_first if task.racks else sorted(chain(*task.racks_of_leaves), reverse=True)
     if not largest_first:
         return None
@@ -86,12 +86,12 @@ def _racks(task: Task, split: Split) -> Objective | None:
     return Objective("racks", value, bound, "racks in use, summed over the states of the day")
 
 
-def _racks_in_use(task: Task, split: Split, racks: Places) -> int:
+def _racks_in_use(task: Task, split: Assignment, racks: Places) -> int:
     touched = [_touched(cells, racks) for cells in split]
     return sum(state.weight * len(set().union(*(touched[unit] for unit in state.units))) for state in task.states)
 
 
-def _racks_needed(task: Task, split: Split) -> int:
+def _racks_needed(task: Task, split: Assignment) -> int:
     """Where cells are whole leaves: as few racks of each as hold the nodes that are on there."""
     value = 0
     for state in task.states:
@@ -102,7 +102,7 @@ def _racks_needed(task: Task, split: Split) -> int:
     return value
 
 
-def _racks_of_whole_units(task: Task, split: Split, leaves: Places, kinds: Kinds) -> list[int]:
+def _racks_of_whole_units(task: Task, split: Assignment, leaves: Places, kinds: Kinds) -> list[int]:
     """Of each state, at least: units are whole but for as many as there are leaves here that units do not need."""
     extra = sum(
         len(_touched(cells, leaves)) - fewest(leaves.largest_first, unit.num_nodes)
@@ -111,23 +111,21 @@ def _racks_of_whole_units(task: Task, split: Split, leaves: Places, kinds: Kinds
     table = racks_by_whole_units(task.racks_of_leaves, kinds)
     (small, num_small), (big, num_big) = kinds
     states = [[task.units[unit].num_nodes for unit in state.units] for state in task.states]
-    return [
-        least_racks(table, num_small and sizes.count(small), num_big and sizes.count(big), extra) for sizes in states
-    ]
+    return [min_racks(table, num_small and sizes.count(small), num_big and sizes.count(big), extra) for sizes in states]
 
 
-def _loss(task: Task, split: Split, name: str, kind: str, places: Places | None) -> Objective | None:
+def _loss(task: Task, split: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
     """A place that is touched by two units stops both; every unit touches as many places as it needs at least."""
     if places is None or not task.lost:
         return None
     touched = Counter(place for unit in task.lost for place in _touched(split[unit], places))
-    least_touched = sum(fewest(places.largest_first, task.units[unit].num_nodes) for unit in task.lost)
+    min_touched = sum(fewest(places.largest_first, task.units[unit].num_nodes) for unit in task.lost)
     phase = task.units[task.lost[0]].phase
     meaning = f"{phase} units that the loss of one {kind} stops, at worst"
-    return Objective(name, max(touched.values()), -(-least_touched // len(places.sizes)), meaning)
+    return Objective(name, max(touched.values()), -(-min_touched // len(places.sizes)), meaning)
 
 
-def _moves(task: Task, split: Split) -> Objective | None:
+def _moves(task: Task, split: Assignment) -> Objective | None:
     """Units take the nodes that they had before any others; a node that is gone, or of a larger unit, is no move."""
     if not task.had_nodes:
         return None

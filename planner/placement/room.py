@@ -6,7 +6,7 @@ is enough costs as much as there are different sizes, however many thousand plac
 
 from collections.abc import Iterable, Mapping
 
-from planner.placement.task import Split, Task
+from planner.placement.task import Assignment, Task
 
 __all__ = ["Room"]
 
@@ -16,7 +16,7 @@ BySize = dict[int, dict[int, None]]  # free nodes -> places that have so many; w
 class Room:
     """Free nodes of each cell; `take` and `give` change them."""
 
-    def __init__(self, task: Task, split: Split) -> None:
+    def __init__(self, task: Task, split: Assignment) -> None:
         """Of `task`, less what the units have in `split`."""
         self.free = list(task.sizes)
         self._shelf_of, self._leaf_of, self._cells = _shelves(task)

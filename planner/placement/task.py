@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.inventory import Node
+from planner.cluster.inventory import Node
+from planner.facts.terms import Phase
 from planner.placement.bound import Kinds
-from planner.spec import Phase, ScheduleSpec
+from planner.spec.schema import ScheduleSpec
 
-__all__ = ["Cell", "Places", "Split", "State", "Task", "Wanted", "fewest", "task_of"]
+__all__ = ["Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
 
-Split = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
+Assignment = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ Why it exists: clients speak text and one model name, ranks speak token ids and 
 the one process that sees both, so it is also where requests are placed and timed. It imports no torch.
 
 A request's life, in the order of the files:
-    1. api.py         takes the HTTP call, answers it, notices when its client leaves
-    2. schema.py      holds the body against what this server can do, refusing the rest by name
-    3. calls.py       turns the body into prompts of token ids and sampling (with tokenizer.py)
-    4. generation.py  follows each prompt from Prefill to its last token
-    5. registry.py    knows the ranks and their state (rank.py is one of them), balance.py chooses two
-    6. text.py        turns tokens into text that never breaks a character or a stop string
-    7. responses.py   shapes the text as OpenAI's JSON; errors.py does so for what went wrong
-`serve.py` binds the three ports and runs it all; connection.py is the client's side of a call, and how it leaves.
+    1. app.py          takes the HTTP call, answers it, notices when its client leaves
+    2. body.py         holds the body against what this server can do, refusing the rest by name
+    3. calls.py        turns the body into prompts of token ids and sampling (with tokenizer.py)
+    4. generation.py   follows each prompt from Prefill to its last token
+    5. registry.py     knows the ranks and their state (rank_connection.py is one of them), router.py chooses two
+    6. detokenizer.py  turns tokens into text that never breaks a character or a stop string
+    7. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
+`serve.py` binds the three ports and runs it all; client.py is the client's side of a call, and how it leaves.
 
 It does not queue or limit requests, check keys, cache, or move a request off a lost rank.
 """

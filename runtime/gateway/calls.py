@@ -12,10 +12,10 @@ from typing import Any
 
 import jinja2
 
-from runtime.gateway.errors import ApiError, invalid, unknown_model
-from runtime.gateway.schema import Body, ChatBody, CompletionBody, Message, parse_body
+from runtime.gateway.body import Body, ChatBody, CompletionBody, Message, parse_body
+from runtime.gateway.http_errors import ApiError, invalid, unknown_model
 from runtime.gateway.tokenizer import Tokenizer
-from runtime.messages import Sampling
+from runtime.protocol.messages import Sampling
 
 __all__ = ["Call", "GenerationRequest", "ServedModel", "chat_call", "completion_call"]
 

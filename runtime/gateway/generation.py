@@ -1,12 +1,12 @@
-"""Prompts on their way: sent to a prefill rank, continued by a decode rank, read here as pieces of text.
+"""Prompts on their way: sent to a prefill rank, continued by a decode rank, read here as deltas of text.
 
-    Flight        one prompt between its two ranks, which are one in a mixed unit; puts the tokens in order
-    Generation    all prompts of one HTTP call; turns tokens into pieces
+    InFlightRequest        one prompt between its two ranks, which are one in a mixed unit; puts the tokens in order
+    Generation    all prompts of one HTTP call; turns tokens into deltas
 
 Why tokens need ordering: the first comes on the prefill rank's connection and the others on the decode rank's, and two
 connections promise no order between them. The decode rank's wait until the first is here.
 
-The invariant: however a flight ends, its ranks forget it; whoever still works on it gets an Abort.
+The invariant: however a request ends, its ranks forget it; whoever still works on it gets an Abort.
 It does not try again on other ranks.
 """
 
@@ -17,23 +17,23 @@ from typing import Literal
 from uuid import uuid4
 
 from runtime.gateway.calls import Call, GenerationRequest
-from runtime.gateway.errors import overloaded, rank_failed, unavailable
+from runtime.gateway.detokenizer import TextStream
+from runtime.gateway.http_errors import overloaded, rank_failed, unavailable
 from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
-from runtime.gateway.rank import Rank
+from runtime.gateway.metrics import GatewayMetrics, RequestClock
+from runtime.gateway.rank_connection import Rank
 from runtime.gateway.registry import Registry
-from runtime.gateway.text import TextStream
 from runtime.gateway.tokenizer import Tokenizer
-from runtime.messages import Abort, Failed, Prefill, Token
-from runtime.metrics import GatewayMetrics, RequestClock
+from runtime.protocol.messages import Abort, Failed, Prefill, Token
 
-__all__ = ["Flight", "Generation", "Piece"]
+__all__ = ["Delta", "Generation", "InFlightRequest"]
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What choice `index` grew by; `text` may be empty. The last piece of a choice has its finish_reason.
+class Delta:
+    """What choice `index` grew by; `text` may be empty. The last delta of a choice has its finish_reason.
 
     `logprobs` is None where nobody asked for them.
     """
@@ -52,7 +52,9 @@ class Generation:
         _check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
-        self._flights = [self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)]
+        self._in_flight = [
+            self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)
+        ]
         self.num_prompt_tokens = sum(len(request.prompt_ids) for request in call.requests)
 
     @property
@@ -60,8 +62,8 @@ class Generation:
         """Tokens that the model made so far, a stop token included: it was computed like any other."""
         return sum(answer.num_tokens for answer in self._answers)
 
-    async def next_piece(self) -> Piece | None:
-        """The next piece of any choice; None when all are complete. Raises ApiError when a rank gave up."""
+    async def next_delta(self) -> Delta | None:
+        """The next delta of any choice; None when all are complete. Raises ApiError when a rank gave up."""
         while any(answer.finish_reason is None for answer in self._answers):
             index, message = await self._arrivals.get()
             if isinstance(message, Failed):
@@ -69,24 +71,26 @@ class Generation:
             answer = self._answers[index]
             if answer.finish_reason is not None:
                 continue  # tokens that were on their way when a stop string ended the answer
-            piece = answer.take(message)
+            delta = answer.take(message)
             if answer.finish_reason is not None:
-                self._flights[index].end()
-            return piece
+                self._in_flight[index].end()
+            return delta
         return None
 
     def close(self) -> None:
         """Nobody reads on: whatever still runs is aborted."""
-        for flight in self._flights:
-            flight.end()
+        for in_flight in self._in_flight:
+            in_flight.end()
 
-    def _start(self, index: int, request: GenerationRequest, registry: Registry, metrics: GatewayMetrics) -> "Flight":
+    def _start(
+        self, index: int, request: GenerationRequest, registry: Registry, metrics: GatewayMetrics
+    ) -> "InFlightRequest":
         pair = registry.choose_ranks()
         assert pair is not None  # there was room
         clock = RequestClock(metrics, len(request.prompt_ids))
-        flight = Flight(*pair, clock, lambda message: self._arrivals.put_nowait((index, message)))
-        flight.start(request)
-        return flight
+        in_flight = InFlightRequest(*pair, clock, lambda message: self._arrivals.put_nowait((index, message)))
+        in_flight.start(request)
+        return in_flight
 
 
 def _check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
@@ -108,7 +112,7 @@ class Answer:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
 
-    def take(self, token: Token) -> Piece:
+    def take(self, token: Token) -> Delta:
         """What one more token makes certain."""
         self.num_tokens += 1
         num_characters_before = self._text.num_characters
@@ -116,7 +120,7 @@ class Answer:
         if token.finish_reason is not None:
             text += self._text.finish()
         self.finish_reason = "stop" if self._text.is_stopped else token.finish_reason
-        return Piece(self._index, text, self.finish_reason, self._logprobs_of(text, token, num_characters_before))
+        return Delta(self._index, text, self.finish_reason, self._logprobs_of(text, token, num_characters_before))
 
     def _logprobs_of(self, text: str, token: Token, offset: int) -> Sequence[TokenLogprobs] | None:
         if self._logprobs is None:
@@ -127,7 +131,7 @@ class Answer:
         return self._logprobs.release(len(text), all_of_them=is_whole)
 
 
-class Flight:
+class InFlightRequest:
     """One prompt between its two ranks. `deliver` gets its tokens in the order the model made them, or its failure."""
 
     def __init__(
@@ -142,8 +146,8 @@ class Flight:
 
     def start(self, request: GenerationRequest) -> None:
         """Send the prompt off."""
-        self._prefill.listen(self.request_id, self._receive)
-        self._decode.listen(self.request_id, self._receive)
+        self._prefill.subscribe(self.request_id, self._receive)
+        self._decode.subscribe(self.request_id, self._receive)
         kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port  # None where it is a mixed rank
         self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
 
@@ -151,12 +155,12 @@ class Flight:
         """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once."""
         self._clock.end(answered=False)
         for rank in (self._prefill, self._decode):
-            if rank.forget(self.request_id):
+            if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))
 
     def _receive(self, rank: Rank, message: Token | Failed) -> None:
         if isinstance(message, Failed):
-            rank.forget(self.request_id)
+            rank.unsubscribe(self.request_id)
             self.end()
             self._deliver(message)
         elif rank is not self._prefill and self._num_delivered == 0:
@@ -170,9 +174,9 @@ class Flight:
         self._num_delivered += 1
         self._clock.token()
         if self._num_delivered > 1 and self._prefill is not self._decode:
-            self._prefill.forget(self.request_id)  # a decode token: the handover is through
+            self._prefill.unsubscribe(self.request_id)  # a decode token: the handover is through
         if token.finish_reason is not None:
             self._clock.end(answered=True)
-            self._prefill.forget(self.request_id)
-            self._decode.forget(self.request_id)
+            self._prefill.unsubscribe(self.request_id)
+            self._decode.unsubscribe(self.request_id)
         self._deliver(token)

@@ -4,7 +4,7 @@
 
 The invariant: what was told when an answer ends is of the tokens that its text is made of, in their order; tokens that
 lie wholly in a stop string, and a stop token, are not among them.
-Which logits they are of is the ranks' business (`runtime/sampling.py`).
+Which logits they are of is the ranks' business (`runtime/serving/sampling.py`).
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.gateway.tokenizer import Spelling, Tokenizer
-from runtime.messages import Logprobs
+from runtime.protocol.messages import Logprobs
 
 __all__ = ["LogprobStream", "TokenLogprobs"]
 

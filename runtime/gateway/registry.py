@@ -17,11 +17,11 @@ from itertools import count
 from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
-from runtime.gateway.balance import RankLoad, choose_ranks, room
-from runtime.gateway.rank import Rank
-from runtime.messages import FromRank, Hello, Rejected
-from runtime.sockets import notice_a_vanished_peer
-from runtime.wire import FrameReader, encode_frame
+from runtime.gateway.rank_connection import Rank
+from runtime.gateway.router import RankLoad, choose_ranks, room
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import FromRank, Hello, Rejected
+from runtime.protocol.sockets import notice_a_vanished_peer
 
 __all__ = ["Registry", "Unit"]
 
@@ -48,9 +48,9 @@ class Unit:
 class Registry:
     """All ranks that ever presented themselves, by unit and number."""
 
-    def __init__(self, kv_digest: str, most_requests_per_rank: int) -> None:
+    def __init__(self, kv_digest: str, max_requests_per_rank: int) -> None:
         self._kv_digest = kv_digest
-        self._most_requests_per_rank = most_requests_per_rank
+        self._most_requests_per_rank = max_requests_per_rank
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -108,7 +108,7 @@ class Registry:
     def give_up(self, reason: str) -> None:
         """Fail every request that is still running."""
         for rank in self._ranks.values():
-            rank.lose(reason)
+            rank.fail_all(reason)
 
     async def close(self) -> None:
         """End every connection."""
@@ -133,7 +133,7 @@ class Registry:
             if not self._is_closing:
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         finally:
-            rank.lose(f"{rank} was lost")
+            rank.fail_all(f"{rank} was lost")
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]

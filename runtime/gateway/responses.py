@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.gateway.generation import Piece
+from runtime.gateway.generation import Delta
 from runtime.gateway.logprobs import TokenLogprobs
 from runtime.gateway.tokenizer import Spelling
 
@@ -33,11 +33,11 @@ class Dialect(ABC):
         """The names of a whole answer and of a chunk."""
 
     @abstractmethod
-    def choice(self, piece: Piece) -> Json:
-        """A finished choice, given as one piece."""
+    def choice(self, delta: Delta) -> Json:
+        """A finished choice, given as one delta."""
 
     @abstractmethod
-    def delta(self, piece: Piece, *, is_first: bool) -> Json:
+    def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """What a choice grew by."""
 
 
@@ -46,18 +46,18 @@ class CompletionDialect(Dialect):
 
     objects = ("text_completion", "text_completion")
 
-    def choice(self, piece: Piece) -> Json:
+    def choice(self, delta: Delta) -> Json:
         """The text, plain."""
         return {
-            "index": piece.index,
-            "text": piece.text,
-            "logprobs": None if piece.logprobs is None else _columns(piece.logprobs),
-            "finish_reason": piece.finish_reason,
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": None if delta.logprobs is None else _columns(delta.logprobs),
+            "finish_reason": delta.finish_reason,
         }
 
-    def delta(self, piece: Piece, *, is_first: bool) -> Json:
+    def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """The text, plain."""
-        return self.choice(piece)
+        return self.choice(delta)
 
 
 class ChatDialect(Dialect):
@@ -65,26 +65,26 @@ class ChatDialect(Dialect):
 
     objects = ("chat.completion", "chat.completion.chunk")
 
-    def choice(self, piece: Piece) -> Json:
+    def choice(self, delta: Delta) -> Json:
         """The assistant's message."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": piece.index, "message": message} | _chat_ending(piece)
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        return {"index": delta.index, "message": message} | _chat_ending(delta)
 
-    def delta(self, piece: Piece, *, is_first: bool) -> Json:
+    def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """The message's growth; nothing but the finish_reason when it ends without text."""
         role = {"role": "assistant"} if is_first else {}
-        content = {"content": piece.text} if is_first or piece.text else {}
-        return {"index": piece.index, "delta": role | content} | _chat_ending(piece)
+        content = {"content": delta.text} if is_first or delta.text else {}
+        return {"index": delta.index, "delta": role | content} | _chat_ending(delta)
 
 
-def whole(dialect: Dialect, choices: Sequence[Piece], usage: Json) -> Json:
-    """The answer of a call that does not stream; each choice is one piece."""
-    return _document(dialect, dialect.objects[0], [dialect.choice(piece) for piece in choices]) | {"usage": usage}
+def whole(dialect: Dialect, choices: Sequence[Delta], usage: Json) -> Json:
+    """The answer of a call that does not stream; each choice is one delta."""
+    return _document(dialect, dialect.objects[0], [dialect.choice(delta) for delta in choices]) | {"usage": usage}
 
 
-def chunk(dialect: Dialect, piece: Piece, *, is_first: bool, include_usage: bool) -> Json:
+def chunk(dialect: Dialect, delta: Delta, *, is_first: bool, include_usage: bool) -> Json:
     """One event of a stream. With `include_usage` every chunk has the key, and only the last a value."""
-    document = _document(dialect, dialect.objects[1], [dialect.delta(piece, is_first=is_first)])
+    document = _document(dialect, dialect.objects[1], [dialect.delta(delta, is_first=is_first)])
     return document | {"usage": None} if include_usage else document
 
 
@@ -133,10 +133,10 @@ def _key(token: Spelling) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
 
 
-def _chat_ending(piece: Piece) -> Json:
+def _chat_ending(delta: Delta) -> Json:
     """What a chat's choice ends with, whole or not."""
-    logprobs = None if piece.logprobs is None else {"content": list(map(_row, piece.logprobs)), "refusal": None}
-    return {"logprobs": logprobs, "finish_reason": piece.finish_reason}
+    logprobs = None if delta.logprobs is None else {"content": list(map(_row, delta.logprobs)), "refusal": None}
+    return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 
 
 def _row(token: TokenLogprobs) -> Json:

@@ -15,14 +15,14 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from runtime.checkpoint import check_config_digest, resolve
-from runtime.gateway.api import Gateway, create_app
+from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
+from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import GatewayLaunch
-from runtime.metrics import GatewayMetrics
-from runtime.metrics_server import serve_metrics
-from runtime.sockets import listen
+from runtime.protocol.metrics_server import serve_metrics
+from runtime.protocol.sockets import listen
 
 __all__ = ["run"]
 
@@ -41,7 +41,7 @@ def run(launch: GatewayLaunch, address: str) -> None:
         closing(listen(address, launch.ports.registry, "registry")) as ranks,
         serve_metrics(measured, address, launch.ports.metrics),
     ):
-        registry = Registry(launch.kv_digest, launch.most_requests_per_rank)
+        registry = Registry(launch.kv_digest, launch.max_requests_per_rank)
         gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), started=int(time.time()))
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))

@@ -1,6 +1,7 @@
 """A checkpoint's tokenizer: text and conversations to token ids, token ids to bytes.
 
-Why bytes: a token of byte-level BPE may end inside a UTF-8 character, so only bytes can be joined (`text.py` does).
+Why bytes: a token of byte-level BPE may end inside a UTF-8 character, so only bytes can be joined
+(`detokenizer.py` does).
 Read from the checkpoint's folder:
     tokenizer.json           the vocabulary; its decoder must be ByteLevel, as in all DeepSeek models
     tokenizer_config.json    bos_token, eos_token, add_bos_token, chat_template

@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.dispatch import PlainRows, TokenDispatcher
-from runtime.dispatch_forms import new_dispatcher
-from runtime.expert_load import ExpertLoad
-from runtime.kv_cache import LatentCache, LayerPages
-from runtime.model.batching import Batching
+from runtime.expert_parallel.dispatcher import PlainRows, TokenDispatcher
+from runtime.expert_parallel.expert_load import ExpertLoad
+from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.hierarchical import new_dispatcher
+from runtime.expert_parallel.overlap import OVERLAPS, Flow, Overlap, Pause
+from runtime.kernels.batch_invariant import Batching
+from runtime.kernels.precision import unquantized_dtype
+from runtime.kv.cache import LatentCache, LayerPages
 from runtime.model.config import ModelConfig
+from runtime.model.forward_batch import Chunk, ForwardBatch, cut
 from runtime.model.fp8 import E4M3, Fp8Experts, Fp8Linear, Fp8Rows, round_scales_up
 from runtime.model.layers import GatedMlp, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
 from runtime.model.rope import RotaryTable
-from runtime.model.step import Chunk, Step, cut
-from runtime.overlap import OVERLAPS, Flow, Overlap, Pause
-from runtime.parallel import Group
-from runtime.precision import wide
 from runtime.trace import span
 
 __all__ = ["DeepseekV3", "Layer", "PhysicalToLogical"]
@@ -60,14 +60,14 @@ class DeepseekV3(nn.Module):
         )
         self.model = nn.Module()
         self.model.embed_tokens = nn.utils.skip_init(
-            nn.Embedding, config.vocab_size, config.hidden_size, dtype=wide(dtype)
+            nn.Embedding, config.vocab_size, config.hidden_size, dtype=unquantized_dtype(dtype)
         )
         self.model.layers = nn.ModuleList(
             Layer(layer, config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
             for layer in range(config.num_hidden_layers)
         )
-        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
-        self.lm_head = linear(config.hidden_size, config.vocab_size, wide(dtype))
+        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
+        self.lm_head = linear(config.hidden_size, config.vocab_size, unquantized_dtype(dtype))
         if config.power_of_two_scales:
             round_scales_up(self)
 
@@ -85,7 +85,7 @@ class DeepseekV3(nn.Module):
         """[T, vocab] in FP32."""
         return self.batching.rows(self._head, x_TD)
 
-    def begin_step(self, micro_batches: list[Step]) -> None:
+    def begin_step(self, micro_batches: list[ForwardBatch]) -> None:
         """Let the ranks agree on how to dispatch what follows: before anything is, by every rank."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
@@ -96,25 +96,25 @@ class DeepseekV3(nn.Module):
             if function := _row_function(module):
                 parameters = list(module.parameters())
                 shapes = (type(module), *(parameter.shape for parameter in parameters))
-                functions[shapes] = function, parameters[0].shape[-1], wide(parameters[0].dtype)
+                functions[shapes] = function, parameters[0].shape[-1], unquantized_dtype(parameters[0].dtype)
         return list(functions.values())
 
-    def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[Step]:
+    def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[ForwardBatch]:
         steps = []
         for share in self.overlap.shares(_num_tokens(prefilling) + _num_tokens(decoding)):
             prompts, prefilling = cut(prefilling, share)
             requests, decoding = cut(decoding, share - _num_tokens(prompts))
-            steps.append(Step(prompts, requests))
+            steps.append(ForwardBatch(prompts, requests))
         self.begin_step(steps)
         return steps
 
-    def _next_logits(self, step: Step, cache: LatentCache) -> Flow[Tensor]:
+    def _next_logits(self, step: ForwardBatch, cache: LatentCache) -> Flow[Tensor]:
         """A flow too: the head of one micro-batch hides the last exchange of the other."""
         x_TD = yield from self._hidden_states(step, cache, step.answering())
         with span("head"):
             return self.logits(x_TD)
 
-    def _hidden_states(self, step: Step, cache: LatentCache, answering: Step) -> Flow[Tensor]:
+    def _hidden_states(self, step: ForwardBatch, cache: LatentCache, answering: ForwardBatch) -> Flow[Tensor]:
         """Of the tokens of `answering`: what the last layer makes of others nobody reads, except their latents."""
         cos, sin = self.rotary.at(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)
@@ -128,10 +128,10 @@ class DeepseekV3(nn.Module):
 
     def _dispatcher(self, group: Group, dtype: torch.dtype, small_step_tokens: int) -> TokenDispatcher:
         row_format = Fp8Rows(self.config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
-        x_1D = torch.zeros(1, self.config.hidden_size, dtype=wide(dtype))
+        x_1D = torch.zeros(1, self.config.hidden_size, dtype=unquantized_dtype(dtype))
         top_k, slots_per_rank = self.config.num_experts_per_tok, self.load.rows.shape[1]
-        most_tokens = max(self.overlap.shares(small_step_tokens))
-        return new_dispatcher(group, slots_per_rank, top_k, row_format, x_1D, most_tokens)
+        max_tokens = max(self.overlap.shares(small_step_tokens))
+        return new_dispatcher(group, slots_per_rank, top_k, row_format, x_1D, max_tokens)
 
     def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
         config = self.config
@@ -151,18 +151,18 @@ class Layer(nn.Module):
         super().__init__()
         self.index, self.batching = index, batching
         self.span = partial(span, layer=index)
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
         self.self_attn = LatentAttention(config, dtype, batching)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
         self.mlp = feed_forward
 
     def forward(
-        self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step, answering: Step, pages: LayerPages
+        self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
     ) -> Flow[Tensor]:
         """[T, D] -> [T, D] of the tokens of `answering`: all, or some; the latents of all are written to `pages`."""
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
-            pages.write(step.places_T, self.self_attn.latent(normed_TD, cos, sin))
+            pages.write(step.slot_mapping_T, self.self_attn.latent(normed_TD, cos, sin))
             if answering is not step:
                 x_TD, normed_TD, cos, sin = (rows[step.ends_C - 1] for rows in (x_TD, normed_TD, cos, sin))
             queries = self.self_attn.begin(normed_TD, cos, sin, answering)

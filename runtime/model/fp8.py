@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.model.batching import Batching
+from runtime.kernels.batch_invariant import Batching
 from runtime.model.config import ModelConfig
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 E4M3 = torch.float8_e4m3fn
 BLOCK = 128
 LARGEST = 448.0
-LEAST_MAGNITUDE = 1e-4  # a block of zeros needs a scale too
+MIN_MAGNITUDE = 1e-4  # a block of zeros needs a scale too
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def round_scales_up(model: nn.Module) -> None:
 
 
 def _scales(magnitudes: Tensor) -> Tensor:
-    return magnitudes.clamp(min=LEAST_MAGNITUDE) / LARGEST
+    return magnitudes.clamp(min=MIN_MAGNITUDE) / LARGEST
 
 
 def _rounded_up(scales: Tensor) -> Tensor:

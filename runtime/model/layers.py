@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.model import cpu_kernels
+from runtime.kernels.cpu import kernels as cpu_kernels
 from runtime.model.fp8 import E4M3, Fp8Linear
 
 __all__ = ["GatedMlp", "Linear", "RmsNorm", "linear", "silu_product"]

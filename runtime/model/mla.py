@@ -15,14 +15,14 @@ Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1 and appendix B; DeepSeek-V3 `
 import torch
 from torch import Tensor, nn
 
-from runtime.kv_cache import LayerPages
-from runtime.model import cpu_kernels
-from runtime.model.batching import Batching, own
+from runtime.kernels.batch_invariant import Batching, own
+from runtime.kernels.cpu import kernels as cpu_kernels
+from runtime.kernels.precision import unquantized_dtype
+from runtime.kv.cache import LayerPages
 from runtime.model.config import ModelConfig
+from runtime.model.forward_batch import ForwardBatch
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.rope import rotate_in_place
-from runtime.model.step import Step
-from runtime.precision import wide
 
 __all__ = ["LatentAttention", "Queries"]
 
@@ -45,23 +45,25 @@ class LatentAttention(nn.Module):
             self.q_proj = linear(config.hidden_size, heads * qk_dim, dtype)
         else:
             self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype)
-            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, wide(dtype))
+            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, unquantized_dtype(dtype))
             self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype)
         self.kv_a_proj_with_mqa = linear(config.hidden_size, config.latent_dim, dtype)
-        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, wide(dtype))
+        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, unquantized_dtype(dtype))
         kv_dim = heads * (config.qk_nope_head_dim + config.v_head_dim)
-        self.kv_b_proj = linear(config.kv_lora_rank, kv_dim, wide(dtype))  # never FP8: absorbed, it is core attention
+        self.kv_b_proj = linear(
+            config.kv_lora_rank, kv_dim, unquantized_dtype(dtype)
+        )  # never FP8: absorbed, it is core attention
         self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
-    def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: Step) -> Queries:
+    def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch) -> Queries:
         """The first half: the tokens' queries. Their latents are in the cache before the second."""
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
         expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
         is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens is a decode step without requests
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
-    def finish(self, queries: Queries, step: Step, pages: LayerPages) -> Tensor:
+    def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
         """The second: against what is cached of the tokens' requests, their own latents included: [T, D]."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
@@ -81,7 +83,7 @@ class LatentAttention(nn.Module):
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
 
-    def _prefill(self, q_THQ: Tensor, step: Step, pages: LayerPages) -> Tensor:
+    def _prefill(self, q_THQ: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
         """The chunks, which follow each other in q, each with keys and values expanded from the cache: [T, D]."""
         contexts = []
         for q, places_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
@@ -92,9 +94,9 @@ class LatentAttention(nn.Module):
             )
         return self.batching.rows(self.o_proj, torch.cat(contexts).flatten(1))
 
-    def _decode(self, q_BHC: Tensor, step: Step, pages: LayerPages) -> Tensor:
+    def _decode(self, q_BHC: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
         """One token a request, over the latents alone: [B, D]."""
-        if self.batching.is_together and cpu_kernels.attention_wins(q_BHC, pages.pages, step.tables_BP):
+        if self.batching.is_batched and cpu_kernels.attention_wins(q_BHC, pages.pages, step.tables_BP):
             cached = pages.pages, step.tables_BP, step.lengths_B
             context_BHL = cpu_kernels.attend(q_BHC, *cached, self.config.kv_lora_rank, self.scale)
             return self._absorbed_output(context_BHL)

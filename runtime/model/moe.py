@@ -20,15 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.dispatch import Combined, TokenDispatcher
-from runtime.expert_load import ExpertLoad
-from runtime.model import cpu_kernels
-from runtime.model.batching import Batching
+from runtime.expert_parallel.dispatcher import Combined, TokenDispatcher
+from runtime.expert_parallel.expert_load import ExpertLoad
+from runtime.expert_parallel.overlap import Flow, Pause
+from runtime.kernels.batch_invariant import Batching
+from runtime.kernels.cpu import kernels as cpu_kernels
+from runtime.kernels.precision import unquantized_dtype
 from runtime.model.config import ModelConfig
 from runtime.model.fp8 import E4M3, Fp8Experts
 from runtime.model.layers import GatedMlp, silu_product
-from runtime.overlap import Flow, Pause
-from runtime.precision import wide
 from runtime.trace import span
 
 __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable", "choose_experts"]
@@ -140,12 +140,12 @@ class LocalExperts(nn.Module):
 
     def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
         """Rows lie slot after slot, `counts` of each; the results take their places."""
-        if self.batching.is_together and cpu_kernels.matmul_wins(rows_RD, sum(map(bool, counts))):
+        if self.batching.is_batched and cpu_kernels.matmul_wins(rows_RD, sum(map(bool, counts))):
             cpu_kernels.experts_mlp(rows_RD, counts, self.gate_up, self.down)
             return rows_RD
         ends = accumulate(counts)
         for slot, (count, end) in enumerate(zip(counts, ends, strict=True)):
-            if count and self.batching.is_together:
+            if count and self.batching.is_batched:
                 self._with_next_rows(slot, rows_RD, end - count, end)
             elif count:
                 rows = rows_RD[end - count : end]
@@ -189,7 +189,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.batching = batching
         num_slots = load.rows.shape[1]
-        self.gate = Gate(config, wide(dtype))
+        self.gate = Gate(config, unquantized_dtype(dtype))
         self.experts = (
             Fp8Experts(num_slots, config, batching)
             if dtype == E4M3
@@ -229,6 +229,6 @@ class MixtureOfExperts(nn.Module):
     def _weighted_sum(self, combined: Combined, weights_TK: Tensor) -> Tensor:
         """[T, D]: a token's choices, added in their order; rows are read where they lie."""
         rows_RD, places_TK = combined.rows_RD, combined.places.view(weights_TK.shape)
-        if self.batching.is_together and cpu_kernels.are_few_tokens(weights_TK) and cpu_kernels.suits(rows_RD):
+        if self.batching.is_batched and cpu_kernels.are_few_tokens(weights_TK) and cpu_kernels.suits(rows_RD):
             return cpu_kernels.weighted_sum(rows_RD, places_TK, weights_TK)
         return F.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK.to(rows_RD.dtype), mode="sum")

@@ -19,16 +19,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runtime.expert_load import ExpertLoad
-from runtime.kv_cache import LayerPages
+from runtime.expert_parallel.expert_load import ExpertLoad
+from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.kernels.precision import unquantized_dtype
+from runtime.kv.cache import LayerPages
 from runtime.model.deepseek import DeepseekV3, Layer
+from runtime.model.forward_batch import Chunk, ForwardBatch
 from runtime.model.fp8 import round_scales_up
 from runtime.model.layers import RmsNorm, linear
 from runtime.model.moe import MixtureOfExperts, ReplicaTable
-from runtime.model.step import Chunk, Step
-from runtime.overlap import OVERLAPS
-from runtime.parallel import Group
-from runtime.precision import wide
 
 __all__ = ["MultiTokenPrediction"]
 
@@ -45,10 +45,12 @@ class MultiTokenPrediction(nn.Module):
         replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank, main.nodes)
         experts = MixtureOfExperts(config, dtype, 0, replicas, main.dispatcher, self.load, main.batching)
         layer = Layer(config.num_hidden_layers, config, dtype, experts, main.batching)
-        layer.enorm, layer.hnorm = (RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype)) for _ in range(2))
-        layer.eh_proj = linear(2 * config.hidden_size, config.hidden_size, wide(dtype))
+        layer.enorm, layer.hnorm = (
+            RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype)) for _ in range(2)
+        )
+        layer.eh_proj = linear(2 * config.hidden_size, config.hidden_size, unquantized_dtype(dtype))
         layer.shared_head = nn.Module()
-        layer.shared_head.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, wide(dtype))
+        layer.shared_head.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
         self.model = nn.Module()
         self.model.layers = nn.ModuleDict({str(config.num_hidden_layers): layer})
         if config.power_of_two_scales:
@@ -63,7 +65,7 @@ class MultiTokenPrediction(nn.Module):
         tokens that follow. The positions before them are in `pages`.
         """
         (main,) = self._main
-        step = Step(prefilling, decoding)
+        step = ForwardBatch(prefilling, decoding)
         main.begin_step([step])
         cos, sin = main.rotary.at(step.positions_T)
         x_TD = main.batching.rows(self._join, main.model.embed_tokens(step.token_ids_T), hidden_TD)

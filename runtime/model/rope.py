@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.model import cpu_kernels
+from runtime.kernels.cpu import kernels as cpu_kernels
 
 __all__ = ["RotaryTable", "Yarn", "read_rope", "rotate", "rotate_in_place"]
 

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from planner import names
-from planner.plan import Plan
+from planner.facts import names
+from planner.plan.plan import Plan
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root

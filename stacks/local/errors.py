@@ -1,6 +1,6 @@
 """What can go wrong with a deployment on this machine: exit status 1, one line with what, why and what to do."""
 
-from planner.errors import TidemillError, Violation
+from planner.problems.errors import TidemillError, Violation
 
 __all__ = ["LocalError"]
 

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner import names
-from planner.plan import Plan
+from planner.facts import names
+from planner.plan.plan import Plan
 from stacks.local.errors import LocalError
 
 __all__ = ["Layout", "NodeProcess", "lay_out_locally"]

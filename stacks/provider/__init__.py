@@ -1,1 +1,1 @@
-"""Tidemill's Pulumi provider: any Kubernetes object, by server-side apply."""
+"""Pulumi's protocol over `stacks.kube`: our provider."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stacks.provider.api import Api, connect
-from stacks.provider.errors import NotServedError, ProviderError
+from stacks.kube.api import Api, connect
+from stacks.kube.errors import NotServedError, ProviderError
 from stacks.provider.wire import has_unknown
 
 __all__ = ["ClusterConfig", "Failure", "check"]

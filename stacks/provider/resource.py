@@ -12,7 +12,7 @@ from typing import Any
 
 import pulumi
 
-from stacks.provider.manifest import type_token
+from stacks.kube.manifest import type_token
 
 __all__ = ["Object", "Provider"]
 

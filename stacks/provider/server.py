@@ -19,9 +19,9 @@ from stacks.provider.servicer import Servicer
 
 __all__ = ["main"]
 
-MOST_THREADS = 1024  # requests beyond that would queue behind waits, `Cancel` among them
+MAX_THREADS = 1024  # requests beyond that would queue behind waits, `Cancel` among them
 ENGINE_CHECK_S = 1.0
-MOST_BYTES = 400 * 1024 * 1024  # of one message; what the engine itself allows
+MAX_BYTES = 400 * 1024 * 1024  # of one message; what the engine itself allows
 
 
 def main() -> None:
@@ -32,8 +32,8 @@ def main() -> None:
     arguments, _ = parser.parse_known_args()  # the engine adds flags for its own logging
 
     server = grpc.server(
-        ThreadPoolExecutor(MOST_THREADS),
-        options=[("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", MOST_BYTES)],
+        ThreadPoolExecutor(MAX_THREADS),
+        options=[("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)],
     )
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(Servicer(Engine(arguments.engine)), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""Pulumi's provider protocol: each request decoded, handed to `lifecycle.py`, and its outcome encoded.
+"""Pulumi's provider protocol: each request decoded, handed to `kube/lifecycle.py`, and its outcome encoded.
 
 Written on the protocol itself. The SDK's own server answers a failure with a traceback, and cannot say that a
 resource was created and is not ready (`ErrorResourceInitFailed`), without which such a resource is in no state and
@@ -25,14 +25,15 @@ from google.protobuf import empty_pb2
 from google.protobuf.message import Message
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
-from stacks.provider import config, lifecycle
-from stacks.provider.api import Api
-from stacks.provider.diff import Change, Difference, Path, differences, path_text
+from stacks.kube import lifecycle
+from stacks.kube.api import Api
+from stacks.kube.diff import Change, Difference, Path, differences, path_text
+from stacks.kube.errors import NotReadyError, ProviderError
+from stacks.kube.manifest import Manifest, Reference, type_token
+from stacks.kube.waiting import Patience
+from stacks.provider import config
 from stacks.provider.engine import Engine
-from stacks.provider.errors import NotReadyError, ProviderError
-from stacks.provider.manifest import Manifest, Reference, type_token
 from stacks.provider.session import Session
-from stacks.provider.waiting import Patience
 from stacks.provider.wire import has_unknown, to_plain, to_struct
 
 __all__ = ["Servicer"]

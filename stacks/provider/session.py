@@ -6,8 +6,8 @@ reason, each with the same sentence.
 
 import threading
 
-from stacks.provider.api import Api, connect
-from stacks.provider.errors import ProviderError
+from stacks.kube.api import Api, connect
+from stacks.kube.errors import ProviderError
 
 __all__ = ["Session"]
 

@@ -12,10 +12,10 @@ import time
 import torch
 
 from runtime.checkpoint import resolve
-from runtime.engine import Engine
+from runtime.expert_parallel.group import SoloGroup
 from runtime.model.config import read_model_config
-from runtime.model.step import Chunk
-from runtime.parallel import SoloGroup
+from runtime.model.engine import Engine
+from runtime.model.forward_batch import Chunk
 
 REPEATS = 15
 
@@ -52,7 +52,7 @@ def _decode(engine, num_requests):
     tokens = [Chunk([5], 200, []) for _ in range(num_requests)]
     for token, latents in zip(tokens, engine.prefill(_prompts(num_requests, 200))[1], strict=True):
         cache.allocate(token.table, 201)
-        cache.bring_in(token.table, latents)
+        cache.swap_in(token.table, latents)
     return lambda: engine.step([], tokens, cache)
 
 

@@ -1,6 +1,6 @@
 """Loads that benchmarks of expert maps balance: seeded, multinomial, alone or as two windows.
 
-The distribution is the planner's own (`planner/expert_map/drawn.py`). All layers have the alpha that a goal is promised
+The distribution is the planner's own (`planner/facts/drawn.py`). All layers have the alpha that a goal is promised
 for, and experts no groups; numpy draws, as in the runs that the figures of the planner's README are from.
 """
 
@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from planner.expert_map.drawn import NUM_PAIRS, popularity
+from planner.facts.drawn import NUM_PAIRS, popularity
 
 
 def draw(alpha, seed, num_layers=58, num_experts=256):

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from planner.expert_map import balance
-from runtime.memory import keep_freed_memory
-from runtime.parallel import SoloGroup, new_group
-from runtime.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import SoloGroup, new_group
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.kernels.cpu.memory import keep_freed_memory
 from tests.benchmarks.engine_workloads import (
     CONFIG,
     NUM_PROMPTS,

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.engine_theirs FOLDER [--keep]
 
-Our engine changes what its process does with freed memory (`runtime/memory.py`), which must not help or harm the other,
-unless it is asked for: --keep.
+Our engine changes what its process does with freed memory (`runtime/kernels/cpu/memory.py`). That must not help or harm
+the other, unless it is asked for: --keep.
 Reads JSON lines {"dtype", "form": [experts, attention], "workload", "repeats"} and answers each with a list: the CPU
 seconds of so many steps, on one thread, after one that is not counted in decode.
 """
@@ -17,7 +17,7 @@ import torch
 from transformers import DeepseekV3ForCausalLM, DynamicCache
 from transformers.utils import logging
 
-from runtime.memory import keep_freed_memory
+from runtime.kernels.cpu.memory import keep_freed_memory
 from tests.benchmarks.engine_workloads import PROMPT_TOKENS, TOKENS, all_prompts, cpu_seconds, token_ids
 
 

@@ -16,8 +16,8 @@ from itertools import count, repeat
 import torch
 from safetensors.torch import save_file
 
-from runtime.engine import Engine
-from runtime.model.step import Chunk
+from runtime.model.engine import Engine
+from runtime.model.forward_batch import Chunk
 from tests.runtime.random_checkpoints import V3, draw
 
 CONFIG = V3 | {
@@ -79,7 +79,7 @@ def our_step(engine, workload, seed=1):
     tokens = []
     for token in token_ids(TOKENS[workload], seed=seed).tolist():
         tokens.append(Chunk([token], PROMPT_TOKENS, table_of(cache, PROMPT_TOKENS + 1)))
-        cache.bring_in(tokens[-1].table, latents)
+        cache.swap_in(tokens[-1].table, latents)
     return lambda: engine.step([], tokens, cache)
 
 

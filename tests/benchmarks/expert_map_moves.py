@@ -74,7 +74,7 @@ def moves_of_seed(config, old, new, goal):
         "ours": reached.mean(),
         "worse": int((reached > reference + 1e-6).sum()),
         "moves": share,
-        "least": least_share(config, new, before, reference) if is_bounded else -1,
+        "least": min_share(config, new, before, reference) if is_bounded else -1,
         "unchanged": kept.moved_slots,
         "ours anew": share_moved(config, before, fresh),
         "eplb anew": share_moved(config, *eplb),
@@ -83,7 +83,7 @@ def moves_of_seed(config, old, new, goal):
     }
 
 
-def least_share(config, loads, before, ratios):
+def min_share(config, loads, before, ratios):
     """Share of slots that change at least from `before` until each layer's max/mean is that of `ratios`."""
     fullest = ratios * (1 + 1e-6) * loads.sum(axis=1) / config.num_gpus
     layers = zip(loads, np.reshape(before, (len(loads), -1, 2)), fullest, strict=True)

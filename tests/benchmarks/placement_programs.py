@@ -173,13 +173,13 @@ def _nodes_on(task, state):
     return sum(task.units[unit].num_nodes for unit in state.units)
 
 
-def leaves_model(task, most_split):
-    """`Leaves`; `most_split`: units of each size."""
+def leaves_model(task, max_split):
+    """`Leaves`; `max_split`: units of each size."""
     model, leafwise = Model(), by_leaf(task)
     kinds = Counter((unit.num_nodes, task.on[index]) for index, unit in enumerate(task.units))
     sizes = leafwise.sizes
     whole = {kind: [model.deciding(min(number, size // kind[0])) for size in sizes] for kind, number in kinds.items()}
-    split = [_Split(model, size, kinds, sizes) for size in _split_units(task, sizes, most_split)]
+    split = [_Split(model, size, kinds, sizes) for size in _split_units(task, sizes, max_split)]
     for kind, number in kinds.items():
         chosen = [(each.is_of[kind], 1) for each in split if kind in each.is_of]
         model.row(number, [*((column, 1) for column in whole[kind]), *chosen], number)
@@ -197,11 +197,11 @@ def leaves_model(task, most_split):
     return model
 
 
-def _split_units(task, leaf_sizes, most_split):
+def _split_units(task, leaf_sizes, max_split):
     """Units that may be split, by size; those that are larger than any leaf are."""
     numbers = Counter(unit.num_nodes for unit in task.units)
     for size, number in numbers.items():
-        most = number if size > max(leaf_sizes) else min(number, most_split)
+        most = number if size > max(leaf_sizes) else min(number, max_split)
         yield from [size] * most
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from planner.check import check_spec
-from planner.inventory import nodes_of
+from planner.cluster.inventory import nodes_of
 from planner.placement.task import Wanted, task_of
-from planner.spec import ClusterSpec
-from planner.windows import active_minutes
+from planner.spec.check import check_spec
+from planner.spec.hours import active_minutes
+from planner.spec.schema import ClusterSpec
 
 PUBLISHED = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 UNITS = (("prefill", 29, 4), ("decode", 9, 18))  # phase, units, nodes of each
@@ -41,7 +41,7 @@ def uneven_nodes():
 
 def task_on(shape):
     """The published units and windows on a cluster of this shape."""
-    schedule = check_spec(PUBLISHED).spec.schedule
+    schedule = check_spec(PUBLISHED).written.schedule
     wanted = [
         Wanted(f"{phase}-{index}", phase, index, num_nodes, active_minutes(schedule, phase, index))
         for phase, num_units, num_nodes in UNITS

@@ -13,9 +13,9 @@ import yaml
 from kubernetes import client
 from kubernetes.client import ApiClient
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.plan import Plan
+from planner.plan.plan import Plan
+from planner.spec.check import check_spec
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
 

@@ -9,12 +9,12 @@ import itertools
 import pytest
 from kubernetes.client import CoreV1Api
 
-from stacks.provider.api import Api
-from stacks.provider.connection import Connection
-from stacks.provider.diff import differences, path_text
-from stacks.provider.drift import FIELD_MANAGER
-from stacks.provider.lifecycle import read
-from stacks.provider.manifest import Reference
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
+from stacks.kube.diff import differences, path_text
+from stacks.kube.drift import FIELD_MANAGER
+from stacks.kube.lifecycle import read
+from stacks.kube.manifest import Reference
 
 NAMESPACE = "drift"
 NUMBERS = itertools.count(1)

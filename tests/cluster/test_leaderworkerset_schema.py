@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 import yaml
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.render import render_files
+from planner.manifests.render import render_files
+from planner.spec.check import check_spec
 from tests.cluster.products import LWS_CRDS
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"

@@ -7,13 +7,13 @@ import time
 import pytest
 from kubernetes.client import CoreV1Api
 
-from stacks.provider import lifecycle
-from stacks.provider.api import Api
-from stacks.provider.connection import Connection
-from stacks.provider.diff import differences, path_text
-from stacks.provider.errors import NotGoneError, NotReadyError, RefusedError
-from stacks.provider.manifest import Reference
-from stacks.provider.waiting import Patience
+from stacks.kube import lifecycle
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
+from stacks.kube.diff import differences, path_text
+from stacks.kube.errors import NotGoneError, NotReadyError, RefusedError
+from stacks.kube.manifest import Reference
+from stacks.kube.waiting import Patience
 
 NAMESPACE = "lifecycle"
 NUMBERS = itertools.count(1)

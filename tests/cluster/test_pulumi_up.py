@@ -15,8 +15,8 @@ from kubernetes import client
 from openai import OpenAI
 from tokenizers import Tokenizer
 
-from planner.canonical import pretty_json
-from planner.render import KUSTOMIZATION, render_files
+from planner.facts.digest import pretty_json
+from planner.manifests.render import KUSTOMIZATION, render_files
 from tests.cluster.cluster import NODE_GRACE_S
 from tests.cluster.deployed import Deployed, listing
 from tests.cluster.objects import Objects, assert_holds

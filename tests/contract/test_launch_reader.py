@@ -7,18 +7,18 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.launch import KV_WIRE_VERSION
-from planner.memory import KV_PAGE_TOKENS
+from planner.layout.memory import KV_PAGE_TOKENS
+from planner.plan.launch import KV_WIRE_VERSION
+from planner.spec.check import check_spec
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.errors import LaunchError
-from runtime.kv_cache import PAGE_TOKENS
-from runtime.kv_transfer import check_layout
+from runtime.kernels.precision import DTYPES
+from runtime.kv.cache import PAGE_TOKENS
+from runtime.kv.transfer import check_layout
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
-from runtime.precision import DTYPES
-from runtime.wire import VERSION as WIRE_VERSION
+from runtime.protocol.frames import VERSION as WIRE_VERSION
 from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, sealed, with_leaf_changed
 

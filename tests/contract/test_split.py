@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from planner.expert_map import balance, draw_loads
+from planner.expert_map import balance
 from planner.expert_map.local_first import carried_local_first
 from planner.expert_map.weigh import count_replicas, gpu_loads
+from planner.facts.drawn import draw_loads
 from runtime.model.moe import ReplicaTable
 
 NUM_RANKS, NODES = 8, ["a", "a", "a", "a", "b", "b", "b", "b"]

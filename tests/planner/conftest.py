@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.errors import SpecError
+from planner.problems.errors import SpecError
+from planner.spec.check import check_spec
 
 SPEC = """\
 version: 1

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from planner.cli import main
-from planner.section import Section
-from planner.source import read_document
-from planner.spec import Spec
+from planner.spec.schema import Spec
+from planner.spec.section import Section
+from planner.spec.yaml import read_document
 
 SECTIONS = Section.__subclasses__()
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"

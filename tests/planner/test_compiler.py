@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.errors import InfeasibleError
+from planner.problems.errors import InfeasibleError
+from planner.spec.check import check_spec
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 

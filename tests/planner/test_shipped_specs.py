@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.errors import InfeasibleError
-from planner.plan_text import plan_text
+from planner.plan.text import plan_text
+from planner.problems.errors import InfeasibleError
+from planner.spec.check import check_spec
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
@@ -59,7 +59,7 @@ def test_a_plan_does_not_depend_on_the_processor():
     path = str(SPECS / "h800-one-pair.yaml")
     simple = os.environ | {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX", "PYTHONHASHSEED": "7"}
     code = (
-        "import sys; from pathlib import Path; from planner.check import check_spec\n"
+        "import sys; from pathlib import Path; from planner.spec.check import check_spec\n"
         "from planner.compiler import compile_plan; print(compile_plan(check_spec(Path(sys.argv[1]))).digest)"
     )
     digests = {

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 import runtime
 from runtime.checkpoint import resolve
-from runtime.model.batching import Together
+from runtime.expert_parallel.group import SoloGroup
+from runtime.kernels.batch_invariant import Batched
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3
-from runtime.parallel import SoloGroup
 
 ROOT = Path(runtime.__file__).parents[1]
 PROMPTS = Path(__file__).with_name("prompts.txt")
@@ -140,7 +140,7 @@ def random_model():
 
     def make(config: ModelConfig, seed=0, batching=None, dtype=torch.float32) -> DeepseekV3:
         expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
-        return fill(DeepseekV3(config, expert_map, SoloGroup(), dtype, batching or Together()), seed)
+        return fill(DeepseekV3(config, expert_map, SoloGroup(), dtype, batching or Batched()), seed)
 
     return make
 

@@ -12,12 +12,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from runtime.dispatch import AllToAllDispatcher, PlainRows
-from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher, new_dispatcher
-from runtime.dispatch_shared import SharedDispatcher
-from runtime.node_pipes import Pipes
-from runtime.parallel import GlooGroup
-from runtime.rendezvous import MeetingPoint
+from runtime.expert_parallel.dispatcher import AllToAllDispatcher, PlainRows
+from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.hierarchical import LowLatencyDispatcher, NodeDispatcher, new_dispatcher
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
+from runtime.expert_parallel.shared_memory.pipes import Pipes
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from runtime.dispatch_forms import LowLatencyDispatcher, NodeDispatcher
-from runtime.dispatch_shared import SharedDispatcher
-from runtime.engine import Engine
-from runtime.messages import Sampling
-from runtime.overlap import OVERLAPS
-from runtime.parallel import new_group
-from runtime.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.hierarchical import LowLatencyDispatcher, NodeDispatcher
+from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
+from runtime.model.engine import Engine
+from runtime.protocol.messages import Sampling
 from tests.runtime.one_rank import Limits, Rank, Wish
 from tests.runtime.rank_processes import fork_ranks
 

@@ -7,11 +7,11 @@ scheduler and the phases are the real ones.
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from runtime.decode import Arrival, DecodePhase
 from runtime.launch import Limits
-from runtime.messages import Abort, Prefill, Sampling, Token
-from runtime.mixed import MixedPhase
-from runtime.prefill import PrefillPhase
+from runtime.protocol.messages import Abort, Prefill, Sampling, Token
+from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.mixed import MixedPhase
+from runtime.serving.prefill import PrefillPhase
 
 __all__ = ["Limits", "Rank", "Wish", "answer_alone", "said_alone"]
 

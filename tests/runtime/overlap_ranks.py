@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtime.engine import Engine
-from runtime.model.step import Chunk
-from runtime.overlap import OVERLAPS
-from runtime.parallel import new_group
-from runtime.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.model.engine import Engine
+from runtime.model.forward_batch import Chunk
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
@@ -48,7 +48,7 @@ def computed(engine, prompts):
     tables = [[] for _ in prompts]
     for table, latent in zip(tables, latents, strict=True):
         cache.allocate(table, MAX_REQUEST_TOKENS)
-        cache.bring_in(table, latent)
+        cache.swap_in(table, latent)
     steps, ends = [logits], [len(prompt) for prompt in prompts]
     for number in range(DECODE_STEPS):
         last = steps[-1].argmax(-1).tolist()

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from runtime.engine import Engine
-from runtime.model.step import Chunk
-from runtime.overlap import OVERLAPS
-from runtime.parallel import GlooGroup
-from runtime.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.model.engine import Engine
+from runtime.model.forward_batch import Chunk
 from runtime.trace import recording
 from tests.runtime.overlap_ranks import contiguous_map
 from tests.runtime.rank_processes import fork_ranks

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
-from runtime.engine import Engine
-from runtime.kv_cache import PAGE_TOKENS
-from runtime.messages import Sampling
-from runtime.parallel import Group, SoloGroup
+from runtime.expert_parallel.group import Group, SoloGroup
+from runtime.kv.cache import PAGE_TOKENS
+from runtime.model.engine import Engine
+from runtime.protocol.messages import Sampling
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks

@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from runtime.parallel import new_group
-from runtime.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
 from tests.runtime.soak import LIMITS, small_engine, soak
 

@@ -7,11 +7,11 @@ import torch
 from prometheus_client import CollectorRegistry
 
 import runtime
-from runtime.kv_cache import LatentCache
+from runtime.gateway.metrics import GatewayMetrics
+from runtime.kv.cache import LatentCache
 from runtime.launch import read_unit_launch
-from runtime.metrics import GatewayMetrics
-from runtime.rank_metrics import RankMetrics
-from runtime.scheduler import Scheduler
+from runtime.serving.scheduler import Scheduler
+from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
 
 FOLDER = Path(runtime.__file__).parent

@@ -11,9 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from planner.check import check_spec
 from planner.compiler import compile_plan
-from planner.render import KUSTOMIZATION, render_files
+from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.spec.check import check_spec
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 VERSION = "1.36"  # of the test cluster

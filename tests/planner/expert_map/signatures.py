@@ -10,16 +10,9 @@ import itertools
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
-from planner.expert_map import (
-    Sizes,
-    balance,
-    consecutive_domains,
-    draw_loads,
-    draw_windows,
-    max_over_mean_sampled,
-    prepare,
-)
+from planner.expert_map import Sizes, balance, consecutive_domains, max_over_mean_sampled, prepare
 from planner.expert_map.windows import balance_windows
+from planner.facts.drawn import draw_loads, draw_windows
 
 LOADS, OTHERS = (draw_loads(1.01, seed, num_layers=2, num_experts=16) for seed in (1, 2))
 WINDOWS = draw_windows(1.01, 1, 2, 16, 4, 3, 0.9)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, draw_loads
+from planner.expert_map import Sizes, balance
 from planner.expert_map.bound import bind
 from planner.expert_map.weigh import scale
+from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.every_map import optimum, small_sizes
 
 

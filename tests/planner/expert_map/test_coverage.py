@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance, consecutive_domains, count_uncovered, draw_loads, fewest_slots_per_gpu
+from planner.expert_map import balance, consecutive_domains, count_uncovered, fewest_slots_per_gpu
+from planner.facts.drawn import draw_loads
 
 
 @st.composite

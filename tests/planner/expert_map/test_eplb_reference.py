@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.expert_map import draw_loads
+from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 
 LOADS = [

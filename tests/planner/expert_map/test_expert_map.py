@@ -7,18 +7,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance, draw_loads
+from planner.expert_map import balance
 from planner.expert_map.layer import new_layer
 from planner.expert_map.pack import pack
 from planner.expert_map.replicate import replicate
 from planner.expert_map.weigh import scale
+from planner.facts.drawn import draw_loads
 from tests.benchmarks.drifting_loads import drift, max_over_mean
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 
 
 @st.composite
 def problems(draw):
-    """Loads of one layer, the slots, the GPUs: sizes that `rules.py` lets pass."""
+    """Loads of one layer, the slots, the GPUs: sizes that `spec/layout_rules.py` lets pass."""
     num_gpus = draw(st.integers(1, 8))
     slots_per_gpu = draw(st.integers(1, 6))
     num_slots = num_gpus * slots_per_gpu

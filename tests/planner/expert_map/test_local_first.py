@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, consecutive_domains, count_uncovered, draw_loads
+from planner.expert_map import Sizes, balance, consecutive_domains, count_uncovered
 from planner.expert_map.local_first import carried_local_first, settle
 from planner.expert_map.weigh import scale
+from planner.facts.drawn import draw_loads
 
 
 @st.composite

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, draw_loads, stage_moves
+from planner.expert_map import Sizes, balance, stage_moves
 from planner.expert_map.eplb import eplb_fullest_of_layers
 from planner.expert_map.layer import new_layer, take
 from planner.expert_map.renew import align, match, part_repeats
-from planner.expert_map.reseat import reseat
+from planner.expert_map.seat_cover import seat_cover
 from planner.expert_map.weigh import scale
+from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 from tests.planner.expert_map.test_expert_map import problems
 
@@ -78,7 +79,7 @@ def test_two_gpus_exchange_one_expert_each():
     layer = new_layer(np.array([8.0, 4.0, 5.0, 1.0, 4.0, 3.0]), 3, 2)
     take(layer, np.array([[0, 1], [2, 3], [4, 5]]))
 
-    assert reseat(layer, 9.0)
+    assert seat_cover(layer, 9.0)
     assert layer.slots.tolist() == [[0, 3], [2, 1], [4, 5]]
 
 
@@ -93,7 +94,7 @@ def test_seats_change_one_slot_of_a_gpu_at_most(problem, random):
     enough = eplb_fullest_of_layers(scaled, Sizes(num_slots, num_gpus), within_nodes=False)[0]
     layer = new_layer(scaled[0], num_gpus, num_slots // num_gpus)
     take(layer, np.array(before).reshape(num_gpus, -1))
-    found = reseat(layer, enough)
+    found = seat_cover(layer, enough)
     after = layer.slots.tolist()
     changes = zip(gpus_of(before, num_slots // num_gpus), map(Counter, after), strict=True)
 

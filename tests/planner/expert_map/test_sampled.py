@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from planner.expert_map import Sizes, balance, draw_loads
+from planner.expert_map import Sizes, balance
 from planner.expert_map.sampled import max_over_mean_sampled
+from planner.facts.drawn import draw_loads
 
 
 def counted(expert_map, loads, num_gpus, num_pairs, num_steps=400):

@@ -5,8 +5,9 @@ from math import comb
 import numpy as np
 import pytest
 
-from planner.expert_map import Sizes, balance, draw_loads
+from planner.expert_map import Sizes, balance
 from planner.expert_map.front import BYTES_PER_CROSSING, front_of, homes_of_groups
+from planner.facts.drawn import draw_loads
 from tests.benchmarks.drifting_loads import max_over_mean
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 

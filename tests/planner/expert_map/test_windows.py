@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, draw_windows
+from planner.expert_map import Sizes, balance
 from planner.expert_map.moves import count_moves
 from planner.expert_map.windows import balance_windows, mean_loads
+from planner.facts.drawn import draw_windows
 from tests.benchmarks.drifting_loads import max_over_mean
 from tests.planner.expert_map.every_map import optimum_of_windows, small_sizes
 

@@ -27,8 +27,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import digest_of
-from runtime.messages import FromGateway, Hello, Logprobs, Prefill, State, Token
-from runtime.wire import FrameReader, encode_frame
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import FromGateway, Hello, Logprobs, Prefill, State, Token
 
 ADDRESS = "127.0.0.1"
 BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"

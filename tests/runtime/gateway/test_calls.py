@@ -5,7 +5,7 @@ import json
 import pytest
 
 from runtime.gateway.calls import ServedModel, chat_call, completion_call
-from runtime.gateway.errors import ApiError
+from runtime.gateway.http_errors import ApiError
 
 
 @pytest.fixture

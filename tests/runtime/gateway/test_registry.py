@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from runtime.messages import State, Token
-from runtime.wire import VERSION, encode_frame
+from runtime.protocol.frames import VERSION, encode_frame
+from runtime.protocol.messages import State, Token
 from tests.runtime.gateway.conftest import FakePair
 
 

@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import RuntimeFailure
 from runtime.gateway.serve import run
 from runtime.launch import read_gateway_launch
-from runtime.messages import Abort, State, Token
+from runtime.protocol.messages import Abort, State, Token
 
 
 @pytest.mark.parametrize("name", ["http", "registry", "metrics"])

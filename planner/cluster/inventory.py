@@ -1,0 +1,67 @@
+"""The nodes of a cluster, whether the spec counts them or lists them, and which of them can be used.
+
+A cluster given by counts has nodes node-0, node-1, ... in racks, under leaf switches and in power domains of equal
+sizes, in order. A listed one says all of that for each node, and also which nodes take no pods: those are kept out of
+every plan, with the reason.
+
+It asks no cluster: `tidemill inventory` will write the list.
+"""
+
+from dataclasses import dataclass
+
+from planner.facts import names
+from planner.spec.schema import ClusterSpec, NodeSpec
+
+__all__ = ["Node", "nodes_of"]
+
+KEEPING_AWAY = ("NoSchedule", "NoExecute")  # effects of taints; PreferNoSchedule only discourages
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where it stands, in the order of the spec; names of places are empty where the spec does not say."""
+
+    index: int
+    name: str
+    rack: str
+    leaf: str
+    power: str
+    unusable: str | None  # why no unit may use it
+
+
+def nodes_of(cluster: ClusterSpec) -> tuple[Node, ...]:
+    """All nodes, in the order of the spec."""
+    if isinstance(cluster.nodes, int):
+        return tuple(_counted(cluster, index) for index in range(cluster.nodes))
+    return tuple(_listed(cluster, node, index) for index, node in enumerate(cluster.nodes))
+
+
+def _counted(cluster: ClusterSpec, index: int) -> Node:
+    return Node(
+        index=index,
+        name=names.logical_node(index),
+        rack=_place("rack", index, cluster.rack_size),
+        leaf=_place("leaf", index, cluster.leaf_size),
+        power=_place("power", index, cluster.power_domain_size),
+        unusable=None,
+    )
+
+
+def _place(kind: str, index: int, size: int | None) -> str:
+    return "" if size is None else f"{kind}-{index // size}"
+
+
+def _listed(cluster: ClusterSpec, node: NodeSpec, index: int) -> Node:
+    return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", _why_not(cluster, node))
+
+
+def _why_not(cluster: ClusterSpec, node: NodeSpec) -> str | None:
+    """Why `node` may not be used: a unit takes whole nodes, with the GPUs that were planned for."""
+    if node.cordoned:
+        return "cordoned"
+    if node.gpu is not None and node.gpu != cluster.gpu_name:
+        return f"has {node.gpu}"
+    if node.gpus is not None and node.gpus < cluster.gpus_per_node:
+        return f"has {node.gpus} GPUs"
+    keeping_away = [taint for taint in node.taints if taint.rpartition(":")[2] in KEEPING_AWAY]
+    return f"tainted {keeping_away[0]}" if keeping_away else None

@@ -1,0 +1,152 @@
+"""The spec's `coverage`: no expert of a unit goes dark when one node, or one rack, dies; or why that cannot be.
+
+The planner has the slots and the places, `expert_map/domains.py` the arithmetic: two replicas for every expert, in two
+domains. For 256 experts that is 512 slots; DeepSeek's decode unit of 144 GPUs then has 4 a GPU instead of 2, for 5.1 GB
+more on each.
+
+Units of a phase share one map. Where they stand in racks differently the map is right for all of them.
+
+It pays only with a runtime that goes on without a dead rank: as it is, a unit with one stops as a whole.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.cluster.inventory import nodes_of
+from planner.expert_map import (
+    Domains,
+    ExpertMap,
+    consecutive_domains,
+    count_uncovered,
+    fewest_slots_per_gpu,
+)
+from planner.facts.quantities import gb
+from planner.facts.terms import Coverage, Phase
+from planner.layout.layout import PhaseLayout
+from planner.layout.unit import Unit
+from planner.layout.weights import weights_of
+from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.fix import nearest
+from planner.spec.check import ResolvedSpec
+
+__all__ = [
+    "FailureDomains",
+    "MeanOf",
+    "failure_domains",
+    "require_coverage",
+    "require_covered",
+    "uncovered_experts",
+    "unknown_before_placement",
+]
+
+MeanOf = Callable[[PhaseLayout, int, Domains], float]  # max over mean of a layout's map with so many slots a GPU
+
+
+@dataclass(frozen=True)
+class FailureDomains:
+    """Of the units of a phase, GPU by GPU; `rack` is empty where the spec names none."""
+
+    gpu: Domains
+    node: Domains
+    rack: Domains
+
+    def of(self, coverage: Coverage) -> Domains:
+        """Those that experts are spread over; empty for `none`."""
+        return {"none": (), "node": self.node, "rack": self.rack}[coverage]
+
+
+def failure_domains(
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
+) -> dict[Phase, FailureDomains]:
+    """For each phase where its units' GPUs stand; without units as far as the layout says."""
+    racks = {node.name: node.rack for node in nodes_of(spec.cluster)} if units else {}
+    return {
+        layout.phase: FailureDomains(
+            gpu=consecutive_domains(layout.ep_size, 1),
+            node=consecutive_domains(layout.ep_size, layout.ranks_per_node),
+            rack=_racks([unit for unit in units if unit.phase == layout.phase], layout, racks),
+        )
+        for layout in layouts
+    }
+
+
+def _racks(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str]) -> Domains:
+    """One partition for each way in which units stand in racks, numbered in the order of their ranks."""
+    partitions: dict[tuple[int, ...], None] = {}
+    for unit in units:
+        names = [racks[node] for node in unit.nodes]
+        if "" in names:
+            return ()
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        partitions[tuple(numbers[name] for name in names for _ in range(layout.ranks_per_node))] = None
+    return tuple(partitions)
+
+
+def require_coverage(
+    spec: ResolvedSpec,
+    layouts: Sequence[PhaseLayout],
+    places: Mapping[Phase, FailureDomains],
+    mean_of: MeanOf | None = None,
+) -> None:
+    """Raise InfeasibleError where slots or places do not suffice for the spec's `coverage`.
+
+    With `mean_of` it says what balance would become.
+    """
+    coverage = spec.written.coverage
+    violations = []
+    for layout in layouts:
+        domains = places[layout.phase].of(coverage) or places[layout.phase].node
+        fewest = fewest_slots_per_gpu(layout.num_logical_experts, domains)
+        if coverage != "none" and fewest is None:
+            violations.append(_one_domain(coverage, layout))
+        elif coverage != "none" and fewest is not None and fewest > layout.slots_per_gpu:
+            violations.append(_too_few_slots(spec, layout, fewest, domains, mean_of))
+    if violations:
+        raise InfeasibleError([spec.problem(violation) for violation in violations])
+
+
+def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None:
+    """Raise InfeasibleError where no map was found for all ways in which units stand in racks."""
+    open_phases = [phase for phase, each in maps.items() if not each.is_covered]
+    if spec.written.coverage != "none" and open_phases:
+        rule = f"S722 must suit all units of {' and '.join(open_phases)}, which share one expert map"
+        reason = "they stand in racks differently, and no map was found that survives a rack of each"
+        raise InfeasibleError([spec.problem(Violation("coverage", "rack", rule, reason, nearest("node")))])
+
+
+def unknown_before_placement(spec: ResolvedSpec) -> tuple[Violation, ...]:
+    """What only the nodes of units can say: racks hold them as placement finds room."""
+    if spec.written.coverage != "rack":
+        return ()
+    rule = "S723 must hold in the racks where units will stand"
+    return (Violation("coverage", "rack", rule, "these are not known before units are placed", "see tidemill plan"),)
+
+
+def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
+    """Experts of the worst layer with all replicas on one GPU, node, rack; without racks where none are known."""
+    domains = {"gpu": places.gpu, "node": places.node} | ({"rack": places.rack} if places.rack else {})
+    return {kind: count_uncovered(expert_map.physical_to_logical, each) for kind, each in domains.items()}
+
+
+def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Violation:
+    rule = f"S721 must be none: {layout.phase} has units that stand in one {coverage}"
+    reason = f"with that {coverage} all their experts go dark, wherever replicas are"
+    return Violation("coverage", coverage, rule, reason, nearest("none"))
+
+
+def _too_few_slots(
+    spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf | None
+) -> Violation:
+    """What is lacking, and what it would cost: bytes, and what becomes of the balance."""
+    redundant = fewest * layout.ep_size - layout.num_logical_experts
+    more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
+    rule = (
+        f"S720 must be at least {redundant} with coverage: {spec.written.coverage} "
+        f"({fewest} slots a GPU, for replicas of {layout.num_logical_experts} experts in two domains)"
+    )
+    reason = f"{layout.slots_per_gpu} slots a GPU would become {fewest}, {gb(more_bytes)} a GPU more"
+    if mean_of is not None:
+        now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
+        reason += f", and max/mean load {then:.3f} instead of {now:.3f}"
+    path = f"{layout.phase}.redundant_experts"
+    return Violation(path, spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))

@@ -1,0 +1,121 @@
+"""What is lost when one GPU, node, rack or power domain dies.
+
+A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, does not go on without one.
+So what is lost at once is whole units, and that is the capacity which the report counts.
+
+Which experts go dark says what a runtime that masks dead ranks could save: one that has replicas elsewhere in the unit
+could go on, with the others' tokens on fewer GPUs. Coverage counts them: an expert is covered against the loss of a
+node when its replicas are on two nodes at least, in every layer.
+
+It estimates no probabilities.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.cluster.inventory import Node, nodes_of
+from planner.expert_map import ExpertMap
+from planner.facts.terms import Phase
+from planner.layout.layout import PhaseLayout
+from planner.layout.unit import Unit
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["FailureReport", "Loss", "report_failures"]
+
+Domain = Literal["gpu", "node", "rack", "power"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The worst that the loss of one `domain` does to a phase."""
+
+    domain: Domain
+    units: int  # that stop, of the phase
+    dark_experts: int  # of a layer of a unit: logical experts without a replica elsewhere
+    place: str  # where it happens
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """Of a phase, domain by domain, from the smallest."""
+
+    phase: Phase
+    num_units: int
+    losses: tuple[Loss, ...]
+
+
+def report_failures(
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
+) -> tuple[FailureReport, ...]:
+    """For each phase the worst loss of each kind of domain whose places the spec names."""
+    nodes = {node.name: node for node in nodes_of(spec.cluster)}
+    return tuple(_report(layout, units, maps[layout.phase], nodes) for layout in layouts)
+
+
+def _report(
+    layout: PhaseLayout, units: Sequence[Unit], expert_map: ExpertMap, nodes: Mapping[str, Node]
+) -> FailureReport:
+    own = [unit for unit in units if unit.phase == layout.phase]
+    dark_of_ranks = _dark_experts(expert_map, layout, layout.ep_size)
+    dark_of_nodes = _dark_experts(expert_map, layout, layout.nodes_per_unit)
+    losses = [Loss("gpu", 1, max(dark_of_ranks), f"{own[0].name} rank {dark_of_ranks.index(max(dark_of_ranks))}")]
+    worst_node = dark_of_nodes.index(max(dark_of_nodes))
+    losses.append(Loss("node", 1, max(dark_of_nodes), own[0].nodes[worst_node]))
+    losses += _shared(own, expert_map, layout, nodes, "rack")
+    losses += _shared(own, expert_map, layout, nodes, "power")
+    return FailureReport(layout.phase, len(own), tuple(losses))
+
+
+def _shared(
+    units: Sequence[Unit],
+    expert_map: ExpertMap,
+    layout: PhaseLayout,
+    nodes: Mapping[str, Node],
+    domain: Literal["rack", "power"],
+) -> list[Loss]:
+    """The domain that stops most units, and of those the one that darkens most experts of one of them."""
+    stopped: dict[str, dict[str, list[int]]] = {}  # place -> unit -> indices of its nodes there
+    for unit in units:
+        for index, name in enumerate(unit.nodes):
+            place = nodes[name].rack if domain == "rack" else nodes[name].power
+            stopped.setdefault(place, {}).setdefault(unit.name, []).append(index)
+    if "" in stopped:
+        return []
+    most = max(map(len, stopped.values()))
+    dark: dict[tuple[int, ...], int] = {}  # units stand alike in many places
+    worst, where = -1, ""
+    for place, in_units in stopped.items():
+        if len(in_units) == most:
+            for lost in map(tuple, in_units.values()):
+                if lost not in dark:
+                    dark[lost] = _dark_with(expert_map, layout, lost)
+                if dark[lost] > worst:
+                    worst, where = dark[lost], place
+    return [Loss(domain, most, worst, where)]
+
+
+def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) -> list[int]:
+    """For each of `num_parts` equal parts of a unit: experts with all their replicas there, in its worst layer."""
+    per_part = layout.num_physical_experts // num_parts
+    worst = [0] * num_parts
+    for slots in expert_map.physical_to_logical:
+        parts: dict[int, set[int]] = {}
+        for slot, expert in enumerate(slots):
+            parts.setdefault(expert, set()).add(slot // per_part)
+        dark = [0] * num_parts
+        for where in parts.values():
+            if len(where) == 1:
+                dark[next(iter(where))] += 1
+        worst = list(map(max, worst, dark))
+    return worst
+
+
+def _dark_with(expert_map: ExpertMap, layout: PhaseLayout, lost_nodes: Sequence[int]) -> int:
+    """Experts of the worst layer that have no replica outside of `lost_nodes`."""
+    per_node = layout.num_physical_experts // layout.nodes_per_unit
+    worst = 0
+    for slots in expert_map.physical_to_logical:
+        left = {expert for slot, expert in enumerate(slots) if slot // per_node not in lost_nodes}
+        worst = max(worst, layout.num_logical_experts - len(left))
+    return worst

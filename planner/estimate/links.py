@@ -1,0 +1,228 @@
+"""What dispatch and combine put on the links of a unit, in one MoE layer of its largest step, as expected.
+
+Each rank sends the tokens of its step to the experts that the loads say, equally to an expert's replicas. Of all MoE
+layers the one with the fullest GPU is shown: a step waits for it. Two ways of sending, as DeepEP does it:
+    normal (prefill)         a token goes once to each NVLink domain that has one of its experts, on the sender's rail,
+                             and from there over NVLink to the GPUs
+    low latency (decode)     a token goes once for each of its experts, to the GPU that has it
+
+Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
+attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
+sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it,
+inside the node.
+
+Combine takes the same ways back. Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to
+dispatch, and 14,336 B in BF16 to combine.
+
+A token's experts are taken as drawn independently; gates that pick among few groups of experts reach fewer domains, so
+that normal dispatch is an upper bound there. Mixed units dispatch prompts the normal way, which is most of their
+tokens. What one GPU of a domain receives comes from all others alike, so that in a mesh it has the links to all of
+them, as behind switches. Replicas are taken to be chosen equally; with `split: local_first` less leaves a node. It
+estimates bytes, not time: seconds are bytes over bandwidth, to compare links with, no more.
+
+Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine);
+github.com/NVIDIA/nccl-tests 03a204a1 doc/PERFORMANCE.md (all-reduce), whose place is that of RowParallelLinear in
+github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.cluster.inventory import nodes_of
+from planner.estimate.topology import Topology, topology_of
+from planner.expert_map import ExpertMap
+from planner.facts.catalog import Model
+from planner.facts.loads import Loads
+from planner.facts.terms import Phase, Precision
+from planner.layout.layout import PhaseLayout
+from planner.layout.unit import Unit
+from planner.layout.working_memory import largest_step_field
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["LinkLoad", "PhaseTraffic", "all_reduce_bytes", "expected_traffic"]
+
+SCALE_CHANNELS = 128
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class LinkLoad:
+    """The fullest link of a kind: bytes that come in for dispatch, and go out for combine."""
+
+    kind: str  # gpu (NVLink), nic, node (its NICs), leaf (from other leaves)
+    place: str
+    dispatch_bytes: int
+    combine_bytes: int
+    gb_per_s: float
+    attention_bytes: int = 0  # each way, where GPUs share attention
+    attention_gb_per_s: float | None = None  # to the others of the group, which in a mesh is a part of the whole
+
+    @property
+    def microseconds(self) -> float:
+        """One after the other, at the link's full bandwidth."""
+        sharing = self.attention_bytes / (self.attention_gb_per_s or self.gb_per_s)
+        return ((self.dispatch_bytes + self.combine_bytes) / self.gb_per_s + sharing) / 1e3
+
+
+@dataclass(frozen=True)
+class PhaseTraffic:
+    """Of the units of a phase: where most of it meets."""
+
+    phase: Phase
+    layer: int  # MoE layer with the fullest GPU
+    tokens_per_rank: int
+    links: tuple[LinkLoad, ...]  # the fullest of each kind
+
+    @property
+    def busiest(self) -> LinkLoad:
+        """The link that takes longest."""
+        return max(self.links, key=lambda link: round(link.microseconds, 3))  # of equals the smallest kind
+
+
+def expected_traffic(
+    spec: ResolvedSpec,
+    layouts: Sequence[PhaseLayout],
+    units: Sequence[Unit],
+    maps: Mapping[Phase, ExpertMap],
+    loads: Loads,
+) -> tuple[PhaseTraffic, ...]:
+    """For each phase whose units have more than one rank, where the GPU's links are known."""
+    nodes = {node.name: node for node in nodes_of(spec.cluster)}
+    traffic = []
+    for layout in layouts:
+        shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size)
+        section = spec.phase(layout.phase)
+        of_group = int(getattr(section, largest_step_field(layout.phase)))
+        tokens = -(-of_group // layout.attention_tp)
+        sharing = all_reduce_bytes(
+            of_group * spec.model.hidden_size * _wide_bytes(layout.precision), layout.attention_tp
+        )
+        links: list[LinkLoad] = []
+        for unit in units:
+            if unit.phase == layout.phase and layout.ep_size > 1:
+                topology = topology_of(unit, nodes, spec.gpu, spec.cluster.gpus_per_node)
+                links += _links(unit.name, topology, shares, tokens, sharing, spec.model, layout) if topology else []
+        if links:
+            traffic.append(PhaseTraffic(layout.phase, layer, tokens, _fullest(links)))
+    return tuple(traffic)
+
+
+def all_reduce_bytes(size: int, num_gpus: int) -> int:
+    """Into each of `num_gpus`, and out of it, for the sum of as many arrays of `size` bytes on all of them."""
+    return round(2 * (num_gpus - 1) * size / num_gpus)
+
+
+def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int) -> tuple[list[float], int]:
+    """Each GPU's share of the tokens of the layer in which one GPU has most, and that layer."""
+    worst = max(range(len(loads)), key=lambda layer: expert_map.max_over_mean[layer])
+    slots, layer_loads = expert_map.physical_to_logical[worst], loads[worst]
+    replicas = [0] * len(layer_loads)
+    for expert in slots:
+        replicas[expert] += 1
+    total = sum(layer_loads) or 1
+    per_gpu = len(slots) // num_gpus
+    return [
+        sum(layer_loads[expert] / replicas[expert] for expert in slots[gpu * per_gpu : (gpu + 1) * per_gpu]) / total
+        for gpu in range(num_gpus)
+    ], worst
+
+
+def _links(
+    unit: str, topology: Topology, shares: Sequence[float], tokens: int, sharing: int, model: Model, layout: PhaseLayout
+) -> list[LinkLoad]:
+    """Messages that arrive, link by link, times the bytes of one; `sharing` bytes are the same on all GPUs."""
+    arriving = _Arriving(topology, shares, tokens, model.num_experts_per_token, normal=layout.phase != "decode")
+    dispatch, combine = _message_bytes(model.hidden_size, layout.precision)
+
+    def fullest(kind: str, places: Sequence[str], messages: Sequence[float], gb_per_s: Sequence[float]) -> LinkLoad:
+        most = max(range(len(messages)), key=lambda index: messages[index] / gb_per_s[index])
+        count, place = messages[most], f"{unit} {places[most]}".rstrip()
+        return LinkLoad(kind, place, round(count * dispatch), round(count * combine), gb_per_s[most])
+
+    ranks, nodes = range(topology.num_ranks), range(len(topology.nodes))
+    node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
+    gpu = fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())
+    if sharing:
+        gpu = replace(gpu, attention_bytes=sharing, attention_gb_per_s=topology.group_gb_per_s(layout.attention_tp))
+    links = [gpu]
+    if len(arriving.size) > 1:
+        rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in ranks})
+        names = [f"{topology.nodes[node]} rail {rail}" for node, rail in rails]
+        nic_gb_per_s = topology.nic_gb_per_s * min(topology.gpus_per_nic, topology.ranks_per_node)
+        per_nic = [arriving.over_nic(node, rail) for node, rail in rails]
+        links.append(fullest("nic", names, per_nic, [nic_gb_per_s] * len(rails)))
+        per_node = [sum(arriving.over_nic(node, rail) for node, rail in rails if node == index) for index in nodes]
+        links.append(fullest("node", topology.nodes, per_node, [node_gb_per_s] * len(per_node)))
+    leaves = sorted(set(topology.leaves) - {""})
+    if len(leaves) > 1 and len(arriving.size) > 1:
+        up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
+        links.append(fullest("leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up))
+    return links
+
+
+class _Arriving:
+    """Expected messages of one layer that arrive somewhere, from all ranks of the unit."""
+
+    def __init__(self, topology: Topology, shares: Sequence[float], tokens: int, top_k: int, *, normal: bool) -> None:
+        self.topology, self.shares, self.tokens, self.normal, self.top_k = topology, shares, tokens, normal, top_k
+        self.domain_of = [topology.domains[topology.node(rank)] for rank in range(topology.num_ranks)]
+        self.size = {domain: self.domain_of.count(domain) for domain in dict.fromkeys(self.domain_of)}
+        self.share = dict.fromkeys(self.size, 0.0)
+        for rank, domain in enumerate(self.domain_of):
+            self.share[domain] += shares[rank]
+
+    def over_nvlink(self) -> tuple[list[float], list[float]]:
+        """Into each GPU, and the bandwidth: what a NIC brings to another GPU of the domain is forwarded."""
+        topology, num_ranks = self.topology, self.topology.num_ranks
+        others = [num_ranks - 1 if self.normal else self.size[domain] - 1 for domain in self.domain_of]
+        arriving = [self._sent_to(share) * self.tokens * n for share, n in zip(self.shares, others, strict=True)]
+        return arriving, [topology.nvlink_gb_per_s] * num_ranks
+
+    def over_nic(self, node: int, rail: int) -> float:
+        """Into one NIC of a node, from other domains."""
+        topology, first = self.topology, node * self.topology.ranks_per_node
+        ranks = [first + local for local in range(topology.ranks_per_node) if topology.rail(first + local) == rail]
+        return sum(self._over_nic_to(rank) for rank in ranks)
+
+    def into_leaf(self, leaf: str) -> float:
+        """Into the nodes of a leaf, from nodes under other leaves."""
+        topology = self.topology
+        inside = [rank for rank in range(topology.num_ranks) if topology.leaves[topology.node(rank)] == leaf]
+        outside = topology.num_ranks - len(inside)
+        return sum(
+            self._over_nic_to(rank) * outside / (topology.num_ranks - self.size[self.domain_of[rank]])
+            for rank in inside
+            if self.size[self.domain_of[rank]] < topology.num_ranks
+        )
+
+    def _over_nic_to(self, rank: int) -> float:
+        """Messages by the NIC of `rank`: on its rail for all of the domain, or for itself."""
+        domain = self.domain_of[rank]
+        senders = self.topology.num_ranks - self.size[domain]
+        if self.normal:
+            return senders * self.tokens * self._sent_to(self.share[domain]) / self.size[domain]
+        return senders * self.tokens * self._sent_to(self.shares[rank])
+
+    def _sent_to(self, share: float) -> float:
+        """Copies of one token to where a `share` of all tokens goes: one for each expert, or one if any is there."""
+        return 1 - (1 - min(share, 1.0)) ** self.top_k if self.normal else self.top_k * share
+
+
+def _message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
+    """Of one token, to dispatch and to combine."""
+    if precision == "fp8":
+        return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
+    return _wide_bytes(precision) * hidden_size, _wide_bytes(precision) * hidden_size
+
+
+def _wide_bytes(precision: Precision) -> int:
+    """Of a value that is summed: never in FP8."""
+    return 4 if precision == "fp32" else 2
+
+
+def _fullest(links: Sequence[LinkLoad]) -> tuple[LinkLoad, ...]:
+    """Of each kind the one that takes longest, over all units."""
+    kinds = dict.fromkeys(link.kind for link in links)
+    return tuple(
+        max((link for link in links if link.kind == kind), key=lambda link: link.microseconds) for kind in kinds
+    )

@@ -1,0 +1,91 @@
+"""How a unit's ranks are tied together: NVLink in a domain, NICs on rails between domains, leaf switches above them.
+
+Glossary:
+    NVLink domain   GPUs that reach each other without a NIC: those of a node, or of 18 nodes of four (72 GPUs)
+    rail            the NICs of equal number on all nodes; rank r of a node uses its own, or the one it shares
+    leaf            the switch that a node's NICs are attached to; between leaves traffic climbs to the spine
+
+    mesh            a domain without switches: each pair of GPUs has links of its own, and one to one is a part of a
+                    GPU's whole (MI300X: 64 of 448 GB/s). Behind switches (NVLink) it is the whole
+
+A message between domains takes the sender's NIC and the receiver's; what is not on the same rail changes rails over
+NVLink, which is faster. Spines are taken to be non-blocking: a spec does not say otherwise.
+
+Bandwidths are one way, of one rank to one other, with nobody else on the way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.cluster.inventory import Node
+from planner.facts.catalog import Gpu
+from planner.layout.unit import Unit
+
+__all__ = ["Topology", "topology_of"]
+
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Of one unit. Places are those of the unit's nodes, in the order of its ranks."""
+
+    ranks_per_node: int
+    nodes: tuple[str, ...]
+    domains: tuple[str, ...]  # of each node
+    leaves: tuple[str, ...]  # of each node; empty where the spec does not say
+    nvlink_gb_per_s: float  # of a rank to all others of its domain together
+    peer_gb_per_s: float  # of a rank to one other of its domain
+    nic_gb_per_s: float  # a rank's share of its NIC
+    gpus_per_nic: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the unit."""
+        return len(self.nodes) * self.ranks_per_node
+
+    def node(self, rank: int) -> int:
+        """The index of the node that `rank` is on."""
+        return rank // self.ranks_per_node
+
+    def rail(self, rank: int) -> int:
+        """The number of the NIC that `rank` uses."""
+        return rank % self.ranks_per_node // self.gpus_per_nic
+
+    def bandwidth(self, rank_a: int, rank_b: int) -> float:
+        """GB/s from one rank to another; infinite to itself."""
+        if rank_a == rank_b:
+            return float("inf")
+        if self.domains[self.node(rank_a)] == self.domains[self.node(rank_b)]:
+            return self.peer_gb_per_s
+        return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
+
+    def group_gb_per_s(self, num_ranks: int) -> float:
+        """GB/s from one rank to all others of `num_ranks` of its domain together."""
+        return min(self.nvlink_gb_per_s, (num_ranks - 1) * self.peer_gb_per_s)
+
+
+def topology_of(unit: Unit, nodes: Mapping[str, Node], gpu: Gpu, gpus_per_node: int) -> Topology | None:
+    """The topology of `unit`; None where the GPU's links are not known, as on `cpu`."""
+    if gpu.nvlink_gb_per_s is None or gpu.nic_gbps is None or gpu.gpus_per_nic is None:
+        return None
+    placed = [nodes[name] for name in unit.nodes]
+    sharing = min(gpu.gpus_per_nic, unit.ranks_per_node)
+    return Topology(
+        ranks_per_node=unit.ranks_per_node,
+        nodes=unit.nodes,
+        domains=_domains(placed, gpu, gpus_per_node),
+        leaves=tuple(node.leaf for node in placed),
+        nvlink_gb_per_s=gpu.nvlink_gb_per_s,
+        peer_gb_per_s=gpu.peer_gb_per_s or gpu.nvlink_gb_per_s,
+        nic_gb_per_s=gpu.nic_gbps / BITS_PER_BYTE / sharing,
+        gpus_per_nic=gpu.gpus_per_nic,
+    )
+
+
+def _domains(nodes: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[str, ...]:
+    """A domain larger than a node is a rack where racks are known, else as many nodes in a row as it has room for."""
+    nodes_per_domain = (gpu.nvlink_domain or gpus_per_node) // gpus_per_node
+    if nodes_per_domain <= 1:
+        return tuple(node.name for node in nodes)
+    return tuple(node.rack or f"domain-{node.index // nodes_per_domain}" for node in nodes)

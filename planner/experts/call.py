@@ -1,0 +1,249 @@
+"""A call of `tidemill experts`: its arguments, and what can be wrong with them.
+
+Each rule is asked only when the sizes that it counts with are numbers of things. Files are read by `experts.py`.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.expert_map import Domains, Effort, Policy, SplitRule, consecutive_domains, fewest_slots_per_gpu
+from planner.experts.formats import Engine
+from planner.facts.quantities import gb, read_bytes
+from planner.facts.terms import Coverage
+from planner.problems.errors import Violation
+from planner.problems.fix import HERE, Fix, nearest, nearest_of
+from planner.spec.schema import MAX_EP_SIZE, MAX_REDUNDANT
+
+__all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
+
+EXPERTS_PER_TOKEN = 8  # unless given: as DeepSeek-V3 has it (`facts/catalog.py`)
+QUANTILE = "quantile="
+MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_batch_tokens a rank
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """The command's arguments as given."""
+
+    loads: tuple[Path, ...]
+    gpus: int
+    nodes: int
+    slots_per_gpu: int | None = None
+    groups: int = 1
+    policy: Policy = "auto"
+    effort: Effort = "refined"
+    coverage: Coverage = "none"
+    nodes_per_rack: int | None = None
+    split: SplitRule = "equal"
+    balance: str = "mean"
+    previous: Path | None = None
+    keep_within: float = 0.0
+    expert_bytes: str | None = None
+    step_tokens: int | None = None
+    experts_per_token: int | None = None  # of a step
+    export: Engine | None = None
+    first_layer: int = 0
+    output: Path | None = None
+
+    def num_slots_per_gpu(self, num_experts: int) -> int:
+        """As asked for, else just enough."""
+        return self.slots_per_gpu or -(-num_experts // self.gpus)
+
+    @property
+    def chosen_per_token(self) -> int:
+        """Experts that a token of a step goes to."""
+        return EXPERTS_PER_TOKEN if self.experts_per_token is None else self.experts_per_token
+
+    @property
+    def quantile(self) -> float | None:
+        """Over windows, of what `balance` asks for; None for their mean, NaN for what is no quantile."""
+        if self.balance == "mean":
+            return None
+        if self.balance == "worst":
+            return 1.0
+        try:
+            return float(self.balance.removeprefix(QUANTILE)) if self.balance.startswith(QUANTILE) else math.nan
+        except ValueError:
+            return math.nan
+
+    def domains(self) -> Domains:
+        """The failure domains that experts are spread over; none where they are not."""
+        per_node = self.gpus // self.nodes
+        per_domain = {"none": 0, "node": per_node, "rack": per_node * (self.nodes_per_rack or 1)}[self.coverage]
+        return consecutive_domains(self.gpus, per_domain) if per_domain else ()
+
+
+def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Violation]:
+    """Everything that is wrong with `call`; without `num_experts` what can be told without."""
+    counts = {
+        name: getattr(call, name)
+        for name in ("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token")
+    }
+    wrong = {name for name, count in counts.items() if count is not None and count < 1}
+    for name in counts:
+        if name in wrong:
+            option = f"--{name.replace('_', '-')}"
+            yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", nearest(1))
+    if call.gpus > MAX_EP_SIZE:
+        wrong.add("gpus")
+        rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
+        yield Violation("--gpus", call.gpus, rule, "experts are spread over one unit", nearest(MAX_EP_SIZE))
+    if not {"gpus", "nodes"} & wrong:
+        yield from _uneven_nodes(call)
+    if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
+        yield from _too_few_slots(call, num_experts)
+        yield from _too_many_slots(call, num_experts)
+    if num_experts is not None and call.step_tokens is not None and call.chosen_per_token > num_experts:
+        rule = f"S819 must be at most {num_experts}, the number of experts"
+        yield Violation(
+            "--experts-per-token", call.chosen_per_token, rule, "a token takes each once", nearest(num_experts)
+        )
+    if num_experts is not None and not {"groups", "nodes"} & wrong:
+        yield from _uneven_groups(call, num_experts)
+    yield from _wrong_options(call)
+    yield from _without_effect(call, wrong)
+    yield from _wrong_balance(call)
+
+
+def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
+    """What concerns neither GPUs nor slots."""
+    if call.export is not None and call.output is None:
+        rule, reason = "S809 must come with -o", "stdout is for the answer"
+        yield Violation("--export", call.export, rule, reason, _for_example("-o", "map.json"))
+    if not 0 <= call.keep_within < math.inf:
+        rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
+        yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))
+    if call.coverage == "rack" and call.nodes_per_rack is None:
+        rule, reason = "S813 must come with --nodes-per-rack", "experts are spread over racks that are known"
+        yield Violation("--coverage", call.coverage, rule, reason, _for_example("--nodes-per-rack", 4))
+    if call.coverage != "none" and call.policy == "hierarchical":
+        rule, reason = "S814 must not be hierarchical with --coverage", "a group that stays on one node dies with it"
+        yield Violation("--policy", call.policy, rule, reason, nearest("auto"))
+    if call.step_tokens is not None and call.step_tokens > MAX_STEP_TOKENS:
+        rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit computes more in one step"
+        yield Violation("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
+    if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
+        rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
+        fix = Fix("for example 44.05MB", ({HERE: "44.05MB"},))
+        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, fix)
+    if call.first_layer < 0:
+        rule, reason = "S810 must be at least 0", "layers are numbered from 0"
+        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(0))
+
+
+def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Violation]:
+    """Options about another one that is not there: whoever gives them believes that they count."""
+    if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
+        rule, reason = "S820 must come with --coverage rack", "racks play no part without it"
+        yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
+    if call.experts_per_token is not None and call.step_tokens is None and "experts_per_token" not in wrong:
+        rule, reason = "S821 must come with --step-tokens", "only the luck of a step depends on it"
+        yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
+    if 0 < call.keep_within < math.inf and call.previous is None:
+        rule, reason = "S822 must come with --previous", "there is no map to keep"
+        yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
+    if call.first_layer > 0 and call.export != "tensorrt-llm":
+        rule, reason = "S823 must come with --export tensorrt-llm", "no other file numbers its layers"
+        yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
+
+
+def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
+    """What concerns several windows."""
+    if call.quantile is None:
+        return
+    if len(call.loads) == 1:
+        rule, reason = "S827 must come with several LOADS", "one window is its own mean and its own worst"
+        yield Violation("--balance", call.balance, rule, reason, _without("--balance"))
+        return
+    if not 0 < call.quantile <= 1:
+        rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
+        yield Violation("--balance", call.balance, rule, "it is over windows", _for_example("--balance", "worst"))
+    others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
+    for option in (option for option, is_given in others.items() if is_given):
+        rule = f"S826 must be mean with {option}"
+        reason = "several windows are balanced without failure domains, for equal shares"
+        yield Violation("--balance", call.balance, rule, reason, nearest("mean"))
+
+
+def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:
+    """Why the coverage that is asked for cannot be had, where it cannot; what it would cost where bytes are known."""
+    if call.coverage == "none":
+        return None
+    fewest = fewest_slots_per_gpu(num_experts, call.domains())
+    if fewest is None:
+        rule = f"S816 must be none: all {call.gpus} GPUs stand in one {call.coverage}"
+        reason = f"with that {call.coverage} all experts go dark, wherever replicas are"
+        return Violation("--coverage", call.coverage, rule, reason, nearest("none"))
+    slots = call.num_slots_per_gpu(num_experts)
+    if slots >= fewest:
+        return None
+    rule = (
+        f"S817 must be at least {fewest} with --coverage {call.coverage} "
+        f"(replicas of {num_experts} experts in two domains, on {call.gpus} GPUs)"
+    )
+    reason = f"{slots} slots a GPU would become {fewest}"
+    if call.expert_bytes is not None:
+        reason += f", {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} a GPU more"
+    return Violation("--slots-per-gpu", slots, rule, reason, nearest(fewest))
+
+
+def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
+    if call.gpus % call.nodes:
+        rule = f"S802 must be a multiple of --nodes ({call.nodes})"
+        fix = _nearest_multiples(call.gpus, call.nodes)
+        yield Violation("--gpus", call.gpus, rule, "all nodes hold equally many GPUs", fix)
+
+
+def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    fewest = -(-num_experts // call.gpus)
+    if call.slots_per_gpu is not None and call.slots_per_gpu < fewest:
+        rule = f"S803 must be at least {fewest} ({num_experts} experts on {call.gpus} GPUs)"
+        reason = f"{call.slots_per_gpu * call.gpus} slots cannot hold {num_experts} experts"
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(fewest))
+
+
+def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    most = (num_experts + MAX_REDUNDANT) // call.gpus
+    if call.slots_per_gpu is not None and call.slots_per_gpu > most:
+        rule = f"S812 must be at most {most} ({num_experts} + {MAX_REDUNDANT} redundant experts on {call.gpus} GPUs)"
+        reason = "no unit has more redundant experts"
+        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(most))
+
+
+def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+    if num_experts % call.groups:
+        divisors = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
+        rule = f"S804 must divide the number of experts ({num_experts})"
+        fix = nearest_of(call.groups, divisors)
+        yield Violation("--groups", call.groups, rule, "all groups hold equally many experts", fix)
+    elif call.policy == "hierarchical" and call.groups % call.nodes:
+        rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
+        fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
+        fix = _fitting_groups(call.groups, fitting)
+        yield Violation("--groups", call.groups, rule, "each node holds equally many whole groups", fix)
+
+
+def _nearest_multiples(value: int, unit: int) -> Fix:
+    """The multiples of `unit` on both sides of `value`."""
+    below = value - value % unit
+    return nearest_of(value, [multiple for multiple in (below, below + unit) if multiple])
+
+
+def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
+    """One of the numbers of `fitting`, where there are any, or no groups at all."""
+    ignored = Fix("use --policy global", ({"--policy": "global"},))
+    if not fitting:
+        return ignored
+    numbers = nearest_of(groups, fitting)
+    return Fix(f"{numbers}, or --policy global", (*numbers.changes, *ignored.changes))
+
+
+def _without(option: str) -> Fix:
+    return Fix(f"leave {option} out", ({option: None},))
+
+
+def _for_example(option: str, value: Any) -> Fix:
+    return Fix(f"for example {option} {value}", ({option: value},))

@@ -1,0 +1,108 @@
+"""Expert maps as files: ours, and those of other engines.
+
+    ours           JSON; `physical_to_logical` [layers][slots] among other keys
+    sglang         JSON for --init-expert-location; `physical_to_logical_map` [layers][slots]
+    tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
+    vllm           JSON for the expert map file of vllm-ascend: experts of each device of each layer
+
+All three are written. Read, as the map in service, are ours, SGLang's and vllm-ascend's, which is also what that
+records (`expert_map_record_path`). All number slots GPU by GPU, as we do. Layers are the rows of the loads, counted
+from `first_layer`: TensorRT-LLM counts the dense layers too, so that DeepSeek-V3's first row is its layer 3.
+
+Sources, read in November 2026; nothing is copied from them:
+    sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py, at its end
+    NVIDIA/TensorRT-LLM 76a646e90c8e, examples/wide_ep/ep_load_balancer/generate_eplb_config.py, README.md beside it
+    vllm-project/vllm-ascend 39835cbd5403, vllm_ascend/eplb/adaptor/vllm_adaptor.py (_expert_file_to_tensor reads,
+    _export_tensor_to_file records), and its unit test
+    vllm-project/vllm 0014ec6c58e1, vllm/distributed/eplb/eplb_state.py: vLLM itself reads and records neither maps nor
+    loads; pull requests 41141 (loads and maps as JSONL) and 53022 (maps) are open
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from planner.problems.errors import Violation
+
+__all__ = ["Engine", "Map", "export_map", "read_map"]
+
+Engine = Literal["sglang", "tensorrt-llm", "vllm"]
+Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
+
+DEVICES = "layer_list"  # vllm-ascend's
+KEYS = ("physical_to_logical", "physical_to_logical_map")  # ours, SGLang's
+
+
+def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
+    """The text of the file that `engine` reads."""
+    if engine == "sglang":
+        return _json({"physical_to_logical_map": [list(row) for row in rows]})
+    if engine == "tensorrt-llm":
+        layers = [f"  {first_layer + index}: [{', '.join(map(str, row))}]" for index, row in enumerate(rows)]
+        return "\n".join(
+            ("initial_global_assignments:", *layers, f"num_slots: {len(rows[0])}", "layer_updates_per_iter: 0", "")
+        )
+    return _json(
+        {
+            "moe_layer_count": len(rows),
+            "layer_list": [
+                {"layer_id": index, "device_count": num_gpus, "device_list": _devices(row, num_gpus)}
+                for index, row in enumerate(rows)
+            ],
+        }
+    )
+
+
+def _devices(row: Sequence[int], num_gpus: int) -> list[dict[str, Any]]:
+    slots_per_gpu = len(row) // num_gpus
+    return [
+        {"device_id": gpu, "device_expert": list(row[gpu * slots_per_gpu : (gpu + 1) * slots_per_gpu])}
+        for gpu in range(num_gpus)
+    ]
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document) + "\n"
+
+
+def read_map(path: Path, num_gpus: int) -> Map | Violation:
+    """The map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
+
+    Only vllm-ascend's tells GPUs apart, which are then to be `num_gpus`.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        reason, fix = error.strerror or str(error), "give the path relative to the current folder"
+        return Violation("--previous", str(path), "S603 must be a readable file", reason, fix)
+    except (ValueError, RecursionError):
+        return _not_a_map(path, "it cannot be parsed as JSON")
+    if isinstance(document, dict) and DEVICES in document:
+        layers = _experts_of_devices(document[DEVICES])
+        if layers and len(layers[0]) != num_gpus:
+            return _not_a_map(path, f"its layers have {len(layers[0])} devices, and --gpus is {num_gpus}")
+        document = [[expert for experts in devices for expert in experts] for devices in layers]
+    rows = next((document[key] for key in KEYS if key in document), None) if isinstance(document, dict) else document
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+        return _not_a_map(path, f"it has no list of rows under {' or '.join(KEYS)}")
+    if len({len(row) for row in rows}) > 1:
+        return _not_a_map(path, "its rows differ in length")
+    if any(type(expert) is not int for row in rows for expert in row):
+        return _not_a_map(path, "it holds something else than whole numbers")
+    return tuple(tuple(row) for row in rows)
+
+
+def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
+    """Those of vllm-ascend's file, [layers][devices][slots]; nothing where it is no such file."""
+    try:
+        experts = [[list(device["device_expert"]) for device in layer["device_list"]] for layer in layers]
+    except (KeyError, TypeError):
+        return []
+    are_alike = len({len(layer) for layer in experts}) == len({len(slots) for layer in experts for slots in layer}) == 1
+    return experts if are_alike else []  # of others rows alone would not tell where a GPU begins
+
+
+def _not_a_map(path: Path, reason: str) -> Violation:
+    rule = "S806 must hold an expert map, [layers][slots]"
+    return Violation("--previous", str(path), rule, reason, "give what tidemill experts wrote with -o")

@@ -1,0 +1,126 @@
+"""Loads that nobody measured: drawn, for planning without data and for tests.
+
+The popularity of an expert has the density x^-alpha on [1, 256], the model that published measurements of
+expert-parallel imbalance use. It is the quantile Phi(z) of that density, of a normal variable
+
+    z = sqrt(c) x that of the expert's group + sqrt(1 - c) x its own            c: correlation inside a group
+
+so that experts of a group, which stand side by side, are hot together. Each layer is drawn by itself, with an alpha of
+its own around the one asked for. From one window to the next, z drifts with correlation rho (Gaussian copula): an
+expert's popularity changes, the distribution does not. What is counted in a window is multinomial.
+
+Calibrated to TensorRT-LLM's report on DeepSeek-R1 at EP32, (max - mean) / mean load of ranks in an iteration: 1.564
+with experts in order, which gives c, and 0.109 with a map of 9 slots a rank made for other iterations, which gives rho
+(all of that 0.109 is taken to be drift, none of it a step's luck).
+
+What is assumed: alpha 1.01 for R1, the spread of alpha over layers (neither is published), and that both figures are
+for the same data. The report's (max - mean) / mean of experts, 10.95, is not met: the density allows 4.6 at alpha 1.01.
+
+Source: NVIDIA/TensorRT-LLM, docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md and
+examples/wide_ep/ep_load_balancer/README.md.
+"""
+
+import random
+from collections.abc import Sequence
+from math import sqrt
+from statistics import NormalDist
+
+from planner.facts.loads import Loads
+
+__all__ = ["NUM_PAIRS", "draw_loads", "draw_windows", "popularity"]
+
+MAX_POPULARITY = 256.0  # as popular as so many least popular experts
+TOKENS_OF_LEAST_POPULAR = 1000
+GROUP_CORRELATION = 0.173  # calibrated, see above
+WINDOW_CORRELATION = 0.9957  # calibrated, see above
+ALPHA_SPREAD = 0.05  # assumed: standard deviation over layers
+NUM_PAIRS = 8_000_000  # token-expert pairs of a layer in a window
+SMALLEST = 2.0**-53  # of `random`, but for 0, which is no quantile
+
+Normals = list[list[float]]  # [layers][experts]
+
+
+def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_groups: int = 1) -> Loads:
+    """`[num_layers][num_experts]` expected token counts; the same for the same arguments, on any machine.
+
+    With one group experts are independent, and alpha is that of all layers.
+    """
+    generator = random.Random(seed)  # noqa: S311 (its sequence is promised never to change, which numpy's is not)
+    if num_groups == 1:
+        uniform = [[generator.random() for _ in range(num_experts)] for _ in range(num_layers)]
+        return _loads([alpha] * num_layers, uniform)
+    alphas = _alphas(generator, alpha, num_layers)
+    return _loads(alphas, _uniform(_hot_together(generator, num_layers, num_experts, num_groups)))
+
+
+def draw_windows(
+    alpha: float,
+    seed: int,
+    num_layers: int,
+    num_experts: int,
+    num_groups: int,
+    num_windows: int,
+    window_correlation: float = WINDOW_CORRELATION,
+    num_pairs: int = NUM_PAIRS,
+) -> tuple[Loads, ...]:
+    """Counts of so many windows, one after the other, each `num_pairs` a layer.
+
+    The same for the same arguments and version of numpy, whose multinomial this is: no plan depends on them.
+    """
+    from numpy.random import default_rng
+
+    generator = random.Random(seed)  # noqa: S311 (as above)
+    counter = default_rng(seed)
+    alphas = _alphas(generator, alpha, num_layers)
+    normals = _hot_together(generator, num_layers, num_experts, num_groups)
+    windows = []
+    for _ in range(num_windows):
+        expected = _loads(alphas, _uniform(normals))
+        shares = [[load / sum(row) for load in row] for row in expected]
+        windows.append(tuple(tuple(counter.multinomial(num_pairs, row).tolist()) for row in shares))
+        fresh = _hot_together(generator, num_layers, num_experts, num_groups)
+        normals = [_mixed(window_correlation, *rows) for rows in zip(normals, fresh, strict=True)]
+    return tuple(windows)
+
+
+def popularity(uniform: float, alpha: float) -> float:
+    """The inverse of the distribution with density x^-alpha on [1, 256]."""
+    if alpha == 1:
+        return float(MAX_POPULARITY**uniform)
+    exponent = 1 - alpha
+    return float((1 + uniform * (MAX_POPULARITY**exponent - 1)) ** (1 / exponent))
+
+
+def _alphas(generator: random.Random, alpha: float, num_layers: int) -> list[float]:
+    return [max(alpha + ALPHA_SPREAD * _normal(generator), 0.0) for _ in range(num_layers)]
+
+
+def _hot_together(generator: random.Random, num_layers: int, num_experts: int, num_groups: int) -> Normals:
+    """Normal variables, correlated inside groups of consecutive experts."""
+    layers = []
+    for _ in range(num_layers):
+        groups = [_normal(generator) for _ in range(num_groups)]
+        of_groups = [groups[expert * num_groups // num_experts] for expert in range(num_experts)]
+        layers.append(_mixed(sqrt(GROUP_CORRELATION), of_groups, [_normal(generator) for _ in range(num_experts)]))
+    return layers
+
+
+def _mixed(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
+    """Normal variables of that correlation with the first."""
+    rest = sqrt(1 - correlation**2)
+    return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]
+
+
+def _normal(generator: random.Random) -> float:
+    return NormalDist().inv_cdf(max(generator.random(), SMALLEST))
+
+
+def _uniform(normals: Normals) -> list[list[float]]:
+    return [[NormalDist().cdf(each) for each in row] for row in normals]
+
+
+def _loads(alphas: Sequence[float], uniform: Sequence[Sequence[float]]) -> Loads:
+    return tuple(
+        tuple(round(TOKENS_OF_LEAST_POPULAR * popularity(each, alpha)) for each in row)
+        for alpha, row in zip(alphas, uniform, strict=True)
+    )

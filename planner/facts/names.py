@@ -1,0 +1,119 @@
+"""Every name, label and port that something outside the plan sees. Nothing else builds one.
+
+Kubernetes' limits: a LeaderWorkerSet is a DNS-1035 label of at most 50 characters (its pods and the revision hash need
+the rest of 63), a Service is one of at most 63, a namespace a DNS-1123 label of at most 63.
+"""
+
+from collections.abc import Mapping
+
+from planner.facts.terms import Phase
+
+__all__ = [
+    "GATEWAY_LAUNCH_FILE",
+    "MAX_UNIT_NAME",
+    "MOUNTED",
+    "Ports",
+    "cluster_endpoint",
+    "digest_annotation",
+    "gateway_name",
+    "gateway_selector",
+    "labels",
+    "launch_config",
+    "launch_file",
+    "logical_node",
+    "owner_of",
+    "registry_name",
+    "runtime_account",
+    "unit_name",
+    "unit_selector",
+]
+
+MAX_UNIT_NAME = 50
+DOMAIN = "tidemill.dev"
+GATEWAY_LAUNCH_FILE = "gateway.launch.json"
+MOUNTED = ("/etc/tidemill", "/tmp")  # noqa: S108 (of every pod: its launch file, and a folder to write in)
+CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
+
+
+class Ports:
+    """Where processes listen; a rank's own ports are the first plus its local rank."""
+
+    RENDEZVOUS = 29500  # on the unit's leader
+    KV = 29600
+    REGISTRY = 29400  # the gateway, for ranks
+    METRICS = 9400
+
+
+def unit_name(plan: str, phase: Phase, index: int) -> str:
+    """`deepseek-r1-decode-0`."""
+    return f"{plan}-{phase}-{index}"
+
+
+def logical_node(index: int) -> str:
+    """A node of a cluster that is given by counts."""
+    return f"node-{index}"
+
+
+def gateway_name(plan: str) -> str:
+    """The gateway's Deployment, ServiceAccount and HTTP Service."""
+    return f"{plan}-gateway"
+
+
+def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
+    """Where clients inside the cluster reach the gateway, without `/v1`."""
+    return f"http://{gateway_name(plan)}.{namespace}:{port}"
+
+
+def registry_name(plan: str) -> str:
+    """The Service by which ranks find the gateway; apart from HTTP, which is published only when ranks are ready."""
+    return f"{plan}-registry"
+
+
+def runtime_account(plan: str) -> str:
+    """The ServiceAccount of all units' pods."""
+    return f"{plan}-runtime"
+
+
+def launch_file(unit: str) -> str:
+    """`deepseek-r1-decode-0.launch.json`."""
+    return f"{unit}.launch.json"
+
+
+def launch_config(owner: str, launch_digest: str) -> str:
+    """The ConfigMap of a unit's or the gateway's launch file, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
+
+    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others.
+    """
+    return f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
+
+
+def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:
+    """The labels of an object: Kubernetes' recommended ones and ours."""
+    ours = {f"{DOMAIN}/plan": plan, f"{DOMAIN}/unit": unit, f"{DOMAIN}/phase": phase}
+    return {
+        "app.kubernetes.io/name": "tidemill",
+        "app.kubernetes.io/instance": plan,
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/part-of": plan,
+        "app.kubernetes.io/managed-by": "tidemill",
+    } | {key: value for key, value in ours.items() if value is not None}
+
+
+def owner_of(labels: Mapping[str, str]) -> str:
+    """Whose an object with these labels is: a unit's by name, or `gateway`, or `plan`."""
+    return labels.get(f"{DOMAIN}/unit", labels["app.kubernetes.io/component"])
+
+
+def unit_selector(unit: str) -> dict[str, str]:
+    """The labels that pick a unit's pods."""
+    return {f"{DOMAIN}/unit": unit}
+
+
+def gateway_selector(plan: str) -> dict[str, str]:
+    """The labels that pick the gateway's pods."""
+    return {f"{DOMAIN}/plan": plan, "app.kubernetes.io/component": "gateway"}
+
+
+def digest_annotation(kind: str) -> str:
+    """`tidemill.dev/launch-digest`: for an object's own metadata; on a pod template it would restart pods."""
+    return f"{DOMAIN}/{kind}-digest"

@@ -1,0 +1,11 @@
+"""The words that specs, plans and launch files share: phases, precisions, ways of overlapping, failure domains."""
+
+from typing import Literal
+
+__all__ = ["PHASES", "Coverage", "Overlap", "Phase", "Precision"]
+
+Phase = Literal["prefill", "decode", "mixed"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")  # a spec has the first two, or the third
+Precision = Literal["fp8", "bf16", "fp32"]
+Overlap = Literal["none", "dual_batch", "five_stage"]
+Coverage = Literal["none", "node", "rack"]

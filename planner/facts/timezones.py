@@ -1,0 +1,56 @@
+"""The time zones that the IANA names, and which of them was probably meant.
+
+Names come from the package `tzdata`, which has the IANA's data on every machine alike; `zoneinfo` would ask the
+machine's own data first. `UTC+8` is no name, and nobody can tell which way it counts: POSIX and the IANA's `Etc` zones
+count hours that a place is behind, people those that it is ahead.
+
+Source: tz database, file `etcetera`, on the signs.
+"""
+
+import re
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+
+from planner.problems.fix import HERE, Fix
+
+__all__ = ["is_timezone", "nearest_timezone"]
+
+OFFSET = re.compile(r"(?:UTC|GMT|Z|Etc/UTC)?([+-])([0-9]{1,2}?)(?::?([0-5][0-9]))?", re.IGNORECASE)
+AHEAD, BEHIND = 14, 12  # the most hours that a place is, and that an Etc zone has
+EXAMPLE = "Asia/Shanghai"
+
+
+def is_timezone(name: str) -> bool:
+    """Whether the IANA has a zone of that name."""
+    return name in _zones()
+
+
+def nearest_timezone(written: str) -> Fix:
+    """The zone that `written` is like, or that has its offset, else an example."""
+    if offset := OFFSET.fullmatch(written):
+        sign, hours, minutes = offset.groups()
+        return _at_offset(sign, int(hours)) if int(minutes or 0) == 0 else _example()  # Etc has whole hours only
+    plain = {name.casefold(): name for name in sorted(_zones())}
+    close = get_close_matches(written.casefold().replace(" ", "_"), plain, n=1, cutoff=0.75) if len(written) > 3 else []
+    meant = plain.get(written.casefold()) or next((plain[each] for each in close), None)
+    return Fix(f"did you mean {meant}?", ({HERE: meant},)) if meant else _example()
+
+
+def _at_offset(sign: str, hours: int) -> Fix:
+    """As people write offsets: + is ahead of UTC."""
+    if hours > (AHEAD if sign == "+" else BEHIND):
+        return _example()
+    name = "UTC" if hours == 0 else f"Etc/GMT{'-' if sign == '+' else '+'}{hours}"
+    count = "1 hour" if hours == 1 else f"{hours} hours"
+    signs = "" if hours == 0 else f", which is {count} {'ahead of' if sign == '+' else 'behind'} UTC"
+    return Fix(f"did you mean {name}{signs}?", ({HERE: name},))
+
+
+def _example() -> Fix:
+    return Fix(f"for example timezone: {EXAMPLE}", ({HERE: EXAMPLE},))
+
+
+@cache
+def _zones() -> frozenset[str]:
+    return frozenset(files("tzdata").joinpath("zones").read_text(encoding="ascii").split())

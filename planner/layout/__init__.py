@@ -1,0 +1,1 @@
+"""One phase over its GPUs: experts, weights, KV and working memory."""

@@ -1,0 +1,73 @@
+"""How one phase is laid out over its unit's GPUs.
+
+Glossary, with DeepSeek's decode unit as the worked example:
+    EP size             GPUs over which the routed experts are spread                 144
+    attention TP        GPUs that share each request's attention, by heads            1
+    DP size             groups that each own their requests: EP size / attention TP   144
+    logical experts     what the gate chooses among                                   256
+    redundant experts   further slots, for replicas of hot experts                    32
+    physical experts    logical + redundant: all slots of the unit, one layer         288
+    slots per GPU       physical / EP size                                            2, and 1 shared expert
+
+The invariant: slots_per_gpu x ep_size == num_physical_experts, and ranks_per_node x nodes_per_unit == ep_size.
+
+It does not choose a layout: the spec does, and `spec/layout_rules.py` has refused those that cannot be.
+
+Source of the example: DeepSeek open-infra-index, day 6.
+"""
+
+from dataclasses import dataclass
+
+from planner.facts.catalog import Model
+from planner.facts.terms import Overlap, Phase, Precision
+from planner.spec.schema import Spec
+
+__all__ = ["PhaseLayout", "lay_out"]
+
+
+@dataclass(frozen=True)
+class PhaseLayout:
+    """The shape that all units of a phase share."""
+
+    phase: Phase
+    num_units: int
+    ep_size: int
+    attention_tp: int
+    nodes_per_unit: int
+    num_logical_experts: int
+    num_physical_experts: int
+    shared_per_gpu: int
+    overlap: Overlap
+    precision: Precision
+
+    @property
+    def dp_size(self) -> int:
+        """Groups of ranks that each own their requests: attention is data-parallel over these."""
+        return self.ep_size // self.attention_tp
+
+    @property
+    def slots_per_gpu(self) -> int:
+        """Physical routed experts on one GPU, in each MoE layer."""
+        return self.num_physical_experts // self.ep_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """One rank a GPU; a unit smaller than a node leaves the node's other GPUs idle."""
+        return self.ep_size // self.nodes_per_unit
+
+
+def lay_out(phase: Phase, deployment: Spec, model: Model) -> PhaseLayout:
+    """The layout that `deployment` asks for in `phase`."""
+    spec = deployment.phase(phase)
+    return PhaseLayout(
+        phase=phase,
+        num_units=deployment.num_units(phase),
+        ep_size=spec.ep_size,
+        attention_tp=spec.attention_tp,
+        nodes_per_unit=max(1, spec.ep_size // deployment.cluster.gpus_per_node),
+        num_logical_experts=model.num_routed_experts,
+        num_physical_experts=model.num_routed_experts + spec.redundant_experts,
+        shared_per_gpu=model.num_shared_experts,
+        overlap=spec.overlap,
+        precision=spec.precision,
+    )

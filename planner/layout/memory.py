@@ -1,0 +1,153 @@
+"""Where one GPU's bytes go, and how many tokens of KV fit into the rest.
+
+Why it exists: running out of memory is the first way an expert-parallel deployment fails, and it is decidable before
+anything is deployed. It answers for the layout that it is given and estimates no speed. All ranks of a phase share one
+split: their experts differ, the number of them does not.
+
+Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
+    weights        resident parts + routed slots              20.1 GB + 2 x 2.554 GB = 25.2 GB
+    activations    of the largest step that the limits allow  (`working_memory.py`)
+    buffers        of dispatch, combine and collectives       (`working_memory.py`)
+    reserve        context, library workspaces, CUDA graphs
+    KV per token   of all layers                              576 x 2 B x 61 = 70,272 B
+
+The invariant: weights + activations + buffers + reserve + KV == usable bytes, where KV is whole pages and what is
+left of one. A layout fits when at least one request of full length does.
+
+On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
+"""
+
+from dataclasses import dataclass
+
+from planner.facts.quantities import gb
+from planner.facts.terms import Phase
+from planner.layout.layout import PhaseLayout
+from planner.layout.weights import Weights, weights_of
+from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
+from planner.problems.errors import InfeasibleError, Violation
+from planner.spec.check import ResolvedSpec
+from planner.spec.precision import KV_BYTES, kv_dtype
+from planner.spec.schema import PhaseSpec
+
+__all__ = ["MemoryPlan", "fit_memory", "in_pages", "split_memory"]
+
+RESERVE_BYTES = 3_758_096_384  # 3.5 GiB
+CUDA_GRAPH_BYTES = 2_695_091_978  # 2.51 GiB
+
+# As plans tell them; what begins with `assumed` is told apart, as figures of the catalog are.
+SOURCES = {
+    "context": "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core/systems/h100_sxm.yaml, "
+    "other_mem, alike for all GPUs",
+    "cuda_graphs": "assumed: alike for all models; github.com/vllm-project/vllm issue 50576 (51 batch sizes of one)",
+}
+
+# The runtime keeps a request's KV in pages of so many tokens, as FlashMLA: github.com/deepseek-ai/FlashMLA 26d30779
+# README.md
+KV_PAGE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One GPU of `phase`, in bytes."""
+
+    phase: Phase
+    gpu_bytes: int
+    weights: Weights
+    num_slots: int
+    activations: int
+    buffers: int
+    cuda_graphs: int
+    kv_bytes_per_token: int
+    max_request_tokens: int
+    max_kv_tokens: int | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """With this layout's routed slots."""
+        return self.weights.total(self.num_slots)
+
+    @property
+    def reserve(self) -> int:
+        """What is left to others: the driver's context, libraries' workspaces, captured graphs."""
+        return RESERVE_BYTES + self.cuda_graphs
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Of the parts of the reserve."""
+        return {part: source for part, source in SOURCES.items() if part != "cuda_graphs" or self.cuda_graphs}
+
+    @property
+    def free(self) -> int:
+        """For KV; negative where the layout does not fit."""
+        return self.gpu_bytes - self.weight_bytes - self.activations - self.buffers - self.reserve
+
+    @property
+    def kv_tokens(self) -> int:
+        """In whole pages: what fits, or what the spec allows if that is less."""
+        fitting = max(0, self.free) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
+        return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
+
+    @property
+    def full_requests(self) -> int:
+        """Requests of full length that fit at a time."""
+        return self.kv_tokens // in_pages(self.max_request_tokens)
+
+    @property
+    def short(self) -> int:
+        """Bytes that one request of full length lacks; 0 or less where it fits."""
+        return in_pages(self.max_request_tokens) * self.kv_bytes_per_token - self.free
+
+
+def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[MemoryPlan, ...]:
+    """One split a phase; none on `cpu`. Raises InfeasibleError when a phase has no room for one request's KV."""
+    if spec.gpu.usable_bytes is None:
+        return ()
+    plans = tuple(split_memory(spec, layout) for layout in layouts)
+    misfits = [_misfit(plan, spec.phase(plan.phase)) for plan in plans if plan.short > 0]
+    if misfits:
+        raise InfeasibleError([spec.problem(misfit) for misfit in misfits])
+    return plans
+
+
+def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
+    """Whether or not it fits."""
+    model, gpu, spec = checked.model.one_of(layout.attention_tp), checked.gpu, checked.phase(layout.phase)
+    assert gpu.usable_bytes is not None
+    return MemoryPlan(
+        phase=layout.phase,
+        gpu_bytes=gpu.usable_bytes,
+        weights=weights_of(model, layout.precision),
+        num_slots=layout.slots_per_gpu,
+        activations=activation_bytes(model, layout, spec),
+        buffers=buffer_bytes(model, layout, spec),
+        cuda_graphs=0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES,  # prefill's shapes never repeat
+        kv_bytes_per_token=model.kv_bytes_per_token(KV_BYTES[kv_dtype(layout.precision)]),
+        max_request_tokens=spec.max_request_tokens,
+        max_kv_tokens=spec.max_kv_tokens,
+    )
+
+
+def in_pages(num_tokens: int) -> int:
+    """The tokens for which whole pages have room that hold `num_tokens` of one request."""
+    return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
+
+
+def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
+    """Names what binds: weights, the largest step, or the KV of one request, whichever is largest."""
+    request = in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token
+    parts = (
+        (plan.weight_bytes, "ep_size"),
+        (plan.activations + plan.buffers, largest_step_field(plan.phase)),
+        (request, "max_request_tokens"),
+    )
+    _, field = max(parts)
+    rule = (
+        f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, {gb(request)}), "
+        f"{gb(plan.short)} are missing"
+    )
+    reason = (
+        f"of {gb(plan.gpu_bytes)}, weights take {gb(plan.weight_bytes)} ({plan.num_slots} routed slots), "
+        f"activations {gb(plan.activations)}, buffers {gb(plan.buffers)}, reserve {gb(plan.reserve)}"
+    )
+    fix = "use more GPUs a unit, or GPUs with more memory"
+    return Violation(f"{plan.phase}.{field}", getattr(spec, field), rule, reason, fix)

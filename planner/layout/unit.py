@@ -1,0 +1,34 @@
+"""A unit and its ranks: what is placed on nodes, drained, scaled and healed as one."""
+
+from dataclasses import dataclass
+
+from planner.facts.terms import Phase
+
+__all__ = ["Rank", "Unit"]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of a unit, on one GPU."""
+
+    node: str
+    local_rank: int  # on its node
+    rank: int  # in its unit
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is placed, drained, scaled and healed as one."""
+
+    name: str
+    phase: Phase
+    index: int  # in its phase
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    why: str  # these nodes
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Node by node, so that neighbours in rank are neighbours on a node."""
+        places = [(node, local) for node in self.nodes for local in range(self.ranks_per_node)]
+        return tuple(Rank(node, local, rank) for rank, (node, local) in enumerate(places))

@@ -1,0 +1,106 @@
+"""Bytes of a model's weights by part, as one GPU holds them under expert parallelism.
+
+Attention, shared experts, dense layers, gates and embeddings are on every GPU; routed experts are spread, so that their
+part is counted in slots: one physical expert over all MoE layers.
+
+Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
+    attention   61 x 187.1 M, and kv_b in BF16: it is absorbed into core attention   12.4 GB
+    dense       3 x 396 M                                                             1.2 GB
+    shared      58 x 44.04 M                                                          2.6 GB
+    gates       58 x 256 x 7168 in BF16                                               0.2 GB
+    embedding   input and output, in BF16                                             3.7 GB
+    slot        58 x 44.04 M with an FP32 scale for each 128 x 128 block              2.554 GB
+so EP144 with two slots a GPU holds 20.1 + 2 x 2.554 = 25.2 GB.
+
+Norms and biases are left out: 0.002 % of the whole. The MTP layer is not loaded.
+
+Source of the matrices: github.com/deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py; what stays in
+BF16: `modules_to_not_convert` of FP8 checkpoints, and open-infra-index, day 6 (core attention in BF16).
+"""
+
+from dataclasses import dataclass
+
+from planner.facts.catalog import Attention, Indexer, LatentAttention, Model
+from planner.facts.terms import Precision
+
+__all__ = ["Weights", "weights_of"]
+
+FP8_BLOCK = 128 * 128  # weights that share a scale
+FP8_SCALE_BYTES = 4
+WIDE_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of what is never kept in FP8
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of one GPU's weights by part; `slot` is one physical expert over all MoE layers."""
+
+    attention: int
+    dense: int
+    shared: int
+    gates: int
+    embedding: int
+    slot: int
+
+    @property
+    def resident(self) -> int:
+        """The same on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
+        return self.attention + self.dense + self.shared + self.gates + self.embedding
+
+    def total(self, num_slots: int) -> int:
+        """With `num_slots` routed experts of each MoE layer."""
+        return self.resident + num_slots * self.slot
+
+
+def weights_of(model: Model, precision: Precision) -> Weights:
+    """The parts of `model` whose matrices are kept in `precision`."""
+    wide = WIDE_BYTES[precision]
+    expert = _ffn_weights(model.hidden_size, model.expert_intermediate_size)
+    dense = _ffn_weights(model.hidden_size, model.dense_intermediate_size)
+    gates = model.num_moe_layers * model.hidden_size * model.num_routed_experts
+    return Weights(
+        attention=model.num_layers * _attention_bytes(model.attention, model.hidden_size, precision),
+        dense=model.num_dense_layers * _matrix_bytes(dense, precision),
+        shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(expert, precision),
+        gates=gates * wide,
+        embedding=2 * model.vocab_size * model.hidden_size * wide,  # tokens in, logits out
+        slot=model.num_moe_layers * _matrix_bytes(expert, precision),
+    )
+
+
+def _ffn_weights(hidden_size: int, intermediate_size: int) -> int:
+    return 3 * hidden_size * intermediate_size  # gate, up, down
+
+
+def _attention_bytes(attention: Attention, hidden_size: int, precision: Precision) -> int:
+    """Of one layer: 187.1 M weights for DeepSeek-V3."""
+    if isinstance(attention, LatentAttention):
+        return _latent_attention_bytes(attention, hidden_size, precision)
+    heads = 2 * attention.num_heads + 2 * attention.num_kv_heads  # queries and output, keys and values
+    return _matrix_bytes(heads * attention.head_dim * hidden_size, precision)
+
+
+def _latent_attention_bytes(attention: LatentAttention, hidden_size: int, precision: Precision) -> int:
+    heads = attention.num_heads
+    query_dim = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
+    rank = attention.q_lora_rank
+    query = hidden_size * query_dim if rank is None else rank * (hidden_size + query_dim)
+    latent = hidden_size * (attention.kv_lora_rank + attention.qk_rope_head_dim)
+    expand = attention.kv_lora_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)  # kv_b
+    output = heads * attention.v_head_dim * hidden_size
+    indexed = _indexer_bytes(attention.indexer, rank or hidden_size, hidden_size, precision)
+    return _matrix_bytes(query + latent + output, precision) + expand * WIDE_BYTES[precision] + indexed
+
+
+def _indexer_bytes(indexer: Indexer | None, query_rank: int, hidden_size: int, precision: Precision) -> int:
+    if indexer is None:
+        return 0
+    queries = query_rank * indexer.num_heads * indexer.head_dim
+    keys = hidden_size * indexer.head_dim
+    head_weights = hidden_size * indexer.num_heads
+    return _matrix_bytes(queries + keys, precision) + head_weights * WIDE_BYTES[precision]
+
+
+def _matrix_bytes(num_weights: int, precision: Precision) -> int:
+    if precision == "fp8":
+        return num_weights + FP8_SCALE_BYTES * num_weights // FP8_BLOCK
+    return num_weights * WIDE_BYTES[precision]

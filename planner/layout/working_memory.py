@@ -1,0 +1,126 @@
+"""Bytes that a rank needs beside weights and KV: activations of one step, buffers of dispatch and combine.
+
+Both are upper bounds for the largest step that the limits allow, so that a plan that fits does not run out of memory
+in its busiest second. What a runtime reuses between layers is counted once: the largest of attention, dense layer and
+MoE layer, on top of the residual stream.
+
+A prefill rank may receive more than its share of tokens. How much more no map can promise, so the worst published
+imbalance without any balancing is allowed for. A decode rank has room for every token of the unit in every one of its
+slots, as low-latency kernels reserve it.
+
+Where several GPUs share attention, `model` is one GPU's part of it (`Model.one_of`): each computes all tokens of its
+group with its own heads, and the group dispatches each token once. Buffers are those of a GPU that dispatches them all.
+
+Sources: github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/config.hpp and deep_ep/buffers/legacy.py (buffers),
+csrc/legacy/buffer.hpp (what low-latency dispatch returns); DeepSeek-V3 inference/model.py (activations); imbalance:
+DeepSeek-R1 on 32 GPUs, (max - mean) / mean of an iteration without balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
+docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
+"""
+
+from planner.facts.catalog import LatentAttention, Model
+from planner.facts.terms import Phase, Precision
+from planner.layout.layout import PhaseLayout
+from planner.spec.schema import PhaseSpec
+
+__all__ = ["activation_bytes", "buffer_bytes", "largest_step_field"]
+
+MAX_IMBALANCE = 1 + 1.564  # of tokens received, over their mean
+
+# DeepEP
+NVLINK_PEERS = 8
+CHANNELS = 10  # half of 20 SMs
+MAX_TOP_K = MAX_SCALES = 128
+SOURCE_META_BYTES = 8
+INT4_BYTES = 16  # CUDA's vector of four ints
+SCALE_CHANNELS = 128
+# EP size up to -> tokens of a receive chunk over NVLink and, rounded up to whole send chunks, over RDMA
+CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128: (560, 132), 160: (720, 132)}
+
+# NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
+NCCL_BYTES = 411_041_792
+
+COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4}  # of a value that a matmul reads
+RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of a value that it writes
+LOGIT_BYTES = 4
+
+
+def largest_step_field(phase: Phase) -> str:
+    """The limit that says how many tokens one rank computes in one step, at most: longer prompts go in chunks."""
+    return "max_requests" if phase == "decode" else "max_batch_tokens"
+
+
+def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
+    """Of the largest step of one rank."""
+    tokens: int = getattr(spec, largest_step_field(layout.phase))
+    tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
+    result = RESULT_BYTES[layout.precision]
+    stream = 2 * tokens * model.hidden_size * result  # the residual, and what a layer reads of it
+    logits = min(tokens, spec.max_requests) * model.vocab_size * LOGIT_BYTES
+    attention = _attention_values(model, layout.phase, tokens, spec.max_request_tokens) * result
+    dense = _ffn_bytes(tokens, model.hidden_size, model.dense_intermediate_size, layout.precision)
+    pairs = _received_pairs(model, layout, spec, tokens)
+    experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
+    return stream + logits + max(attention, dense, experts)
+
+
+def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
+    """Of one layer: the tokens' queries and what comes out of them; keys and values of one request's whole context."""
+    attention = model.attention
+    if not isinstance(attention, LatentAttention):
+        context = max_request_tokens * attention.num_kv_heads
+        return 2 * (tokens * attention.num_heads + context) * attention.head_dim
+    query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    if phase == "decode":  # absorbed: queries go into the latent space, and results come out of it
+        return tokens * attention.num_heads * (query + 2 * attention.kv_lora_rank + attention.v_head_dim)
+    return (tokens + max_request_tokens) * attention.num_heads * (query + attention.v_head_dim)
+
+
+def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:
+    """Pairs of a token and an expert that one rank computes in one step, at most."""
+    in_all_slots = layout.slots_per_gpu * layout.dp_size * spec.max_requests  # low latency: room for the whole unit
+    if layout.phase == "decode":
+        return in_all_slots
+    of_unit = tokens * model.num_experts_per_token * layout.dp_size
+    normal = min(int(MAX_IMBALANCE * of_unit / layout.ep_size), of_unit)
+    return max(normal, in_all_slots) if layout.phase == "mixed" else normal
+
+
+def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
+    """Input, gate and up, their product, output."""
+    compute, result = COMPUTE_BYTES[precision], RESULT_BYTES[precision]
+    read = hidden_size + intermediate_size
+    scales = 4 * read // SCALE_CHANNELS if precision == "fp8" else 0
+    written = 2 * intermediate_size + hidden_size
+    return rows * (read * compute + scales + written * result)
+
+
+def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
+    """Of dispatch, combine and collectives on one rank; none where a unit is one GPU."""
+    if layout.ep_size == 1:
+        return 0
+    normal = _normal_bytes(model.hidden_size, layout.ep_size)
+    low_latency = _low_latency_bytes(model.hidden_size, layout.num_physical_experts, spec.max_requests)
+    return NCCL_BYTES + {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
+
+
+def _normal_bytes(hidden_size: int, ep_size: int) -> int:
+    """DeepEP's `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, for its tuned configurations."""
+    largest = max(CHUNK_TOKENS)
+    nvlink_tokens, rdma_tokens = next(CHUNK_TOKENS[size] for size in CHUNK_TOKENS if min(ep_size, largest) <= size)
+    token = 2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4  # BF16; index and weight; scale
+    nvlink_peers, rdma_peers = min(ep_size, NVLINK_PEERS), max(ep_size // NVLINK_PEERS, 1)
+    nvlink = CHANNELS * nvlink_peers * (nvlink_tokens * token + 4 * (2 * rdma_peers + 3))
+    if ep_size <= NVLINK_PEERS:
+        return nvlink
+    rdma = CHANNELS * rdma_peers * 2 * (rdma_tokens * (token + INT4_BYTES) + 4 * (2 * NVLINK_PEERS + 2))
+    return nvlink + rdma
+
+
+def _low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:
+    """DeepEP's `get_low_latency_rdma_size_hint`: 2.15 GB for 288 experts of 7,168 channels and 128 tokens."""
+    scales = hidden_size // SCALE_CHANNELS
+    dispatch_message = INT4_BYTES + max(2 * hidden_size, hidden_size + 4 * scales)
+    combine_message = 4 * scales + 2 * hidden_size
+    send = max_tokens * max(dispatch_message, num_experts * combine_message)
+    receive = num_experts * max_tokens * max(dispatch_message, combine_message)
+    return 2 * (send + receive + 4 * num_experts)  # even and odd steps

@@ -1,0 +1,1 @@
+"""A plan as Kubernetes YAML, in a folder."""

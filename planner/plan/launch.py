@@ -1,0 +1,143 @@
+"""Launch files: all that the runtime is told, one document for each unit and one for the gateway.
+
+The only seam between plan and runtime. `tests/contract/launch.schema.json` binds this writer and the reader,
+`runtime/launch.py`. Peers are not listed: they are discovered. Three digests, each over canonical JSON, so that what
+changes restarts only whom it concerns:
+    kv_digest       what prefill and decode must share to exchange KV
+    unit_digest     what the ranks of one unit must share to join
+    launch_digest   the document itself
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from planner.expert_map import ExpertMap
+from planner.facts import names
+from planner.facts.digest import digest_of
+from planner.facts.names import Ports
+from planner.facts.terms import Phase
+from planner.layout.memory import MemoryPlan, in_pages
+from planner.layout.unit import Unit
+from planner.spec.check import ResolvedSpec
+from planner.spec.precision import KV_BYTES, kv_dtype
+from planner.spec.schema import PhaseSpec
+
+__all__ = ["launch_documents"]
+
+LAUNCH_VERSION = 1
+KV_WIRE_VERSION = 1
+NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "gateway", "ports")  # where things are, not what the ranks compute
+
+LaunchDocument = dict[str, Any]
+
+
+def launch_documents(
+    spec: ResolvedSpec, units: Sequence[Unit], maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
+) -> dict[str, LaunchDocument]:
+    """File name -> document, units in order, then the gateway. `memory` is empty where nobody knows its size."""
+    kv_tokens = {phase: _kv_tokens(spec.phase(phase), phase, memory) for phase in spec.phases}
+    documents = {
+        names.launch_file(unit.name): _unit_document(spec, unit, maps[unit.phase], kv_tokens[unit.phase])
+        for unit in units
+    }
+    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, kv_tokens[spec.phases[-1]])}
+
+
+def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tokens: int) -> LaunchDocument:
+    phase = spec.phase(unit.phase)
+    document: LaunchDocument = {
+        "version": LAUNCH_VERSION,
+        "kind": "unit",
+        "unit": unit.name,
+        "phase": unit.phase,
+        "ranks": [asdict(rank) for rank in unit.ranks],
+        "expert_map": _expert_map(expert_map),
+        "split": spec.written.split,
+        "precision": phase.precision,
+        "overlap": phase.overlap,
+        "deterministic": spec.written.deterministic,
+        **_shared_for_kv(spec),
+        "kv_digest": digest_of(_shared_for_kv(spec)),
+        "limits": _limits(phase, phase, kv_tokens),
+        "gateway": {"service": names.registry_name(spec.written.name)},
+        "ports": {
+            "rendezvous": Ports.RENDEZVOUS,
+            "kv": Ports.KV,
+            "registry": Ports.REGISTRY,
+            "metrics": Ports.METRICS,
+        },
+    }
+    joined = {key: value for key, value in document.items() if key not in NOT_IN_UNIT_DIGEST}
+    return _sealed(document | {"unit_digest": digest_of(joined)})
+
+
+def _gateway_document(spec: ResolvedSpec, kv_tokens: int) -> LaunchDocument:
+    first, last = (spec.phase(spec.phases[end]) for end in (0, -1))
+    return _sealed(
+        {
+            "version": LAUNCH_VERSION,
+            "kind": "gateway",
+            "kv_digest": digest_of(_shared_for_kv(spec)),
+            "model": _served_model(spec),
+            "checkpoint": _checkpoint(spec),
+            "limits": _limits(first, last, kv_tokens),
+            "max_queued_requests": spec.written.gateway.max_queued_requests,
+            "ports": {"http": spec.written.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
+        }
+    )
+
+
+def _shared_for_kv(spec: ResolvedSpec) -> LaunchDocument:
+    dtype = kv_dtype(spec.phase(spec.phases[-1]).precision)  # the others' is equal: a rule
+    kv_cache = {
+        "wire_version": KV_WIRE_VERSION,
+        "dtype": dtype,
+        "bytes_per_token": spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
+    }
+    return {"kv_cache": kv_cache, "model": _served_model(spec), "checkpoint": _checkpoint(spec)}
+
+
+def _served_model(spec: ResolvedSpec) -> LaunchDocument:
+    model = spec.written.model
+    name = model if isinstance(model, str) else model.name
+    return {"name": name or spec.written.name}
+
+
+def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
+    """None where there are no weights to run; such a plan is refused before its documents are written."""
+    model = spec.written.model
+    if isinstance(model, str) or model.checkpoint is None:
+        return None
+    return {"uri": model.checkpoint, "digest": spec.config_digest}
+
+
+def _expert_map(expert_map: ExpertMap) -> LaunchDocument:
+    return {
+        "sha256": expert_map.sha256,
+        "num_logical_experts": expert_map.num_logical_experts,
+        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
+    }
+
+
+def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocument:
+    """Batches are made in prefill, requests stay in decode; both take requests of one size: a rule."""
+    return {
+        "max_requests": decode.max_requests,
+        "max_request_tokens": decode.max_request_tokens,
+        "max_batch_tokens": prefill.max_batch_tokens,
+        "kv_tokens": kv_tokens,
+    }
+
+
+def _kv_tokens(spec: PhaseSpec, phase: Phase, memory: Sequence[MemoryPlan]) -> int:
+    """Of one rank, in whole pages: what memory holds or, where nobody knows, `max_requests` of full length."""
+    for plan in memory:
+        if plan.phase == phase:
+            return plan.kv_tokens
+    most = spec.max_requests * in_pages(spec.max_request_tokens)
+    return most if spec.max_kv_tokens is None else min(most, in_pages(spec.max_kv_tokens))
+
+
+def _sealed(document: LaunchDocument) -> LaunchDocument:
+    return document | {"launch_digest": digest_of(document)}

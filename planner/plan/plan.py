@@ -1,0 +1,279 @@
+"""The plan: all decisions, frozen, as one JSON document with a digest.
+
+It is what a review reads, what `render` and `up` carry out, and what a later plan is compared with. Nothing in it
+depends on the machine, the hour or the folder in which it was made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from planner.estimate.coverage import FailureDomains, uncovered_experts
+from planner.estimate.failures import FailureReport
+from planner.estimate.links import PhaseTraffic
+from planner.expert_map import ExpertMap
+from planner.facts import names
+from planner.facts.catalog import ASSUMED, Gpu, Model
+from planner.facts.digest import digest_of, pretty_json
+from planner.facts.terms import Phase
+from planner.layout.layout import PhaseLayout
+from planner.layout.memory import MemoryPlan
+from planner.layout.unit import Unit
+from planner.placement import Placement
+from planner.plan.map_json import map_json, one_more_slot_json
+from planner.problems.errors import InfeasibleError, Problem
+from planner.schedule.schedule import DaySchedule, Step
+from planner.search.auto import Decision
+from planner.spec.schema import Spec
+
+__all__ = ["PLAN_VERSION", "Plan"]
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `compile_plan` decided for `spec`."""
+
+    spec: Spec
+    model: Model
+    gpu: Gpu
+    decisions: tuple[Decision, ...]  # what the spec leaves open
+    layouts: tuple[PhaseLayout, ...]
+    memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
+    placement: Placement
+    schedule: DaySchedule | None  # none where all units are always on
+    expert_maps: Mapping[Phase, ExpertMap]
+    one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
+    sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
+    places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
+    traffic: tuple[PhaseTraffic, ...]  # none where links are not known
+    failures: tuple[FailureReport, ...]
+    launch_documents: Mapping[str, dict[str, Any]]  # by file name
+    refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+
+    @property
+    def name(self) -> str:
+        """Of the spec, the units and the Kubernetes objects."""
+        return self.spec.name
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """All of them, phase by phase."""
+        return self.placement.units
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that is decided and expected: equal digests, equal plans, however they were found."""
+        return digest_of(_without_reasons(self._content()))
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's plan JSON."""
+        return self._content() | {"digest": self.digest}
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the numbers are from that no spec says."""
+        figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
+        parts = {f"{each.phase}.{part}": source for each in self.memory for part, source in each.sources.items()}
+        return {"model": self.model.source} | figures | parts
+
+    @property
+    def assumed(self) -> dict[str, str]:
+        """Those that nobody read anywhere."""
+        return {name: source for name, source in self.sources.items() if source.startswith(ASSUMED)}
+
+    def slot_bytes(self, phase: Phase) -> int | None:
+        """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
+        return next((each.weights.slot for each in self.memory if each.phase == phase), None)
+
+    def launch_files(self) -> dict[str, str]:
+        """File name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
+        self.require_runnable()
+        return {name: pretty_json(document) for name, document in self.launch_documents.items()}
+
+    def require_runnable(self) -> None:
+        """Raise InfeasibleError, with every reason, when the bundled runtime cannot run the plan."""
+        if self.refusals:
+            raise InfeasibleError(self.refusals)
+
+    def unit_document(self, unit: Unit) -> dict[str, Any]:
+        """The launch document of `unit`."""
+        return self.launch_documents[names.launch_file(unit.name)]
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "version": PLAN_VERSION,
+            "name": self.name,
+            "spec_digest": digest_of(self.spec.model_dump(mode="json")),
+            "runnable": not self.refusals,
+            "why_not": [problem.message for problem in self.refusals],
+            "gpu": _gpu_json(self.gpu),
+            "sources": self.sources,
+            "assumed": self.assumed,
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
+            "memory": {each.phase: _memory_json(each) for each in self.memory},
+            "failures": {each.phase: _failures_json(each) for each in self.failures},
+            "placement": _placement_json(self.placement),
+            "units": [self._unit_json(unit) for unit in self.units],
+            "expert_maps": {
+                each.sha256: map_json(each) | {"coverage": self._coverage_json(each)}
+                for each in self.expert_maps.values()
+            },
+            "balance": {layout.phase: self._balance_json(layout) for layout in self.layouts},
+        } | self._optional()
+
+    def _optional(self) -> dict[str, Any]:
+        """Sections of plans that have something to say there."""
+        sections: dict[str, Any] = {}
+        if self.schedule:
+            sections["schedule"] = _schedule_json(self.schedule)
+        if self.traffic:
+            sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
+        return sections
+
+    def _coverage_json(self, expert_map: ExpertMap) -> dict[str, Any]:
+        """Of all phases that have this map, those that are worst off."""
+        counts = [
+            uncovered_experts(expert_map, self.places[phase])
+            for phase, each in self.expert_maps.items()
+            if each.sha256 == expert_map.sha256
+        ]
+        kinds = [kind for kind in counts[0] if all(kind in each for each in counts)]
+        return {
+            "rule": self.spec.coverage,
+            "uncovered_experts": {kind: max(each[kind] for each in counts) for kind in kinds},
+        }
+
+    def _balance_json(self, layout: PhaseLayout) -> dict[str, Any]:
+        """What a phase makes of its map, which another phase may have too."""
+        phase = layout.phase
+        return {
+            "expert_map": self.expert_maps[phase].sha256,
+            "max_over_mean_sampled": list(self.sampled[phase]),
+            "one_more_slot": one_more_slot_json(
+                self.one_more_slot.get(phase), layout.slots_per_gpu, self.slot_bytes(phase)
+            ),
+            "moves": self._moves_json(phase),
+        }
+
+    def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
+        """From the previous plan's map of the phase, where there is one of these sizes."""
+        each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
+        if each.moved_slots is None:
+            return None
+        num_bytes = None if slot_bytes is None else each.moved_slots * (slot_bytes // len(each.bound))
+        return {"moved_slots": each.moved_slots, "bytes": num_bytes}
+
+    def _unit_json(self, unit: Unit) -> dict[str, Any]:
+        return {
+            "name": unit.name,
+            "phase": unit.phase,
+            "nodes": list(unit.nodes),
+            "ranks": len(unit.ranks),
+            "why": unit.why,
+            "unit_digest": self.unit_document(unit)["unit_digest"],
+            "expert_map": self.expert_maps[unit.phase].sha256,
+        }
+
+
+def _without_reasons(content: dict[str, Any]) -> dict[str, Any]:
+    """A plan without where its numbers are from, how it was searched, and what it was compared with.
+
+    The same spec planned anew and planned after itself differ in these, as do `auto` and the number that it becomes,
+    and run alike.
+    """
+    told = ("sources", "assumed", "decisions", "why_not", "placement")
+    kept = {key: value for key, value in content.items() if key not in told}
+    return kept | {
+        "units": [_without(each, "why") for each in content["units"]],
+        "balance": {phase: _without(each, "moves") for phase, each in content["balance"].items()},
+    }
+
+
+def _without(section: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != key}
+
+
+def _gpu_json(gpu: Gpu) -> dict[str, Any]:
+    """The figures that are known of it, as the catalog or the spec has them."""
+    return {figure: getattr(gpu, figure) for figure in gpu.sources}
+
+
+def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
+    return {
+        "ep_size": layout.ep_size,
+        "attention_tp": layout.attention_tp,
+        "dp_size": layout.dp_size,
+        "nodes_per_unit": layout.nodes_per_unit,
+        "num_logical_experts": layout.num_logical_experts,
+        "num_physical_experts": layout.num_physical_experts,
+        "slots_per_gpu": layout.slots_per_gpu,
+        "routed_per_gpu": layout.slots_per_gpu,
+        "shared_per_gpu": layout.shared_per_gpu,
+        "overlap": layout.overlap,
+    }
+
+
+def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
+    weights = asdict(memory.weights)
+    slots = memory.num_slots * weights.pop("slot")
+    return {
+        "weights_bytes": memory.weight_bytes,
+        "weights": weights | {"routed": slots},
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "activation_bytes": memory.activations,
+        "buffer_bytes": memory.buffers,
+        "reserve_bytes": memory.reserve,
+        "cuda_graph_bytes": memory.cuda_graphs,
+        "kv_tokens": memory.kv_tokens,
+        "full_requests": memory.full_requests,
+        "gpu_bytes": memory.gpu_bytes,
+    }
+
+
+def _placement_json(placement: Placement) -> dict[str, Any]:
+    return {
+        "method": placement.method,
+        "why": placement.why,
+        "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
+        "unusable_nodes": dict(placement.unusable),
+    }
+
+
+def _failures_json(report: FailureReport) -> dict[str, Any]:
+    return {
+        loss.domain: {
+            "units": loss.units,
+            "of_units": report.num_units,
+            "dark_experts": loss.dark_experts,
+            "at": loss.place,
+        }
+        for loss in report.losses
+    }
+
+
+def _traffic_json(traffic: PhaseTraffic) -> dict[str, Any]:
+    return {
+        "moe_layer": traffic.layer,
+        "tokens_per_rank": traffic.tokens_per_rank,
+        "links": [asdict(link) for link in traffic.links],
+        "busiest": asdict(traffic.busiest),
+    }
+
+
+def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
+    return {
+        "timezone": schedule.timezone,
+        "steps": [_step_json(step) for step in schedule.steps],
+        "peak_nodes": schedule.peak_nodes,
+        "mean_nodes": schedule.mean_nodes,
+        "released_node_hours_per_day": schedule.released_node_hours,
+    }
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    counts = {f"{phase}_units": number for phase, number in step.num_units.items()}
+    return {"at": step.at, "minutes": step.minutes, "nodes": step.num_nodes, "units": list(step.units)} | counts

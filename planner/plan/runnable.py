@@ -1,0 +1,54 @@
+"""What the bundled runtime cannot run yet.
+
+A layout that it cannot run still plans, for a design review or for another engine; `render` and `up` refuse it as
+infeasible: the spec is right, the runtime is not there yet. Each refusal goes away with the issue that teaches the
+runtime.
+"""
+
+from collections.abc import Iterator
+
+from planner.problems.errors import Problem, Violation
+from planner.problems.fix import HERE, Fix, nearest
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["runtime_refusals"]
+
+RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
+
+
+def runtime_refusals(spec: ResolvedSpec) -> tuple[Problem, ...]:
+    """Why the bundled runtime cannot run `spec`; empty when it can."""
+    violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec), *_not_in_this_way(spec)]
+    return tuple(spec.problem(violation) for violation in violations)
+
+
+def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:
+    model = spec.written.model
+    if isinstance(model, str):
+        words = "write model: {config: ..., checkpoint: ...}"
+        yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", words)
+    elif model.checkpoint is None:
+        fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
+        yield Violation("model.checkpoint", None, "S703 is required to run", "a config has no weights", fix)
+
+
+def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
+    if spec.model_type not in (None, *RUNNABLE):
+        assert not isinstance(spec.written.model, str)
+        reason = f"the bundled runtime computes no {spec.model_type} so far"
+        rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
+        yield Violation("model.config", spec.written.model.config, rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
+
+
+def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:
+    if spec.gpu.device != "cpu":
+        reason = "the bundled runtime computes on CPUs so far"
+        yield Violation("cluster.gpu", spec.cluster.gpu_name, "S704 must be cpu to run", reason, nearest("cpu"))
+
+
+def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
+    for phase in spec.phases:
+        attention_tp = spec.phase(phase).attention_tp
+        if attention_tp != 1:
+            reason = "the bundled runtime gives each rank requests of its own so far: attention is data-parallel only"
+            yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))

@@ -1,0 +1,371 @@
+"""A plan as text: what one reads in a terminal of 80 columns and pastes into a design review.
+
+It shows what the plan holds and computes nothing of its own beyond means and sums.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from string import digits as DIGITS
+
+from planner.facts.quantities import gb
+from planner.layout.layout import PhaseLayout
+from planner.layout.memory import MemoryPlan
+from planner.plan.plan import Plan
+from planner.search.auto import DEFAULT
+from planner.spec.schema import PhaseSpec
+
+__all__ = ["plan_text"]
+
+WIDTH = 80
+MIN_WIDTH = 24  # of a column that is wrapped, beside names of any length
+MAX_NODES = 4  # that are not used; more are counted
+MAX_RUNS = 8  # of nodes of a unit; more are counted
+MAX_UNITS = 12  # of a phase; more are counted
+
+METHODS = {
+    "greedy": "By the greedy search",
+    "exact": "By the exact search",
+    "previous": "As in the previous plan",
+}
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan, ending with a line end."""
+    sections = (
+        _head,
+        _decisions,
+        _phases,
+        _memory,
+        _units,
+        _placement,
+        _schedule,
+        _expert_maps,
+        _traffic,
+        _failures,
+        _runnable,
+    )
+    parts = [section(plan) for section in sections]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _head(plan: Plan) -> str:
+    cluster = plan.spec.cluster
+    num_nodes = cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes)
+    nodes = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
+    used = sum(len(unit.nodes) for unit in plan.units)
+    return "\n".join(
+        (
+            f"Plan {plan.name}",
+            f"  {plan.digest}",
+            _model(plan),
+            f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
+            *_gpu(plan),
+            *(line for name, source in plan.assumed.items() for line in _filled(f"{name} is {source}")),
+        )
+    )
+
+
+def _model(plan: Plan) -> str:
+    written, model = plan.spec.model, plan.model
+    name = written if isinstance(written, str) else written.config
+    experts = f"{model.num_routed_experts} experts, {model.num_experts_per_token} a token"
+    layers = f"{model.num_layers} layers, {model.num_moe_layers} of them with {experts}"
+    return f"  model     {name}\n            {layers}"
+
+
+def _gpu(plan: Plan) -> Iterator[str]:
+    """The figures that the plan counts with; what a GPU is sold as only stands beside."""
+    gpu = plan.gpu
+    if gpu.usable_bytes is None:
+        return
+    sold = f", sold as {gpu.nominal_gb} GB" if gpu.nominal_gb else ""
+    yield f"  a GPU     {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
+    if gpu.nvlink_gb_per_s:
+        mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
+        others = f"the others of {gpu.nvlink_domain}" if gpu.nvlink_domain else "the others of its node"
+        yield f"            {gpu.nvlink_gb_per_s:g} GB/s one way to {others}{mesh}"
+    if gpu.nic_gbps:
+        sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
+        yield f"            a NIC of {gpu.nic_gbps:g} Gb/s{sharing}"
+
+
+def _decisions(plan: Plan) -> str:
+    """What the spec left to the planner with reasons, and what it did not mention."""
+    decided = [each for each in plan.decisions if each.why != DEFAULT]
+    rows = [("decided", "value", "because it is")]
+    rows += [(each.path, _value(each.value), each.why) for each in decided]
+    return "\n\n".join([*([_wrapped(rows)] if decided else []), *_defaults(plan)])
+
+
+def _defaults(plan: Plan) -> Iterator[str]:
+    """Section by section, as one would write them."""
+    sections: dict[str, list[str]] = {}
+    for each in plan.decisions:
+        if each.why == DEFAULT:
+            section, _, field = each.path.rpartition(".")
+            sections.setdefault(section, []).append(f"{field} {_value(each.value)}")
+    if sections:
+        yield _wrapped(
+            [("by default", ""), *((section or "(top)", ", ".join(each)) for section, each in sections.items())]
+        )
+
+
+def _value(value: object) -> str:
+    """As YAML writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _phases(plan: Plan) -> str:
+    head = ("phase", "units", "nodes", "EP", "DP x TP", "experts", "slots/GPU", "overlap")
+    limits_head = ("phase", "precision", "requests/rank", "tokens/request", "prompt tokens/step")
+    layouts = _table([head, *map(_phase_row, plan.layouts)])
+    limits = _table([limits_head, *(_limits_row(layout, plan.spec.phase(layout.phase)) for layout in plan.layouts)])
+    notes = (
+        "Nodes of a unit; experts: logical + redundant; slots: routed + shared.",
+        "At most, of each rank or group that shares attention; decode takes no prompts."
+        if plan.spec.decode
+        else "At most, of each rank or group that shares attention.",
+    )
+    return f"{layouts}\n  {notes[0]}\n\n{limits}\n  {notes[1]}"
+
+
+def _phase_row(layout: PhaseLayout) -> tuple[str, ...]:
+    redundant = layout.num_physical_experts - layout.num_logical_experts
+    return (
+        layout.phase,
+        str(layout.num_units),
+        str(layout.nodes_per_unit),
+        str(layout.ep_size),
+        f"{layout.dp_size} x {layout.attention_tp}",
+        f"{layout.num_logical_experts} + {redundant} = {layout.num_physical_experts}",
+        f"{layout.slots_per_gpu} + {layout.shared_per_gpu}",
+        layout.overlap,
+    )
+
+
+def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
+    limits = [f"{limit:,}" for limit in (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)]
+    if layout.phase == "decode":
+        limits[-1] = "-"  # prompts are prefill's
+    return layout.phase, layout.precision, *limits
+
+
+def _memory(plan: Plan) -> str:
+    """Of one GPU, in GB of 1e9 bytes; what is left is KV."""
+    if not plan.memory:
+        return ""
+    head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")
+    weights_head = ("weights", "attention", "shared", "dense", "embedding", "gates", "routed slots")
+    kv_head = ("KV a GPU", "bytes/token", "tokens", "requests of full length")
+    tables = (
+        [head, *map(_memory_row, plan.memory)],
+        [weights_head, *map(_weights_row, plan.memory)],
+        [kv_head, *map(_kv_row, plan.memory)],
+    )
+    return "\n\n".join(map(_table, tables))
+
+
+def _memory_row(memory: MemoryPlan) -> tuple[str, ...]:
+    parts = (memory.gpu_bytes, memory.weight_bytes, memory.activations, memory.buffers, memory.reserve, memory.free)
+    return (memory.phase, *map(_gb, parts))
+
+
+def _weights_row(memory: MemoryPlan) -> tuple[str, ...]:
+    weights, slots = memory.weights, memory.num_slots
+    parts = (weights.attention, weights.shared, weights.dense, weights.embedding, weights.gates)
+    return (memory.phase, *map(_gb, parts), f"{slots} x {weights.slot / 1e9:.3f} = {_gb(slots * weights.slot)}")
+
+
+def _kv_row(memory: MemoryPlan) -> tuple[str, ...]:
+    return (memory.phase, *(f"{n:,}" for n in (memory.kv_bytes_per_token, memory.kv_tokens, memory.full_requests)))
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f}"
+
+
+def _units(plan: Plan) -> str:
+    rows = [("unit", "ranks", "placed", "nodes by rank")]
+    more = []
+    for layout in plan.layouts:
+        units = [unit for unit in plan.units if unit.phase == layout.phase]
+        rows += [(unit.name, str(len(unit.ranks)), unit.why, _node_list(unit.nodes)) for unit in units[:MAX_UNITS]]
+        if len(units) > MAX_UNITS:
+            hidden = len(units) - MAX_UNITS
+            more.append(f"  ... and {hidden} more {layout.phase} unit{'' if hidden == 1 else 's'}")
+    return "\n".join([_wrapped(rows), *more])
+
+
+def _node_list(names: Sequence[str]) -> str:
+    """`node-0 to node-15, node-18`: nodes whose numbers follow one another are named by the first and the last."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    written = [run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs]
+    hidden = sum(map(len, runs[MAX_RUNS:]))
+    return ", ".join(written[:MAX_RUNS]) + (f" and {hidden} more" if hidden else "")
+
+
+def _follows(name: str, other: str) -> bool:
+    """Whether `other` is called like `name`, with the next number, written at least as wide."""
+    (start, number), (other_start, other_number) = _numbered(name), _numbered(other)
+    return start == other_start and bool(number) and other_number == f"{int(number) + 1:0{len(number)}d}"
+
+
+def _numbered(name: str) -> tuple[str, str]:
+    """What stands before the number at the end of `name`, and that number."""
+    start = name.rstrip(DIGITS)
+    return start, name[len(start) :]
+
+
+def _placement(plan: Plan) -> str:
+    """How good it is, where places are known, and which nodes it leaves out."""
+    placement = plan.placement
+    lines: list[str] = []
+    if placement.objectives:
+        rows = [("placement", "value", "bound", "", "counts")]
+        rows += [
+            (each.name, str(each.value), str(each.bound), "proven" if each.is_proven else "", each.meaning)
+            for each in placement.objectives
+        ]
+        lines += [_wrapped(rows), *_filled(f"{METHODS[placement.method]}: {placement.why}.")]
+    if placement.unusable:
+        named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
+        more = len(placement.unusable) - MAX_NODES
+        others = f" and {more} more node{'' if more == 1 else 's'}" if more > 0 else ""
+        lines += _filled(f"Not used: {named}{others}.")
+    return "\n".join(lines)
+
+
+def _schedule(plan: Plan) -> str:
+    schedule = plan.schedule
+    if schedule is None:
+        return ""
+    phases = plan.spec.phases
+    rows = [("from", *(f"{phase} units" for phase in phases), "nodes")]
+    rows += [
+        (step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes)) for step in schedule.steps
+    ]
+    hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
+    mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
+    return "\n".join([_table(rows), *_filled(f"Times are of {schedule.timezone}; {mean}.")])
+
+
+def _expert_maps(plan: Plan) -> str:
+    """Fullest GPU over the mean: expected, what no map can beat, and with the luck of one step."""
+    rows: list[tuple[str, ...]] = [("expert map", "max/mean", "bound", "in a step", "worst layer", "sha256")]
+    for phase, each in plan.expert_maps.items():
+        worst = max(each.max_over_mean)
+        ratios = [f"{fmean(ratio):.3f}" for ratio in (each.max_over_mean, each.bound, plan.sampled[phase])]
+        rows.append((phase, *ratios, f"{worst:.3f} (MoE layer {each.max_over_mean.index(worst)})", each.sha256[7:19]))
+    drawn = plan.spec.expert_load
+    loads = f"those of {drawn.file}" if drawn.file else f"drawn with alpha {drawn.alpha:g}, seed {drawn.seed}"
+    note = (
+        f"Loads of GPUs, means over MoE layers; experts' loads are {loads}. In a step of the limits' size its luck is "
+        "on top."
+    )
+    near = _filled("Tokens go to a replica on their own GPU or node first (split: local_first).")
+    lines = [_table(rows), *_filled(note), *(near if plan.spec.split == "local_first" else [])]
+    return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan)])
+
+
+def _moves(plan: Plan) -> Iterator[str]:
+    """Beside the previous plan's maps."""
+    for phase, each in plan.expert_maps.items():
+        if each.moved_slots is not None:
+            num_slots = sum(map(len, each.physical_to_logical))
+            keep = ": keep the map" if each.moved_slots == 0 else ""
+            yield f"  {phase}: {each.moved_slots:,} of {num_slots:,} slots differ from the previous plan's{keep}"
+
+
+def _one_more_slot(plan: Plan) -> Iterator[str]:
+    """What it would give and cost, of phases whose slots keep the map where it is."""
+    for phase, more in plan.one_more_slot.items():
+        slot_bytes = plan.slot_bytes(phase)
+        cost = "" if slot_bytes is None else f", for {gb(slot_bytes)} a GPU"
+        now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
+        yield from _filled(
+            f"{phase}: slots bind at {now:.3f}; one more a GPU gives {reached:.3f} (bound {then:.3f}){cost}"
+        )
+
+
+def _traffic(plan: Plan) -> str:
+    """Expected, of one MoE layer of the largest step."""
+    if not plan.traffic:
+        return ""
+    shared = any(link.attention_bytes for each in plan.traffic for link in each.links)
+    more = ("MB shared",) if shared else ()
+    rows: list[tuple[str, ...]] = [("traffic", "of one", "place", "MB in", "MB out", *more, "GB/s", "us")]
+    for each in plan.traffic:
+        for link in each.links:
+            sizes = [link.dispatch_bytes, link.combine_bytes, *([link.attention_bytes] if shared else [])]
+            columns = [f"{size / 1e6:,.1f}" for size in sizes]
+            busiest = "*" if link == each.busiest else ""
+            time = f"{link.microseconds:,.0f}{busiest}"
+            rows.append((each.phase, link.kind, _short(plan, link.place), *columns, f"{link.gb_per_s:,.0f}", time))
+    sharing = "; shared each way by the GPUs of an attention group" if shared else ""
+    note = (
+        "The fullest of each kind in one MoE layer of the largest step: in by dispatch, out by combine"
+        f"{sharing}; us at full bandwidth. * the busiest"
+    )
+    return "\n".join([_table(rows), *_filled(note)])
+
+
+def _failures(plan: Plan) -> str:
+    """The worst loss of each kind, and what could be saved."""
+    rows = [("failure", "of one", "stops at worst", "dark experts", "for example")]
+    for report in plan.failures:
+        for loss in report.losses:
+            stops = f"{loss.units} of {report.num_units} unit{'' if report.num_units == 1 else 's'}"
+            rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), _short(plan, loss.place)))
+    lines = [_table(rows)]
+    coverage = plan.spec.coverage
+    if coverage != "none":
+        lines.append(f"  No expert goes dark when one {coverage} dies (coverage: {coverage}).")
+    note = (
+        "Dark: without a replica elsewhere, in the worst layer of a unit. The others help only a runtime that goes on "
+        "without a dead rank; ours does not yet."
+    )
+    return "\n".join([*lines, *_filled(note)])
+
+
+def _short(plan: Plan, place: str) -> str:
+    """A unit's place without the name that all units share."""
+    return place.removeprefix(f"{plan.name}-")
+
+
+def _filled(note: str) -> list[str]:
+    """A sentence below a table."""
+    return textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _runnable(plan: Plan) -> str:
+    if not plan.refusals:
+        return "The bundled runtime can run it."
+    reasons = [
+        textwrap.fill(problem.message, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        for problem in plan.refusals
+    ]
+    return "\n".join(["The bundled runtime cannot run it:", *reasons])
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns two spaces apart, indented by two."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _wrapped(rows: Sequence[tuple[str, ...]]) -> str:
+    """A table whose last column takes as many lines as it needs."""
+    room = WIDTH - 2 - sum(2 + max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1))
+    lines: list[tuple[str, ...]] = []
+    for *cells, last in rows:
+        parts = textwrap.wrap(last, max(room, MIN_WIDTH), break_on_hyphens=False) or [""]
+        lines += [(*cells, parts[0]), *((*[""] * len(cells), part) for part in parts[1:])]
+    return _table(lines)

@@ -1,0 +1,125 @@
+"""What can go wrong for a user, and the exit status that says so.
+
+    TidemillError
+    ├── SpecError         2   the spec is wrong: every mistake at once, each with its line
+    ├── InfeasibleError   3   the spec is right, but what it asks for cannot be had
+    ├── CallError         2   the command line is wrong
+    └── OutputError       1   the answer could not be written
+
+Each carries `Problem`s, which say the same thing to people (`message`, one line) and to programs (`as_json`). Our own
+mistakes are not here: those are `assert`s.
+
+A message has four parts, joined by `; `: field and value with the rule and its numbers, the reason, the nearest fix.
+    decode.ep_size (100) must divide num_physical_experts (288 = 256 + 32 redundant); all GPUs ...; nearest: 96 or 144
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from planner.problems.fix import HERE, Change, Fix
+
+__all__ = ["CallError", "InfeasibleError", "OutputError", "Problem", "SpecError", "TidemillError", "Violation"]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule, before anyone has looked up where in the file it stands.
+
+    `rule` starts with its id, which is never given to another rule: `S301 must divide ...`.
+    """
+
+    path: str  # dotted: `decode.ep_size`; empty for the file as a whole
+    value: Any  # as written; None where nothing is
+    rule: str
+    reason: str
+    fix: Fix | str  # a sentence where it takes what only the user knows
+
+    @property
+    def message(self) -> str:
+        """The four parts as one line."""
+        _, _, rule_text = self.rule.partition(" ")
+        value = "" if self.value is None else f" ({_shown(self.value)})"
+        return f"{self.path}{value} {rule_text}; {self.reason}; {self.fix}".lstrip()
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What the fix says, as changes of the spec, or of the call's options; each would do."""
+        found = self.fix.changes if isinstance(self.fix, Fix) else ()
+        return tuple({self.path if path == HERE else path: value for path, value in each.items()} for each in found)
+
+    def at(self, file: str, line: int = 0, column: int = 0) -> "Problem":
+        """The same, with its place; without a line when it is about no line of any file."""
+        return Problem(self.path, self.value, self.rule, self.reason, self.fix, file, line, column)
+
+
+@dataclass(frozen=True)
+class Problem(Violation):
+    """A broken rule and where it stands. Lines and columns count from 1; 0 means the file, or the call, as a whole."""
+
+    file: str
+    line: int
+    column: int
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of `errors`, as the contract has it."""
+        return {
+            "file": self.file,
+            "path": self.path,
+            "line": self.line,
+            "column": self.column,
+            "value": self.value,
+            "rule": self.rule,
+            "reason": self.reason,
+            "fix": str(self.fix),
+            "message": self.message,
+        } | ({"changes": [dict(change) for change in self.changes]} if self.changes else {})
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.message} [{self.rule.split()[0]}]"
+
+
+class TidemillError(Exception):
+    """Something a user can cause and repair."""
+
+    exit_status: ClassVar[int]
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+class SpecError(TidemillError):
+    """The spec is wrong."""
+
+    exit_status = 2
+
+
+class InfeasibleError(TidemillError):
+    """The spec is right, and cannot be met."""
+
+    exit_status = 3
+
+
+class CallError(TidemillError):
+    """The command was called wrongly."""
+
+    exit_status = 2
+
+
+class OutputError(TidemillError):
+    """The answer is there but could not be written."""
+
+    exit_status = 1
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: text as it is, the rest as JSON, on one line and cut where it would hide the rule."""
+    plain = isinstance(value, str) and value.isprintable() and value and not value.isdecimal()
+    text = value if plain else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,1 @@
+"""Which units are on when."""

@@ -1,0 +1,75 @@
+"""The day as the spec gives it: which units are on when, and which nodes that takes.
+
+A window lasts from its time until the next one's, the last until the first's on the next day, so that windows may
+cross midnight. Units of a phase are switched by number: with three on, those are the first three. So the units, and
+the nodes, of a smaller state are always among those of a larger one, and a step in the schedule moves nothing.
+
+Worked example, the day of DeepSeek's own service: prefill units of 4 nodes and decode units of 18, from
+29 x 4 + 9 x 18 = 278 nodes at noon to 8 x 4 + 2 x 18 = 68 at night; 226.75 on average.
+
+It derives no windows from traffic and plans no way from one state to the next.
+
+Source of the example: open-infra-index, day 6 (the step chart of nodes).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.spec.hours import DAY_MINUTES, window_minutes
+from planner.spec.schema import Spec, WindowSpec
+
+__all__ = ["DaySchedule", "Step", "plan_schedule"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A state of the deployment, from `at` on."""
+
+    at: str
+    minutes: int
+    num_units: dict[Phase, int]
+    units: tuple[str, ...]
+    num_nodes: int
+
+
+@dataclass(frozen=True)
+class DaySchedule:
+    """All states of a day, in the order of the spec."""
+
+    timezone: str
+    steps: tuple[Step, ...]
+
+    @property
+    def peak_nodes(self) -> int:
+        """What the cluster must hold."""
+        return max(step.num_nodes for step in self.steps)
+
+    @property
+    def mean_nodes(self) -> float:
+        """Over the day."""
+        return sum(step.num_nodes * step.minutes for step in self.steps) / DAY_MINUTES
+
+    @property
+    def released_node_hours(self) -> float:
+        """That other work can have in a day, of the peak's nodes."""
+        return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
+
+
+def plan_schedule(spec: Spec, units: Sequence[Unit]) -> DaySchedule | None:
+    """The day of `spec`, over its placed units; None where all are always on."""
+    if spec.schedule is None:
+        return None
+    lengths = window_minutes(spec.schedule)
+    steps = tuple(
+        _step(spec, window, length, units) for window, length in zip(spec.schedule.windows, lengths, strict=True)
+    )
+    return DaySchedule(spec.schedule.timezone, steps)
+
+
+def _step(spec: Spec, window: WindowSpec, minutes: int, units: Sequence[Unit]) -> Step:
+    num_units = {phase: window.num_units(phase) for phase in spec.phases}
+    active = [unit for unit in units if unit.index < num_units[unit.phase]]
+    num_nodes = sum(len(unit.nodes) for unit in active)
+    return Step(window.at, minutes, num_units, tuple(unit.name for unit in active), num_nodes)

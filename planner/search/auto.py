@@ -1,0 +1,192 @@
+"""The numbers that a spec leaves to the planner: `auto` becomes a number with a reason, and defaults are named.
+
+What memory and shapes decide, in this order:
+    ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one);
+                        fewer GPUs in a unit are fewer that stop together, and less traffic between nodes
+    redundant_experts   the fewest that give every GPU equally many slots, at least one, so that hot experts have
+                        replicas: 32 at EP32 and at EP144 of 256, as the published system has; none where only that fits
+    max_requests        as many of full length as KV has room for
+
+On `cpu` memory is not known: a unit is one node, and max_requests its default.
+
+The spec with the numbers in place is checked like any other, so that what is decided breaks no rule. Defaults are those
+of `spec/schema.py`; here they are only told.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from planner.facts.terms import Phase
+from planner.layout.memory import MemoryPlan
+from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.schema import AUTO, PhaseSpec, Spec
+
+__all__ = ["DEFAULT", "Decision", "decide"]
+
+DEFAULT = "default"
+
+AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
+MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
+
+MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
+Numbers = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value that the spec does not say, and why it is this one."""
+
+    path: str
+    value: Any
+    why: str
+
+
+def decide(spec: ResolvedSpec, split: MemoryOf) -> tuple[ResolvedSpec, tuple[Decision, ...]]:
+    """`spec` with numbers for every `auto`, which `split` tries, and all that was decided or taken by default.
+
+    Raises SpecError when no number would do.
+    """
+    decisions: list[Decision] = []
+    for phase in spec.phases:
+        if any(_is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
+            numbers, num_held = _decide(spec, phase, split)
+            decisions += _reasons(spec, phase, numbers, num_held)
+            spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
+    decisions += _of_windows(spec.written)
+    decided = {each.path for each in decisions}
+    if spec.written.expert_load.file is not None:
+        decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
+    decided |= {"decode.max_batch_tokens"}  # of no effect: prompts are prefill's
+    defaults = _defaults(spec.written, spec.document.data, "")
+    return spec, (*decisions, *(each for each in defaults if each.path not in decided))
+
+
+def _decide(spec: ResolvedSpec, phase: Phase, split: MemoryOf) -> tuple[Numbers, int]:
+    """The first layout that holds what is wanted, else the first that holds one request, else the last.
+
+    With it, how many of the wanted requests it holds at full length.
+    """
+    wanted = _wanted_requests(phase, spec.phase(phase))
+    wants_most = _is_auto(spec.phase(phase), "max_requests")
+    held: list[tuple[Numbers, int]] = []
+    for numbers in _layouts(spec, phase):
+        tried = _trial(spec, phase, numbers)
+        plan = split(tried, phase)
+        if plan is None:
+            return numbers, wanted
+        held.append((numbers, min(plan.full_requests, wanted) if plan.short <= 0 else 0))
+        if held[-1][1] == wanted:
+            most = {"max_requests": _most_requests(tried, phase, split)} if wants_most else {}
+            return numbers | most, wanted
+    return next((each for each in held if each[1]), held[-1])
+
+
+def _trial(spec: ResolvedSpec, phase: Phase, numbers: Numbers) -> ResolvedSpec:
+    """`spec` with `numbers` in place, for a look at the memory of `phase`; what is chosen is checked later."""
+    section = spec.phase(phase).model_copy(update=numbers)
+    return replace(spec, written=spec.written.model_copy(update={phase: section}))
+
+
+def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
+    """EP sizes from the smallest, each with its redundant experts; max_requests as small as can be."""
+    section, num_logical = spec.phase(phase), spec.model.num_routed_experts
+    requests = {"max_requests": 1 if spec.gpu.usable_bytes else _default_requests()}
+    even = [
+        (size, redundant)
+        for size in _ep_sizes(spec, section)
+        for redundant in _redundant(section, num_logical, size)
+        if (num_logical + redundant) % size == 0
+    ]
+    in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
+    right = [(size, redundant) for size, redundant in in_groups if redundant <= num_logical * (size - 1)]
+    for size, redundant in right or in_groups or even:  # where none is right, the rules say why
+        decided = {"ep_size": size, "redundant_experts": redundant} | requests
+        yield {field: number for field, number in decided.items() if _is_auto(section, field)}
+
+
+def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec) -> Sequence[int]:
+    """Whole nodes from one on; where experts do not spread over one evenly, a part of it."""
+    if not _is_auto(section, "ep_size"):
+        return [section.ep_size]
+    per_node, most = spec.cluster.gpus_per_node, 2 * spec.model.num_routed_experts
+    within = [size for size in range(1, per_node + 1) if per_node % size == 0]
+    beyond = list(range(2 * per_node, most + 1, per_node))
+    return [*reversed(within), *beyond]
+
+
+def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:
+    if not _is_auto(section, "redundant_experts"):
+        return [section.redundant_experts]
+    fewest = -num_logical % ep_size or (ep_size if ep_size > 1 else 0)
+    return [fewest, 0]
+
+
+def _most_requests(spec: ResolvedSpec, phase: Phase, split: MemoryOf) -> int:
+    """The largest number of requests of full length that fit at a time, at least 1: buffers grow with it too."""
+    least, most = 1, MAX_REQUESTS
+    while least < most:
+        middle = (least + most + 1) // 2
+        plan = split(_trial(spec, phase, {"max_requests": middle}), phase)
+        fits = plan is not None and plan.full_requests >= middle
+        least, most = (middle, most) if fits else (least, middle - 1)
+    return least
+
+
+def _is_auto(section: PhaseSpec, field: str) -> bool:
+    return bool(getattr(section, field) == AUTO)
+
+
+def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
+    """Of full length at a time, on one GPU; prefill computes one and hands it on."""
+    return 1 if phase == "prefill" or _is_auto(section, "max_requests") else section.max_requests
+
+
+def _requests(number: int) -> str:
+    return "a request" if number == 1 else f"{number} requests"
+
+
+def _default_requests() -> int:
+    return int(PhaseSpec.model_fields["max_requests"].default)
+
+
+def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) -> Iterator[Decision]:
+    section = spec.phase(phase)
+    tokens = f"{section.max_request_tokens:,} tokens"
+    on_cpu = "memory of a CPU is not known: "
+    wanted = _wanted_requests(phase, section)
+    room = f"the smallest unit of whole nodes whose GPUs each have room for {_requests(num_held)} of {tokens}"
+    whys = {
+        "ep_size": room if num_held == wanted else f"{room}, as none has for {wanted}",
+        "redundant_experts": "the fewest that give all GPUs equally many slots and hot experts replicas"
+        if numbers.get("redundant_experts")
+        else "a replica on the only GPU would share no load"
+        if numbers.get("ep_size", section.ep_size) == 1
+        else "no slot is left for replicas",
+        "max_requests": "the most that is planned for"
+        if numbers.get("max_requests") == MAX_REQUESTS
+        else f"as many of {tokens} as a GPU's KV has room for",
+    }
+    if spec.gpu.usable_bytes is None:
+        whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
+    yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
+
+
+def _of_windows(spec: Spec) -> Iterator[Decision]:
+    """With a schedule, units are counted there."""
+    if spec.schedule is not None:
+        for phase in spec.phases:
+            yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")
+
+
+def _defaults(section: BaseModel, written: Any, prefix: str) -> Iterator[Decision]:
+    """What the spec does not write and `spec/schema.py` fills in, section by section."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            inner = written.get(name, {}) if isinstance(written, dict) else {}
+            yield from _defaults(value, inner, f"{prefix}{name}.")
+        elif name not in written and not field.is_required() and value is not None:
+            yield Decision(f"{prefix}{name}", field.default, DEFAULT)  # as one would write it

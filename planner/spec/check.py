@@ -1,0 +1,203 @@
+"""A spec file to a spec that can be planned, or to everything that is wrong with it.
+
+    text -> source.py (data, places) -> fields.py (single fields) -> here (files, catalog) -> rules.py -> ResolvedSpec
+
+All of it happens before the first pass, so that passes never meet a wrong spec, and a user meets all mistakes at once:
+a field that is wrong silences only the rules that read it. This is also the only place where the planner reads files.
+
+It does not plan: whether the cluster is large enough is not asked here.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from planner.facts.catalog import GPUS, MODELS, Gpu, Model
+from planner.facts.loads import Loads, read_loads
+from planner.facts.model_config import ModelConfig, read_model_config
+from planner.facts.terms import PHASES, Phase
+from planner.problems.errors import Problem, SpecError, Violation
+from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean
+from planner.spec.fields import check_fields
+from planner.spec.layout_rules import broken_rules
+from planner.spec.schema import ClusterSpec, GpuSpec, PhaseSpec, Spec
+from planner.spec.yaml import Document, read_document
+
+__all__ = ["ResolvedSpec", "check_document", "check_spec", "with_values"]
+
+Found = TypeVar("Found")
+
+BITS_PER_BYTE = 8
+MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
+
+
+@dataclass(frozen=True)
+class ResolvedSpec:
+    """A spec without mistakes, together with what the files and catalog entries that it names say."""
+
+    written: Spec
+    model: Model
+    model_type: str | None  # of the checkpoint's config.json; None for a model of the catalog
+    config_digest: str | None  # of the checkpoint's config.json; None for a model of the catalog
+    gpu: Gpu
+    measured_loads: Loads | None  # of expert_load.file
+    document: Document
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases that the spec has: prefill and decode, or mixed."""
+        return self.written.phases
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """Return the nodes as written."""
+        return self.written.cluster
+
+    def phase(self, phase: Phase) -> PhaseSpec:
+        """Return what is written about `phase`."""
+        return self.written.phase(phase)
+
+    def problem(self, violation: Violation) -> Problem:
+        """`violation` with its line, for passes that find the spec infeasible."""
+        return self.document.problem(violation)
+
+
+def check_spec(path: Path) -> ResolvedSpec:
+    """The spec in the file at `path`. Raises SpecError with every mistake in it."""
+    return check_document(read_document(path))
+
+
+def check_document(document: Document) -> ResolvedSpec:
+    """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
+    fields = check_fields(document.data)
+    named = _Named(Path(document.file).parent, fields.values, document.data)
+    values = fields.values | named.resolved | _given_keys(document, fields.misspelt) | _units(fields.values)
+    in_range = (_heeding_rules(violation, values) for violation in fields.violations)
+    violations = [*in_range, *named.violations, *broken_rules(values)]
+    if violations:
+        raise SpecError([document.problem(violation) for violation in violations])
+    return ResolvedSpec(
+        written=Spec.model_validate(document.data),
+        model=named.resolved["model.shapes"],
+        model_type=named.resolved.get("model.type"),
+        config_digest=named.resolved.get("model.digest"),
+        gpu=named.resolved["cluster.device"],
+        measured_loads=named.resolved.get("expert_load.loads"),
+        document=document,
+    )
+
+
+def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
+    """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
+    return check_document(replace(spec.document, data=applied(spec.document.data, values)))
+
+
+def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation:
+    """`violation` with a number for its fix that breaks no rule about the field either, where one is found."""
+    offered = _offered(violation)
+    if offered is None:
+        return violation
+    number = offered
+    for _ in range(MAX_STEPS):
+        broken = broken_rules({**values, violation.path: number}, about=violation.path)
+        better = [each for each in map(_offered, broken) if each is not None]
+        if not better:
+            break
+        number = min((abs(each - number), each) for each in better)[1]
+    if number == offered:
+        return violation
+    return replace(violation, fix=Fix(str(violation.fix).replace(str(offered), str(number)), ({HERE: number},)))
+
+
+def _offered(violation: Violation) -> int | None:
+    """The number that is offered in place of what is wrong, or the first of several."""
+    changes = violation.fix.changes if isinstance(violation.fix, Fix) else ()
+    value = changes[0].get(HERE) if changes else None
+    return value if type(value) is int else None
+
+
+class _Named:
+    """What the spec only names, looked up: catalog entries and files. Rules read it under paths of its own."""
+
+    def __init__(self, folder: Path, values: dict[str, Any], data: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.violations: list[Violation] = []
+        self.resolved: dict[str, Any] = {}
+        self._resolve(values)
+        if "cluster.gpu.memory" in values:
+            self._keep_own_gpu(data["cluster"]["gpu"])
+
+    def _resolve(self, values: dict[str, Any]) -> None:
+        if "model" in values:
+            self._keep("model.shapes", _catalog_entry("S304", "model", values["model"], MODELS))
+        if "model.config" in values:
+            self._keep_config(self._read(read_model_config, values["model.config"]))
+        if "cluster.gpu" in values:
+            self._keep("cluster.device", _catalog_entry("S305", "cluster.gpu", values["cluster.gpu"], GPUS))
+        if values.get("expert_load.file"):
+            self._keep("expert_load.loads", self._read(read_loads, values["expert_load.file"]))
+
+    def _read(self, reader: Callable[[Path, str], Found], written: str) -> Found:
+        return reader(self.folder / written, written)
+
+    def _keep_config(self, found: ModelConfig | Violation) -> None:
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        else:
+            self.resolved |= {
+                "model.shapes": found.model,
+                "model.type": found.model_type,
+                "model.digest": found.digest,
+            }
+
+    def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
+        """A GPU that the spec describes, unless it does so wrongly, which has been said."""
+        with suppress(ValidationError):
+            self.resolved["cluster.device"] = _own_gpu(GpuSpec.model_validate(section))
+
+    def _keep(self, path: str, found: object) -> None:
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        else:
+            self.resolved[path] = found
+
+
+def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Found]) -> Found | Violation:
+    if name in entries:
+        return entries[name]
+    rule = f"{rule_id} must be in the catalog ({', '.join(entries)})"
+    return Violation(path, name, rule, "its figures are not known", did_you_mean(name, list(entries)))
+
+
+def _own_gpu(spec: GpuSpec) -> Gpu:
+    figures = {
+        "usable_bytes": spec.memory,
+        "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,
+        "peer_gb_per_s": spec.peer and spec.peer / BITS_PER_BYTE,
+        "nvlink_domain": spec.nvlink_domain,
+        "nic_gbps": spec.nic,
+        "gpus_per_nic": spec.gpus_per_nic,
+        "kubernetes_resource": spec.kubernetes_resource,
+    }
+    known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
+    return Gpu(device="cuda", sources=dict.fromkeys(known, "the spec"), **known)
+
+
+def _given_keys(document: Document, misspelt: frozenset[str]) -> dict[str, Any]:
+    """Which keys are written, be it misspelt, for the rules that some exclude others."""
+    sections = {name: section for name, section in document.data.items() if isinstance(section, dict)}
+    given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
+    written = frozenset(name for name, section in document.data.items() if section is not None)
+    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
+
+
+def _units(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How many units each phase has, for the rule about their names."""
+    counts = {phase: values[f"{phase}.units"] for phase in PHASES if f"{phase}.units" in values}
+    for window in values.get("schedule.windows") or []:
+        counts |= {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
+    return {"spec.units": counts} if counts else {}

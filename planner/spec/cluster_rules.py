@@ -1,0 +1,248 @@
+"""The rules between fields of `cluster` and `schedule`; `layout_rules.py` asks them with the others."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from planner.facts.quantities import read_link
+from planner.facts.terms import PHASES
+from planner.facts.timezones import is_timezone, nearest_timezone
+from planner.problems.fix import HERE, Fix, close_to, nearest, removal
+from planner.spec.hours import DAY_MINUTES
+from planner.spec.rule import Broken, Partial, Rule, declare_in
+
+__all__ = ["RULES"]
+
+DNS_1123_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule")
+TAINT = re.compile(rf"[A-Za-z0-9./_-]+(=[A-Za-z0-9._-]*)?:({'|'.join(EFFECTS)})")
+
+Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+
+# An own GPU
+
+
+@_reads("cluster.gpu.peer", "cluster.gpu.nvlink")
+def peers_are_part_of_the_whole(peer: str | None, nvlink: str | None) -> Broken | None:
+    """All links of a mesh together are at least one of them."""
+    if peer is None or nvlink is None or (read_link(peer) or 0) <= (read_link(nvlink) or 0):
+        return None
+    reason = "nvlink is what a GPU sends to all others together"
+    return Broken(f"S416 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
+
+
+@_reads("cluster.gpu.peer", "cluster.gpu.nvlink")
+def peers_have_a_whole(peer: str | None, nvlink: str | None) -> Broken | None:
+    """The links of a mesh, without what they are together."""
+    return _alone(peer is not None and nvlink is None, "nvlink", "450GB/s")
+
+
+@_reads("cluster.gpu.nvlink_domain", "cluster.gpu.nvlink")
+def domains_have_links(domain: int | None, nvlink: str | None) -> Broken | None:
+    """GPUs that reach each other, nobody knows how fast."""
+    return _alone(domain is not None and nvlink is None, "nvlink", "450GB/s")
+
+
+@_reads("cluster.gpu.gpus_per_nic", "cluster.gpu.nic")
+def shared_nics_have_links(gpus_per_nic: int, nic: str | None) -> Broken | None:
+    """GPUs that share a NIC, nobody knows how fast it is."""
+    return _alone(gpus_per_nic > 1 and nic is None, "nic", "400Gbps")
+
+
+def _alone(is_alone: bool, link: str, example: str) -> Broken | None:
+    if not is_alone:
+        return None
+    fix = Fix(f"remove it, or for example {link}: {example}", ({HERE: None}, {f"cluster.gpu.{link}": example}))
+    return Broken(f"S417 must come with {link}", "without it no link is planned", fix)
+
+
+# Nodes
+
+
+@_reads("coverage", "cluster.rack_size", "cluster.nodes")
+def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nodes) -> Broken | None:
+    """Experts cannot be spread over racks that nobody named."""
+    named = size is not None or (
+        isinstance(nodes, list) and all(node.get("rack") or isinstance(node, Partial) for node in nodes)
+    )
+    if coverage != "rack" or named:
+        return None
+    rule = "S516 must come with the racks of all nodes"
+    fix = Fix("write rack for each node, or coverage: node", ({HERE: "node"},))
+    if isinstance(nodes, int):
+        fix = Fix("for example cluster.rack_size: 4", ({"cluster.rack_size": 4},))
+    return Broken(rule, "experts are spread over racks that are known", fix)
+
+
+@_reads("cluster.nodes")
+def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
+    """Pods are pinned to nodes by name."""
+    for index, name in _names(nodes):
+        if not DNS_1123_SUBDOMAIN.fullmatch(name):
+            rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
+            fix = nearest(_node_name(name, index))
+            yield Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
+
+
+@_reads("cluster.nodes")
+def nodes_are_listed_once(nodes: Nodes) -> Iterator[Broken]:
+    """A node given twice would be planned twice."""
+    first: dict[str, int] = {}
+    for index, name in _names(nodes):
+        if name in first:
+            rule = f"S408 must be listed once, it is cluster.nodes.{first[name]} too"
+            fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
+            yield Broken(rule, "its GPUs would be given to two units", fix, f"cluster.nodes.{index}.name", name)
+        first.setdefault(name, index)
+
+
+@_reads("cluster.nodes")
+def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
+    """The effect decides whether a node can be used."""
+    for index, node in _listed(nodes):
+        for number, taint in enumerate(node.get("taints", [])):
+            if not TAINT.fullmatch(taint):
+                rule = "S409 must be KEY=VALUE:EFFECT or KEY:EFFECT"
+                reason = "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the node can be used"
+                place = f"cluster.nodes.{index}.taints.{number}"
+                yield Broken(rule, reason, nearest(_taint(taint)), place, taint)
+
+
+@_reads("cluster.rack_size", "cluster.nodes")
+def racks_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broken | None:
+    """A listed node says itself where it stands."""
+    return _not_beside_a_list(size, nodes, "rack")
+
+
+@_reads("cluster.leaf_size", "cluster.nodes")
+def leaves_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broken | None:
+    """A listed node says itself what it is attached to."""
+    return _not_beside_a_list(size, nodes, "leaf")
+
+
+@_reads("cluster.power_domain_size", "cluster.nodes")
+def power_domains_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broken | None:
+    """A listed node says itself what feeds it."""
+    return _not_beside_a_list(size, nodes, "power")
+
+
+def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | None:
+    if size is None or isinstance(nodes, int):
+        return None
+    reason = f"listed nodes each say their {key}"
+    fix = removal(words=f"remove it, and write {key} for each node")
+    return Broken("S410 must not stand beside a list of nodes", reason, fix)
+
+
+def _node_name(name: str, index: int) -> str:
+    """`name` in the letters that Kubernetes takes."""
+    parts = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in name.lower().split("."))
+    return ".".join(part for part in parts if part) or f"node-{index}"
+
+
+def _taint(written: str) -> str:
+    """`written` with an effect that it may have had, or without what no key has."""
+    key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
+    meant = close_to(effect, EFFECTS) or EFFECTS[0]
+    return f"{re.sub(r'[^A-Za-z0-9./_=-]', '-', key) or 'key'}:{meant}"
+
+
+def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
+    return iter([]) if isinstance(nodes, int) else enumerate(nodes)
+
+
+def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
+    return ((index, node["name"]) for index, node in _listed(nodes) if "name" in node)
+
+
+# Schedule
+
+
+@_reads("schedule.timezone")
+def timezone_is_the_ianas(timezone: str) -> Broken | None:
+    """Clocks of the controller follow it, summer time included."""
+    if is_timezone(timezone):
+        return None
+    rule = "S518 must be a time zone of the IANA"
+    reason = "no other name says which way it counts and when clocks change"
+    return Broken(rule, reason, nearest_timezone(timezone))
+
+
+@_reads("schedule.windows")
+def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
+    """Each lasts until the next one's."""
+    first: dict[str, int] = {}
+    times = [(index, window["at"]) for index, window in enumerate(windows) if "at" in window]
+    for index, at in times:
+        if at in first:
+            rule = f"S511 must differ from schedule.windows.{first[at]}.at"
+            fix = nearest(_free_minute(at, {time for _, time in times}))
+            yield Broken(rule, "only one of them can be on", fix, f"schedule.windows.{index}.at", at)
+        first.setdefault(at, index)
+
+
+@_reads("schedule.windows", "spec.sections")
+def windows_count_the_phases_that_there_are(
+    windows: list[dict[str, Any]], sections: frozenset[str]
+) -> Iterator[Broken]:
+    """All of them, and no other."""
+    wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
+    for index, window in enumerate(windows):
+        given = [key for key, number in window.items() if key != "at" and number is not None]
+        if sorted(given) != sorted(wanted) and not isinstance(window, Partial):
+            rule = f"S512 must say {' and '.join(wanted)}, it says {' and '.join(given) or 'nothing'}"
+            place = f"schedule.windows.{index}"
+            yield Broken(rule, "each window counts the units of each phase", _counted(place, given, wanted), place)
+
+
+@_reads("schedule.windows")
+def phases_are_on_together(windows: list[dict[str, Any]]) -> Iterator[Broken]:
+    """Prompts without tokens, or tokens without prompts, serve nobody."""
+    for index, window in enumerate(windows):
+        off = [key for key in ("prefill_units", "decode_units") if window.get(key) == 0]
+        on = [key for key in ("prefill_units", "decode_units") if window.get(key)]
+        if off and on:
+            rule = f"S513 must be at least 1 where {on[0]} is {window[on[0]]}"
+            reason = "a request passes through both phases"
+            yield Broken(rule, reason, nearest(1), f"schedule.windows.{index}.{off[0]}", 0)
+
+
+@_reads("schedule.windows")
+def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
+    """A deployment that is always off needs no plan."""
+    if any(isinstance(window, Partial) for window in windows):
+        return None
+    counts = [key for key in windows[0] if key != "at"]
+    if not counts or any(number for window in windows for key, number in window.items() if key != "at"):
+        return None
+    words = " and ".join(f"{key}: 1" for key in counts)
+    fix = Fix(f"for example {words} in the first", ({f"schedule.windows.0.{key}": 1 for key in counts},))
+    return Broken("S514 must have units in some window", "nothing is ever on", fix, "schedule")
+
+
+@_reads("{phase}.units", "{phase}.given", "spec.sections")
+def units_are_counted_once(_: int, given: frozenset[str], sections: frozenset[str]) -> Broken | None:
+    """Two numbers could differ."""
+    if "units" not in given or "schedule" not in sections:
+        return None
+    return Broken("S515 must not stand beside a schedule", "its windows say how many units there are", removal())
+
+
+def _counted(place: str, given: list[str], wanted: list[str]) -> Fix:
+    """What to write beside what is given, and what to remove of it."""
+    missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
+    words = [f"write {' and '.join(f'{key}: 1' for key in missing)}"] if missing else []
+    words += [f"remove {' and '.join(unwanted)}"] if unwanted else []
+    change = {f"{place}.{key}": 1 for key in missing} | {f"{place}.{key}": None for key in unwanted}
+    return Fix(", and ".join(words), (change,))
+
+
+def _free_minute(at: str, taken: set[str]) -> str:
+    """The first minute after `at` at which no window starts."""
+    hour, minute = map(int, at.split(":"))
+    later = ((60 * hour + minute + step) % DAY_MINUTES for step in range(1, DAY_MINUTES))
+    return next(time for time in (f"{each // 60:02}:{each % 60:02}" for each in later) if time not in taken)

@@ -1,0 +1,24 @@
+"""How long the windows of a schedule last, and for how long a unit is on."""
+
+from planner.facts.terms import Phase
+from planner.spec.schema import ScheduleSpec
+
+__all__ = ["DAY_MINUTES", "active_minutes", "window_minutes"]
+
+DAY_MINUTES = 24 * 60
+
+
+def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> int:
+    """Minutes of a day for which unit `index` of `phase` is on."""
+    if schedule is None:
+        return DAY_MINUTES
+    lengths = zip(schedule.windows, window_minutes(schedule), strict=True)
+    return sum(length for window, length in lengths if index < window.num_units(phase))
+
+
+def window_minutes(schedule: ScheduleSpec) -> list[int]:
+    """How long each window lasts, in the order of the spec; times differ, by a rule."""
+    starts = [60 * int(window.at[:2]) + int(window.at[3:]) for window in schedule.windows]
+    ordered = sorted(starts)
+    following = dict(zip(ordered, [*ordered[1:], ordered[0] + DAY_MINUTES], strict=True))
+    return [following[start] - start for start in starts]

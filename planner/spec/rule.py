@@ -1,0 +1,61 @@
+"""What a rule between fields is: a check, and the paths of the values that it is asked with.
+
+A list comes with all its items, in their places: of one with a mistake there is what is right, as a `Partial`.
+A path with a question mark is of a value that the check can do without: it is asked with None where that is wrong or
+not there, and finds less good a fix.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.problems.fix import Fix
+
+__all__ = ["Broken", "Partial", "Rule", "Verdict", "declare_in"]
+
+
+class Partial(dict[str, Any]):
+    """An item of a list without what is wrong in it. A key that it lacks may be there: no rule may say it is not."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule's verdict; who asked knows the path and the value."""
+
+    rule: str
+    reason: str
+    fix: Fix | str
+    path: str | None = None  # where it is not the first argument's, and then the value there
+    value: Any = None
+
+
+Verdict = Broken | Iterable[Broken] | None  # of one value, or of each item of a list
+Check = Callable[..., Verdict]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check and the paths of its arguments."""
+
+    check: Check
+    reads: tuple[str, ...]
+
+    def verdicts(self, reads: tuple[str, ...], values: Mapping[str, Any]) -> tuple[Broken, ...]:
+        """What is broken among `values`; nothing where one that the check needs is missing."""
+        if any(path not in values for path in reads if not path.endswith("?")):
+            return ()
+        found = self.check(*(values.get(path.removesuffix("?")) for path in reads))
+        return (found,) if isinstance(found, Broken) else tuple(found or ())
+
+
+def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
+    """A decorator that takes paths and adds what it decorates to `rules`."""
+
+    def reads(*paths: str) -> Callable[[Check], Check]:
+        def declare(check: Check) -> Check:
+            rules.append(Rule(check, paths))
+            return check
+
+        return declare
+
+    return reads

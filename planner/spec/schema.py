@@ -1,0 +1,402 @@
+"""The spec: what a user writes. Every field's type, range, default and meaning; nothing else.
+
+Reject, never coerce: unknown keys are errors (a misspelt `overlpa` must not silently plan without overlap), text is
+never taken for a number, and sections that no pass reads yet are unknown too.
+
+What one field can say about itself is said here and reaches editors through `tidemill schema`; what takes two fields
+to know is in `layout_rules.py`. Field names are the contract's.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+from pydantic_core import PydanticKnownError
+
+from planner.facts.catalog import GPUS, MODELS
+from planner.facts.quantities import quantity
+from planner.facts.terms import PHASES, Coverage, Overlap, Phase, Precision
+from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.section import Section
+
+__all__ = [
+    "AUTO",
+    "MAX_EP_SIZE",
+    "MAX_REDUNDANT",
+    "UNION_TAGS",
+    "ClusterSpec",
+    "ExpertLoadSpec",
+    "GatewaySpec",
+    "GpuSpec",
+    "ModelFiles",
+    "NodeSpec",
+    "PhaseSpec",
+    "ScheduleSpec",
+    "Spec",
+    "WindowSpec",
+]
+
+AUTO = "auto"  # a number that memory and shapes decide
+
+MAX_NODES = 20_000
+MAX_EP_SIZE = 4096
+MAX_REDUNDANT = 16_384
+
+_A_MODEL = next(iter(MODELS))
+_A_GPU = next(name for name in GPUS if name != "cpu")
+
+
+class ModelFiles(Section):
+    """A model by its files."""
+
+    config: str = Field(
+        min_length=1,
+        description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
+        examples=["models/deepseek/config.json"],
+    )
+    checkpoint: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
+        "Without it the spec plans, but does not run.",
+        examples=["bundled:demo"],
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="What /v1/models lists, the spec's name unless given.",
+        examples=[_A_MODEL],
+    )
+
+
+class GpuSpec(Section):
+    """A GPU that the catalog does not have."""
+
+    name: str = Field(min_length=1, max_length=63, description="What plans call it.", examples=["a-gpu-96"])
+    memory: Annotated[int, *quantity("bytes")] = Field(
+        description="What its driver lets a process allocate, which is less than it is sold as.", examples=["94GiB"]
+    )
+    nvlink: Annotated[float, *quantity("link")] | None = Field(
+        default=None,
+        description="One way to the other GPUs of its NVLink domain, or what takes its place.",
+        examples=["450GB/s"],
+    )
+    peer: Annotated[float, *quantity("link")] | None = Field(
+        default=None,
+        description="One way to one other GPU, where those of a domain are a mesh without switches.",
+        examples=["64GB/s"],
+    )
+    nvlink_domain: int | None = Field(
+        default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
+    )
+    nic: Annotated[float, *quantity("link")] | None = Field(
+        default=None, description="One way of each NIC.", examples=["400Gbps"]
+    )
+    gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
+    kubernetes_resource: str = Field(
+        default="nvidia.com/gpu", min_length=1, description="What a container asks for.", examples=["amd.com/gpu"]
+    )
+
+
+UNION_TAGS = (
+    "<name>",
+    "<own>",
+    "<number>",
+    "<list>",
+)  # Pydantic puts these into the path of an error; no key looks like them
+
+
+def _form(value: Any) -> str:
+    """Named in the catalog, or brought along."""
+    return "<own>" if isinstance(value, dict | Section) else "<name>"
+
+
+def _number_or_list(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<number>"
+
+
+class NodeSpec(Section):
+    """One node of a cluster that is given node by node."""
+
+    name: str = Field(min_length=1, max_length=253, description="As Kubernetes calls it.", examples=["gpu-a01"])
+    rack: str | None = Field(default=None, min_length=1, description="Its rack.", examples=["a"])
+    leaf: str | None = Field(
+        default=None, min_length=1, description="The leaf switch of its NICs.", examples=["leaf-1"]
+    )
+    power: str | None = Field(default=None, min_length=1, description="What it loses power with.", examples=["pdu-1"])
+    gpu: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Its GPUs, the cluster's unless given; others are not used.",
+        examples=[_A_GPU],
+    )
+    gpus: int | None = Field(
+        default=None, ge=0, le=64, description="How many, gpus_per_node unless given.", examples=[8]
+    )
+    taints: list[str] = Field(
+        default=[],
+        description="Its taints, where NoSchedule and NoExecute keep units away.",
+        examples=[["team=research:NoSchedule"]],
+    )
+    cordoned: bool = Field(default=False, description="Whether it takes no pods at present.", examples=[False])
+
+
+class ClusterSpec(Section):
+    """The nodes that the units are placed on."""
+
+    gpu: Annotated[Annotated[str, Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)] = Field(
+        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
+        examples=[_A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],
+    )
+    nodes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
+        | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
+        Discriminator(_number_or_list),
+    ] = Field(
+        description="How many nodes there are, called node-0 and so on, or a list of them.",
+        examples=[22, [{"name": "gpu-a01"}]],
+    )
+    gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    rack_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Nodes in a rack, in order, where a unit is put into one rack where one has room.",
+        examples=[4],
+    )
+    leaf_size: int | None = Field(
+        default=None, ge=1, le=20_000, description="Nodes under a leaf switch, in order.", examples=[32]
+    )
+    power_domain_size: int | None = Field(
+        default=None, ge=1, le=20_000, description="Nodes that lose power together, in order.", examples=[16]
+    )
+
+    @property
+    def gpu_name(self) -> str:
+        """As plans call it."""
+        return self.gpu if isinstance(self.gpu, str) else self.gpu.name
+
+
+def _or_auto(least: int, most: int) -> tuple[Any, Any]:
+    """For a number that may be left to the planner.
+
+    The word stays in place of the number until `search/auto.py` has decided; nothing after it sees the word.
+    """
+
+    def read(written: Any, number: ValidatorFunctionWrapHandler) -> Any:
+        return AUTO if written == AUTO else number(written)
+
+    integer = {"type": "integer", "minimum": least, "maximum": most}
+    return WrapValidator(read), WithJsonSchema({"anyOf": [integer, {"const": AUTO}]})
+
+
+class PhaseSpec(Section):
+    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
+
+    units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
+        description="GPUs in a unit, where routed experts are spread over all of them.",
+        examples=[32, AUTO],
+    )
+    attention_tp: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs of a node that share each request's attention by heads, where 1 leaves each GPU its own "
+        "requests (dp_size is ep_size / attention_tp).",
+        examples=[4],
+    )
+    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
+        default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32, AUTO]
+    )
+    overlap: Overlap = Field(
+        default="none",
+        description="How communication hides behind compute: two micro-batches (prefill), or five stages (decode).",
+        examples=["dual_batch"],
+    )
+    precision: Precision = Field(
+        default="bf16",
+        description="Precision of matmuls and dispatch, where fp8 keeps its KV in bf16.",
+        examples=["fp8"],
+    )
+    max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
+        default=32,
+        description="Requests that one rank, or a group that shares attention, works on at a time.",
+        examples=[32, AUTO],
+    )
+    max_request_tokens: int = Field(
+        default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]
+    )
+    max_batch_tokens: int = Field(
+        default=4096,
+        ge=1,
+        le=10_000_000,
+        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
+        " effect in decode.",
+        examples=[4096],
+    )
+    max_kv_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        le=2**40,
+        description="Tokens of KV that one rank keeps at most, in whole pages of 64 (without it: what memory holds,"
+        " or on `cpu` what max_requests of full length need).",
+        examples=[16_384],
+    )
+
+
+class WindowSpec(Section):
+    """How many units are on from a time of day until the next window's."""
+
+    at: str = Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="From when, HH:MM.", examples=["08:30"])
+    prefill_units: int | None = Field(
+        default=None, ge=0, le=1000, description="Prefill units that are on.", examples=[29]
+    )
+    decode_units: int | None = Field(default=None, ge=0, le=1000, description="Decode units that are on.", examples=[9])
+    mixed_units: int | None = Field(default=None, ge=0, le=1000, description="Mixed units that are on.", examples=[2])
+
+    def num_units(self, phase: Phase) -> int:
+        """Of `phase`; 0 where the deployment has no such phase."""
+        return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
+
+
+class ScheduleSpec(Section):
+    """The day: which units are on when. The nodes of the others are free for other work."""
+
+    timezone: str = Field(default="UTC", description="Of the times, as the IANA calls it.", examples=["Asia/Shanghai"])
+    windows: list[WindowSpec] = Field(
+        min_length=1,
+        max_length=1440,
+        description="Each until the next one's time, the last until the first's on the next day.",
+        examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}]],
+    )
+
+
+class ExpertLoadSpec(Section):
+    """The load that the expert maps balance: drawn from a power law, or measured."""
+
+    alpha: float = Field(
+        default=1.01,
+        ge=0,
+        le=4,
+        description="Experts' popularity has density x^-alpha on [1, 256], where 1.01 is as measured in service.",
+        examples=[1.01],
+    )
+    seed: int = Field(default=0, ge=0, le=2**53, description="Another seed, other hot experts.", examples=[0])
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Token counts [MoE layers][experts], .npy or .json, relative to this spec, instead of a draw.",
+        examples=["loads.npy"],
+    )
+
+
+class GatewaySpec(Section):
+    """The process that takes requests over HTTP."""
+
+    port: int = Field(
+        default=8000,
+        ge=1024,
+        le=65_535,
+        description="HTTP port, at least 1024 since no process runs as root.",
+        examples=[8000],
+    )
+    max_queued_requests: int = Field(
+        default=64,
+        ge=0,
+        le=65_536,
+        description="Requests that may wait for one decode or mixed rank beyond its max_requests, where more are"
+        " answered with 429.",
+        examples=[64],
+    )
+
+
+def _this_version(written: Any) -> int:
+    """A literal would take `true` and `1.0`, which are equal to 1."""
+    if type(written) is not int or written != 1:
+        raise PydanticKnownError("literal_error", {"expected": "1"})
+    return written
+
+
+class Spec(Section):
+    """A deployment of one mixture-of-experts model: prefill and decode apart, or mixed in one kind of unit."""
+
+    version: Annotated[Literal[1], PlainValidator(_this_version), WithJsonSchema({"const": 1, "type": "integer"})] = (
+        Field(description="Version of this format.", examples=[1])
+    )
+    name: str = Field(
+        description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
+    )
+    model: Annotated[Annotated[str, Tag("<name>")] | Annotated[ModelFiles, Tag("<own>")], Discriminator(_form)] = Field(
+        description="A model of the catalog, or a checkpoint's files.",
+        examples=[_A_MODEL, {"config": "models/deepseek/config.json"}],
+    )
+    cluster: ClusterSpec = Field(description="The nodes.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}])
+    prefill: PhaseSpec | None = Field(
+        default=None,
+        description="Units that compute prompts.",
+        examples=[{"ep_size": 32, "redundant_experts": 32, "overlap": "dual_batch", "precision": "fp8"}],
+    )
+    decode: PhaseSpec | None = Field(
+        default=None,
+        description="Units that produce tokens.",
+        examples=[{"ep_size": 144, "redundant_experts": 32, "overlap": "five_stage", "precision": "fp8"}],
+    )
+    mixed: PhaseSpec | None = Field(
+        default=None,
+        description="Units that do both, for deployments of single nodes, instead of the two.",
+        examples=[{"ep_size": 8, "precision": "fp8"}],
+    )
+    schedule: ScheduleSpec | None = Field(
+        default=None,
+        description="Which units are on when; without it, all always.",
+        examples=[{"timezone": "Asia/Shanghai", "windows": [{"at": "08:30", "prefill_units": 29, "decode_units": 9}]}],
+    )
+    expert_load: ExpertLoadSpec = Field(
+        default=ExpertLoadSpec(), description="What the expert maps balance.", examples=[{"file": "loads.npy"}]
+    )
+    coverage: Coverage = Field(
+        default="none",
+        description="Every expert has replicas on two nodes, or in two racks, of its unit, so that none goes dark when "
+        "one dies, for runtimes that mask dead ranks.",
+        examples=["node"],
+    )
+    split: Literal["equal", "local_first"] = Field(
+        default="equal",
+        description="Which replica of an expert a token goes to, where local_first prefers its own GPU, then its node.",
+        examples=["local_first"],
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="Greedy tokens depend on their request alone, not on neighbours or a restart, at a cost in speed.",
+        examples=[True],
+    )
+    gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.", examples=[{"port": 8000}])
+    kubernetes: KubernetesSpec = Field(
+        default=KubernetesSpec(), description="What only the manifests need.", examples=[{"namespace": "tidemill"}]
+    )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those that the deployment has, in the order in which a request passes through them."""
+        return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
+    def num_units(self, phase: Phase) -> int:
+        """The most that are ever on."""
+        if self.schedule is None:
+            return self.phase(phase).units
+        return max(window.num_units(phase) for window in self.schedule.windows)
+
+    def phase(self, phase: Phase) -> PhaseSpec:
+        """The section of `phase`, which the deployment has."""
+        section = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase]
+        assert section is not None
+        return section

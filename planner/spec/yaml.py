@@ -1,0 +1,204 @@
+"""YAML text to plain data, with the line and column of every value.
+
+Why it exists: a message without a line is half a message, and YAML's surprises (`yes` is true, `12:30` is 750, a key
+given twice silently wins, ten aliases make a gigabyte) must not reach a plan that moves hundreds of nodes.
+
+What is read is YAML with the scalars of its 1.2 core schema: `true`/`false`, `null`/`~`, decimal integers, decimal
+fractions; every other plain word is text. Refused: keys given twice, aliases (one value has one place), tags, more than
+one document, nesting deeper than `MAX_DEPTH`.
+
+It does not know the spec: `fields.py` does. Built on PyYAML's event stream (libyaml), which, unlike its `compose`, does
+not recurse and so cannot be made to overflow the stack.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.problems.errors import Problem, SpecError, Violation
+from planner.spec.yaml_mistakes import explain
+
+__all__ = ["Document", "parse_document", "read_document"]
+
+MAX_DEPTH = 32  # the spec itself nests four deep
+
+LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
+INTEGER = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones stay text, and fail as text: no field wants them
+FRACTION = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
+
+Place = tuple[int, int]  # line, column; both from 1
+
+
+@dataclass(frozen=True)
+class Document:
+    """A spec file's data and where each part of it stands."""
+
+    file: str
+    data: dict[str, Any]
+    keys: dict[str, Place]  # dotted path -> where its key stands
+    values: dict[str, Place]  # dotted path -> where its value starts
+
+    def problem(self, violation: Violation) -> Problem:
+        """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's.
+
+        Items of lists have no keys: theirs is where they start.
+        """
+        path = violation.path
+        while path and path not in self.values:
+            path = path.rpartition(".")[0]
+        is_plain = path == violation.path and not isinstance(violation.value, dict | None)
+        is_item = path != "" and path not in self.keys
+        places = self.values if is_plain or is_item else self.keys
+        return violation.at(self.file, *places.get(path, (1, 1)))
+
+
+def read_document(path: Path) -> Document:
+    """The document in the file at `path`. Raises SpecError when there is none."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise _refused(path, "S101 must be a readable file", error.strerror or str(error), "check the path") from None
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].decode()
+        reason = f"byte {error.start} ({error.object[error.start]:#04x}) is not UTF-8"
+        place = _place_in(before, len(before))
+        raise _refused(path, "S102 must be UTF-8 text", reason, "save the file as UTF-8", place) from None
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, file: str) -> Document:
+    """The document in `text`; `file` names it in messages. Raises SpecError."""
+    reader = _Reader(file)
+    try:
+        events = yaml.parse(text, Loader=yaml.CSafeLoader)
+        data = reader.document(iter(events))
+    except yaml.MarkedYAMLError as error:
+        mistake = explain(text, error)
+        raise reader.refused(mistake.place, "S103 must be YAML", mistake.reason, mistake.fix) from None
+    except yaml.reader.ReaderError as error:
+        place = _place_in(text, error.position)
+        raise reader.refused(place, "S103 must be YAML", error.reason, "remove the character") from None
+    return Document(file, data, reader.keys, reader.values)
+
+
+class _Reader:
+    """Builds data from events and notes places on the way."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.keys: dict[str, Place] = {}
+        self.values: dict[str, Place] = {}
+
+    def document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
+        """The one mapping that the stream must hold."""
+        data: Any = None
+        num_documents = 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                num_documents += 1
+                if num_documents > 1:
+                    fix = "put each spec into its own file"
+                    raise self.refused(_start(event), "S104 must hold one document", "a second one starts here", fix)
+                data = self.value(next(events), events, path="", depth=0)
+        if not isinstance(data, dict):
+            found = "it is empty" if data is None else "it is " + ("a list" if isinstance(data, list) else "one value")
+            raise self.refused((1, 1), "S105 must be a mapping of keys to values", found, "start with `version: 1`")
+        return data
+
+    def value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
+        """The value that starts with `event`, taking from `events` what belongs to it."""
+        self.refuse_what_hides_values(event)
+        if depth > MAX_DEPTH:
+            fix = "flatten it"
+            raise self.refused(_start(event), f"S108 must nest at most {MAX_DEPTH} deep", "no spec needs more", fix)
+        self.values[path] = _start(event)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(events, path, depth)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self.sequence(events, path, depth)
+        assert isinstance(event, yaml.ScalarEvent)
+        return _scalar(event)
+
+    def mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
+        """The rest of a mapping whose start has been taken."""
+        result: dict[str, Any] = {}
+        for event in events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            self.refuse_what_hides_values(event)
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self.refused(_start(event), "S105 must be a mapping of keys to values", *_no_key(event))
+            key = event.value
+            key_path = f"{path}.{key}".lstrip(".")
+            if key in result:
+                first = self.keys[key_path][0]
+                raise self.refused(
+                    _start(event),
+                    "S106 must give each key once",
+                    f"`{key_path}` stands in line {first} too",
+                    "remove one of the two",
+                )
+            self.keys[key_path] = _start(event)
+            result[key] = self.value(next(events), events, key_path, depth + 1)
+        return result
+
+    def sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
+        """The rest of a list whose start has been taken."""
+        result: list[Any] = []
+        for event in events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
+            result.append(self.value(event, events, f"{path}.{len(result)}", depth + 1))
+        return result
+
+    def refuse_what_hides_values(self, event: yaml.Event) -> None:
+        """Aliases, anchors and tags make a value something else than what stands there."""
+        hidden = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None)
+        if hidden:
+            reason = "each value stands once, in the place that an error can name"
+            raise self.refused(
+                _start(event), "S107 must not use anchors, aliases or tags", reason, "write the value out"
+            )
+
+    def refused(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:
+        return SpecError([Violation("", None, rule, reason, fix).at(self.file, *place)])
+
+
+def _scalar(event: yaml.ScalarEvent) -> Any:
+    """A plain word by the core schema; anything quoted is text."""
+    text: str = event.value
+    if not event.implicit[0]:
+        return text
+    if text in LITERALS:
+        return LITERALS[text]
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if FRACTION.fullmatch(text) and math.isfinite(float(text)):
+        return float(text)
+    return text
+
+
+def _no_key(event: yaml.Event) -> tuple[str, str]:
+    """Why it is none, and what would do."""
+    if isinstance(event, yaml.MappingStartEvent):
+        return "a key is a mapping, as where a template's {{ }} is not filled in", "write the value"
+    return "a key is not text", "write a plain key"
+
+
+def _start(event: yaml.Event) -> Place:
+    assert event.start_mark
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
+def _place_in(text: str, position: int) -> Place:
+    before = text[:position]
+    return before.count("\n") + 1, position - before.rfind("\n")
+
+
+def _refused(path: Path, rule: str, reason: str, fix: str, place: Place = (1, 1)) -> SpecError:
+    return SpecError([Violation("", None, rule, reason, fix).at(str(path), *place)])

@@ -1,0 +1,74 @@
+"""FP8 as training sees it: weights and activations rounded to e4m3 on the way forward, not on the way back.
+
+Why it exists: DeepSeek-V3 was trained in FP8, so that its weights bear what FP8 inference does to them. Ours learn it
+too: what `runtime/model/fp8.py` rounds (blocks of 128 x 128 weights, groups of 1 x 128 activations) is rounded here.
+It multiplies nothing in FP8: a rounded tensor is an ordinary one, whose values e4m3 can hold.
+
+A weight block's scale has 4 significant bits and its largest code is 448. A weight is then code (4 bits) x scale
+(4 bits), which bfloat16 (8 bits) holds exactly, and who computes codes and scales from the stored weights finds
+the same ones: the model is published on e4m3's grid, as DeepSeek's is.
+The gradient passes as if nothing had been rounded (straight-through; Bengio, Léonard and Courville 2013).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from runtime.model.fp8 import BLOCK, E4M3, quantise_rows
+
+__all__ = ["EXACT", "FP8", "Rounding", "rounded_matrix"]
+
+LARGEST = 448.0  # of e4m3's numbers
+ROUNDS_TO_LARGEST = 432.0  # and more: half-way from 416
+MIN_SCALE = 2.0**-40  # a block of zeros needs a scale too
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What happens to the rows and to the matrix of a product before it is computed."""
+
+    rows: Callable[[torch.Tensor], torch.Tensor]
+    matrix: Callable[[torch.Tensor], torch.Tensor]
+
+
+class StraightThrough(torch.autograd.Function):
+    """`rounded(x)`, with the gradient of x."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return rounded(x).to(x.dtype)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """[..., channels] as the runtime's FP8 reads them, in FP32."""
+    rows = quantise_rows(x.reshape(-1, x.shape[-1]))
+    scales = rows.scales.repeat_interleave(BLOCK, 1)[:, : x.shape[-1]]
+    return (rows.codes.float() * scales).view(x.shape)
+
+
+def rounded_matrix(w: torch.Tensor) -> torch.Tensor:
+    """[..., rows, columns] on the grid of each block's codes and scale, in FP32."""
+    rows, columns = w.shape[-2:]
+    blocks = pad(w, (0, -columns % BLOCK, 0, -rows % BLOCK)).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    scales = four_bits(blocks.abs().amax((-3, -1), keepdim=True) / ROUNDS_TO_LARGEST).clamp(min=MIN_SCALE)
+    codes = (blocks / scales).clamp(-LARGEST, LARGEST).to(E4M3).float()
+    return (codes * scales).flatten(-2).flatten(-3, -2)[..., :rows, :columns]
+
+
+def four_bits(x: torch.Tensor) -> torch.Tensor:
+    """The next number down that has 4 significant bits: a scale that is no larger keeps the largest code at 448."""
+    mantissas, exponents = torch.frexp(x)
+    return torch.ldexp((mantissas * 16).floor() / 16, exponents)
+
+
+EXACT = Rounding(rows=lambda x: x, matrix=lambda w: w)
+FP8 = Rounding(
+    rows=lambda x: StraightThrough.apply(x, rounded_rows), matrix=lambda w: StraightThrough.apply(w, rounded_matrix)
+)

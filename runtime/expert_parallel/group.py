@@ -1,0 +1,149 @@
+"""The ranks of one unit as a group: who joined, the two collectives that expert parallelism needs, and their thread.
+
+Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socket is bound to the address that this
+node was given, the store's too (torch would take every interface). A peer that leaves is noticed inside the next
+collective, and is the end of this rank: a unit lives or dies as a whole.
+
+Exchanges that are to be overlapped run on one thread of their own, in the order in which they were begun, as on the
+communication stream of a GPU: so several collectives that need each other's results (sizes, then rows) are one piece
+of work in flight, and every rank has them in the same order. gloo waits without holding the interpreter.
+
+`Group` has two forms: `SoloGroup` is the slow reference for `GlooGroup` as well as the whole truth at EP1.
+It carries no tensors by name and sends no objects: shapes are agreed by the callers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.errors import PeerLost
+from runtime.expert_parallel.rendezvous import MeetingPoint, meet
+from runtime.trace import link
+
+__all__ = ["GlooGroup", "Group", "SoloGroup", "new_group"]
+
+T = TypeVar("T")
+
+LOST_IN = "gloo/transport/"  # of the source file that gloo names: closed, reset or silent connections
+STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
+
+
+class Group(Protocol):
+    """What dispatch and the step loop ask of the ranks together. Rank and size are known before anyone has joined."""
+
+    rank: int
+    size: int
+    nodes: tuple[int, ...]  # the node of each rank
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """Wait until all ranks of the unit are here. Raises RuntimeFailure."""
+
+    def any(self, flag: bool) -> bool:
+        """True on every rank if `flag` is true on one: the lockstep of a step."""
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
+
+    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+        """Do `exchange`, which calls `all_to_all`, behind the caller's back, after all that were begun before it."""
+
+
+def new_group(rank: int, size: int, nodes: Sequence[int] | None = None) -> Group:
+    """The group of a unit of `size` ranks, not joined yet; `nodes`: where each is, if not all on one."""
+    return SoloGroup() if size == 1 else GlooGroup(rank, size, nodes)
+
+
+class SoloGroup:
+    """A unit of one rank."""
+
+    rank = 0
+    size = 1
+    nodes: tuple[int, ...] = (0,)
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """There is nobody to wait for."""
+
+    def any(self, flag: bool) -> bool:
+        """Nobody else can say yes."""
+        return flag
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """All rows stay."""
+        assert send == receive == [len(rows)]
+        return rows
+
+    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+        """There is nothing to wait for: it is done at once."""
+        done: Future[T] = Future()
+        done.set_result(exchange())
+        return done
+
+
+class GlooGroup:
+    """Ranks as processes on CPUs, over TCP."""
+
+    def __init__(self, rank: int, size: int, nodes: Sequence[int] | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.nodes = (0,) * size if nodes is None else tuple(nodes)
+        self._exchanges = ThreadPoolExecutor(1, "exchanges")
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """Meet at the store, then connect to every peer."""
+        try:
+            self._store = meet(
+                meeting, self.rank, self.size
+            )  # kept: the leader serves it for as long as the group lives
+            self._backend = _gloo(self._store, self.rank, self.size, meeting.address)
+        except RuntimeError as error:
+            where = f"{meeting.leader}:{meeting.port}"
+            raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {_first_line(error)}") from None
+
+    def any(self, flag: bool) -> bool:
+        """One all-reduce."""
+        votes = torch.tensor([int(flag)])
+        with _peer_loss_named():
+            self._backend.allreduce([votes]).wait()
+        return bool(votes.item())
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """One variable-size all-to-all. `rows` is contiguous [sum(send), ...]; the result [sum(receive), ...]."""
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        with _peer_loss_named():
+            self._backend.alltoall_base(received, rows, receive, send).wait()
+        return received
+
+    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+        """On the exchange thread."""
+        return self._exchanges.submit(link(exchange))
+
+
+def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
+    """Made directly: `init_process_group` would listen on the host name's address besides, whatever it is told."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = STEP_TIMEOUT
+    return dist.ProcessGroupGloo(dist.PrefixStore("unit", store), rank, size, options)
+
+
+@contextmanager
+def _peer_loss_named() -> Iterator[None]:
+    """gloo says RuntimeError for everything; where its transport says it, a peer is not there. The rest is our bugs."""
+    try:
+        yield
+    except RuntimeError as error:
+        if LOST_IN not in str(error):
+            raise
+        raise PeerLost(f"a rank of this unit is gone ({_first_line(error)})") from None
+
+
+def _first_line(error: BaseException) -> str:
+    """gloo's own words without the source line before them and the advice after them."""
+    words = str(error).splitlines()[0].split(". This is typically", 1)[0]
+    return words.partition("] ")[2] if words.startswith("[") else words

@@ -1,0 +1,93 @@
+"""Two micro-batches take turns on a rank, so that the one's communication is under way while the other computes.
+
+    micro-batch    a half of a step's tokens; either may be empty
+    flow           one micro-batch's way through the model: a generator that stops at every `Pause`
+    pause          a place where the other may go on; which of them count is the overlap's choice
+    stage          what a flow does between two pauses that count
+
+    dual_batch (prefill), one stage a turn:
+        compute    A attention, gate | B attention, gate | A experts  | B experts  | A next layer's attention, gate
+        link                           A dispatch . . . . B dispatch . A combine . . B combine . .
+
+    five_stage (decode): attention is two stages, and A is two stages ahead, so that each dispatch and each combine has
+    a half of the other's attention behind which to hide; the stages of a layer are
+        attention 1 | attention 2, gate | dispatch, shared expert | experts, combine | sum
+
+    none: one micro-batch, never interrupted.
+
+The ranks of a unit run the same overlap and have the same layers, so all begin their exchanges in the same order. The
+flows compute the same whoever is between them, so the results are those of `none`, to the last bit where rows are
+computed alike (`kernels/batch_invariant.py`).
+
+A chunk of a prompt may lie in both halves. Its second part attends to the latents of its first, which every overlap
+has written by then: the first micro-batch is never behind the other in a layer.
+
+Sources: DeepSeek open-infra-index, day 6 ("Computation-Communication Overlapping"); deepseek-ai/profile-data.
+"""
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice, zip_longest
+from typing import TypeVar
+
+from runtime.trace import turn_of
+
+__all__ = ["OVERLAPS", "Flow", "Overlap", "Pause"]
+
+T = TypeVar("T")
+
+
+class Pause(Enum):
+    """Where a flow can be left alone, in the order of a layer."""
+
+    HALF_ATTENDED = auto()  # queries and latents are computed, attention is not
+    GATED = auto()  # slots are chosen, nothing is sent
+    DISPATCHING = auto()  # rows are on their way to the experts; the shared expert has been computed
+    COMBINING = auto()  # results are on their way back
+    COMBINED = auto()  # results are here
+
+
+Flow = Generator[Pause, None, T]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How many micro-batches there are, where they take turns, and by how many stages the first is ahead."""
+
+    num_micro_batches: int
+    pauses: frozenset[Pause]
+    lead: int = 0
+
+    def shares(self, num_tokens: int) -> list[int]:
+        """How many of a step's tokens each micro-batch gets: as equal as can be."""
+        if self.num_micro_batches == 1:
+            return [num_tokens]
+        return [num_tokens // 2, num_tokens - num_tokens // 2]
+
+    def run(self, flows: list[Flow[T]]) -> list[T]:
+        """All flows to their ends, in turns; what they return."""
+        results: dict[int, T] = {}
+        stages = [self._stages(number, flow, results) for number, flow in enumerate(flows)]
+        for _ in islice(stages[0], self.lead):
+            pass
+        for _ in zip_longest(*stages):  # asks each of them for a stage, in turn
+            pass
+        return [results[number] for number in range(len(flows))]
+
+    def _stages(self, number: int, flow: Flow[T], results: dict[int, T]) -> Iterator[Pause]:
+        def whole() -> Flow[None]:
+            results[number] = yield from flow
+
+        turn_of(number)
+        for pause in whole():
+            if pause in self.pauses:
+                yield pause
+                turn_of(number)
+
+
+OVERLAPS = {
+    "none": Overlap(1, frozenset()),
+    "dual_batch": Overlap(2, frozenset({Pause.DISPATCHING, Pause.COMBINING})),
+    "five_stage": Overlap(2, frozenset(Pause), lead=2),
+}

@@ -1,0 +1,72 @@
+"""How the ranks of a unit find each other: at a store that the first of them serves, on a host known by name.
+
+In a cluster that name has no address before the leader's pod runs, or still the address of the pod before it; and one
+node may pull its image or load its weights minutes longer than another. So the name is looked up again until the leader
+answers, and nobody connects to a peer before all are here: gloo would wait for them no longer than for a step.
+"""
+
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from runtime.errors import PeerLost
+from runtime.protocol.sockets import listen
+
+__all__ = ["MeetingPoint", "meet"]
+
+JOIN_TIMEOUT = timedelta(hours=1)  # assumed: the slowest node has its image and its weights by then
+CALL_TIMEOUT = timedelta(seconds=10)  # assumed: whoever is silent for so long is not the leader any more
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where the ranks of a unit find each other.
+
+    `leader`: host of the unit's first node. `address`: where this rank binds. `first`: it is the first rank of its
+    node, and so serves the store if this node is the leader's.
+    """
+
+    leader: str
+    port: int
+    first: bool
+    address: str
+
+
+def meet(meeting: MeetingPoint, rank: int, size: int) -> dist.Store:
+    """The store, once all `size` ranks are there. Raises PeerLost, RuntimeError (torch's), RuntimeFailure."""
+    store = _find(meeting, size)
+    store.set(_here(rank), "")
+    store.wait([_here(peer) for peer in range(size)], JOIN_TIMEOUT)
+    return store
+
+
+def _here(rank: int) -> str:
+    return f"here/{rank}"
+
+
+def _find(meeting: MeetingPoint, size: int) -> dist.Store:
+    deadline = time.monotonic() + JOIN_TIMEOUT.total_seconds()
+    while True:
+        try:
+            leader = socket.gethostbyname(meeting.leader)
+            if meeting.first and leader == meeting.address:
+                return _serve(meeting, size)
+            return dist.TCPStore(leader, meeting.port, size, is_master=False, timeout=CALL_TIMEOUT)
+        except (socket.gaierror, dist.DistError) as error:
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"the unit's leader {meeting.leader}:{meeting.port} cannot be reached: {error}"
+                ) from None
+        time.sleep(RETRY_S)
+
+
+def _serve(meeting: MeetingPoint, size: int) -> dist.Store:
+    """On a socket of ours: the store by itself would listen on every address."""
+    listener = listen(meeting.address, meeting.port, "rendezvous").detach()
+    return dist.TCPStore(
+        meeting.address, meeting.port, size, True, CALL_TIMEOUT, wait_for_workers=False, master_listen_fd=listener
+    )

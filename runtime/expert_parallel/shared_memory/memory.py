@@ -1,0 +1,80 @@
+"""Memory that the ranks of one node have in common: what one writes there the others read, and nothing is sent.
+
+The first rank makes a file that lies in memory alone (memfd), and tells the others which of its descriptors it is; they
+open it where Linux shows a process's files, /proc, and know it by a random name there. So it is gone with the last
+rank, whichever way that ends, and no limit of /dev/shm (64 MB in a container) counts. Pages are taken when they are
+first written.
+
+It orders nothing: who reads has to know that the writer is done, which the ranks say through pipes (`pipes.py`).
+
+Sources: memfd_create(2), proc_pid_fd(5).
+"""
+
+import mmap
+import os
+import secrets
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from runtime.expert_parallel.group import Group
+
+__all__ = ["common_memory"]
+
+TOKEN_BITS = 63  # what a message of integers carries
+
+
+def common_memory(group: Group, num_bytes: int) -> Tensor | None:
+    """The same `num_bytes` zero bytes on every rank; None on every rank where one of them cannot have it.
+
+    A collective. A rank cannot where the first one's processes are not in its sight (another container), or where the
+    first one gets no such file: the system is not Linux, forbids it, or allows none of this size.
+    """
+    token = secrets.randbits(TOKEN_BITS)
+    made = _made(token, num_bytes) if group.rank == 0 else -1
+    pid, descriptor, token = _from_first(group, [os.getpid(), made, token])
+    memory = _opened(pid, descriptor, token, num_bytes)
+    is_missing = group.any(memory is None)  # also tells the first that all have opened it
+    if made >= 0:
+        os.close(made)
+    return None if is_missing else memory
+
+
+def _made(token: int, num_bytes: int) -> int:
+    """A descriptor of a new file in memory; -1 where there is no such thing."""
+    try:
+        made = os.memfd_create(_name(token))
+    except (AttributeError, OSError):  # not Linux, or forbidden here
+        return -1
+    try:
+        os.ftruncate(made, num_bytes)
+    except OSError:  # longer than this process's files may be (RLIMIT_FSIZE)
+        os.close(made)
+        return -1
+    return made
+
+
+def _name(token: int) -> str:
+    """What tells the file from every other, also where a process of another machine has the same number."""
+    return f"tidemill-{token:016x}"
+
+
+def _from_first(group: Group, values: list[int]) -> list[int]:
+    """What rank 0 has in `values`, on every rank."""
+    one_each = [1] * group.size
+    from_each: list[list[int]] = group.all_to_all(torch.tensor([values] * group.size), one_each, one_each).tolist()
+    return from_each[0]
+
+
+def _opened(pid: int, descriptor: int, token: int, num_bytes: int) -> Tensor | None:
+    """The file's memory; None where it is not to be had, or a process with that number has another file there."""
+    with suppress(OSError):
+        mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.readlink(f"/proc/self/fd/{mine}").startswith(f"/memfd:{_name(token)}"):
+                with torch.inference_mode(False):  # it outlives the step that asks for it
+                    return torch.frombuffer(mmap.mmap(mine, num_bytes), dtype=torch.uint8)
+        finally:
+            os.close(mine)
+    return None

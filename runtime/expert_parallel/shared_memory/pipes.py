@@ -1,0 +1,109 @@
+"""A number to every rank of a node and one from each, through pipes: the least that ranks can say to each other.
+
+A pipe leads from each rank to each other. Who reads it makes it; who writes to it opens it where Linux shows a
+process's files, /proc, and knows it by its number, which is the kernel's: so the ranks have to be on one machine, which
+those are that have memory in common (`memory.py`).
+
+A pipe ends with the process that writes to it, whichever way that ends, and its reader is told so: a lost peer is
+noticed as in the group's own collectives. Those hand every message through threads, and two ranks on two cores have no
+core to spare for them.
+
+The numbers come with the moment in which they were said, on the machine's clock (CLOCK_MONOTONIC).
+
+Sources: pipe(7), proc_pid_fd(5).
+"""
+
+import os
+import select
+import struct
+import time
+import weakref
+from contextlib import suppress
+
+import torch
+
+from runtime.errors import PeerLost
+from runtime.expert_parallel.group import STEP_TIMEOUT, Group
+
+__all__ = ["Pipes", "common_pipes"]
+
+MESSAGE = struct.Struct("=qq")  # the number, the moment
+
+
+def common_pipes(group: Group) -> "Pipes | None":
+    """This rank's pipes; None on every rank where one of them cannot have them.
+
+    A collective, of ranks on one machine. A rank cannot where another's process is not in its sight.
+    """
+    mine = {rank: _reader() for rank in range(group.size) if rank != group.rank}
+    own = torch.tensor([[os.getpid(), *_file(mine.get(rank, -1))] for rank in range(group.size)])
+    one_each = [1] * group.size
+    theirs = group.all_to_all(own, one_each, one_each).tolist()
+    pipes = Pipes(mine, {rank: _writer(*theirs[rank]) for rank in mine})
+    return None if group.any(-1 in pipes.writers.values()) else pipes
+
+
+class Pipes:
+    """To and from each other rank; -1 where there is none."""
+
+    def __init__(self, readers: dict[int, int], writers: dict[int, int]) -> None:
+        self.readers, self.writers = readers, writers
+        self._heard = {rank: select.poll() for rank in readers}
+        for rank, poll in self._heard.items():
+            poll.register(readers[rank], select.POLLIN)
+        weakref.finalize(self, _close, [*readers.values(), *writers.values()])
+
+    def signal(self, number: int) -> int:
+        """To everybody. The moment, in ns. Raises PeerLost."""
+        now_ns = time.monotonic_ns()
+        for rank, writer in self.writers.items():
+            try:
+                os.write(writer, MESSAGE.pack(number, now_ns))
+            except BrokenPipeError:
+                raise _lost(rank, "has ended") from None
+        return now_ns
+
+    def wait(self) -> tuple[int, int]:
+        """The largest number of those that the others said next, and the moment of the last. Raises PeerLost."""
+        numbers, moments_ns = zip(*map(self._next, self.readers), strict=True)
+        return max(numbers), max(moments_ns)
+
+    def _next(self, rank: int) -> tuple[int, int]:
+        if not self._heard[rank].poll(STEP_TIMEOUT.total_seconds() * 1000):
+            raise _lost(rank, f"has said nothing for {STEP_TIMEOUT.total_seconds():g} s")
+        message = os.read(self.readers[rank], MESSAGE.size)
+        if not message:
+            raise _lost(rank, "has ended")
+        number, moment_ns = MESSAGE.unpack(message)
+        return number, moment_ns
+
+
+def _reader() -> int:
+    """A pipe's end for reading; the one for writing is opened by another rank."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader
+
+
+def _file(descriptor: int) -> tuple[int, int]:
+    """A descriptor, and the number of its file."""
+    return descriptor, -1 if descriptor < 0 else os.fstat(descriptor).st_ino
+
+
+def _writer(pid: int, descriptor: int, number: int) -> int:
+    """The other end of that pipe; -1 where it is not to be had, or another file is there."""
+    with suppress(OSError):
+        path = f"/proc/{pid}/fd/{descriptor}"
+        if os.readlink(path) == f"pipe:[{number}]":
+            return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    return -1
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _lost(rank: int, why: str) -> PeerLost:
+    return PeerLost(f"a rank of this unit is gone (rank {rank} {why})")

@@ -1,0 +1,189 @@
+"""The HTTP routes: OpenAI's, `/health` and `/readyz`.
+
+Every error, a wrong path included, is OpenAI's JSON. A stream starts with the first token, so a request that fails
+before that still gets its status; one that fails later gets an error event and no [DONE].
+It does not read bodies' meaning (`calls.py`) or follow requests (`generation.py`).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from runtime.gateway.calls import Call, ServedModel, chat_call, completion_call
+from runtime.gateway.client import EventStream, read_body, while_connected
+from runtime.gateway.generation import Delta, Generation
+from runtime.gateway.http_errors import ApiError, unknown_model
+from runtime.gateway.metrics import GatewayMetrics
+from runtime.gateway.registry import Registry
+from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+
+__all__ = ["Gateway", "create_app"]
+
+STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What the routes share. `started` is in seconds since 1970."""
+
+    model: ServedModel
+    registry: Registry
+    metrics: GatewayMetrics
+    started: int
+
+
+def create_app(gateway: Gateway) -> Starlette:
+    """The ASGI application."""
+    handlers: dict[Any, Any] = {  # to starlette's types, each would have to take any exception
+        ApiError: _api_error,
+        HTTPException: _http_error,
+        ClientDisconnect: _client_left,
+        500: _our_bug,
+    }
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", show_model),
+            Route("/health", health),
+            Route("/readyz", readyz),
+        ],
+        exception_handlers=handlers,
+    )
+    app.state.gateway = gateway
+    return app
+
+
+async def completions(request: Request) -> Response:
+    """POST /v1/completions."""
+    return await _answer(request, completion_call, CompletionDialect, "cmpl")
+
+
+async def chat_completions(request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    return await _answer(request, chat_call, ChatDialect, "chatcmpl")
+
+
+async def list_models(request: Request) -> Response:
+    """GET /v1/models: the one that is served."""
+    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.gateway)]})
+
+
+async def show_model(request: Request) -> Response:
+    """GET /v1/models/NAME; a name may hold slashes."""
+    gateway: Gateway = request.app.state.gateway
+    if request.path_params["name"] != gateway.model.name:
+        raise unknown_model(request.path_params["name"], gateway.model.name)
+    return JSONResponse(_model_card(gateway))
+
+
+async def health(request: Request) -> Response:
+    """GET /health: this process lives."""
+    return JSONResponse({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """GET /readyz: whether requests can be answered, and the state of every rank."""
+    report = request.app.state.gateway.registry.report()
+    return JSONResponse(report, status_code=200 if report["ready"] else 503)
+
+
+async def _answer(
+    request: Request, read_call: Callable[[bytes, ServedModel], Call], dialect_of_route: type[Dialect], prefix: str
+) -> Response:
+    gateway: Gateway = request.app.state.gateway
+    raw = await read_body(request)
+    call = await asyncio.to_thread(read_call, raw, gateway.model)  # a long prompt takes the tokenizer a while
+    dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
+    with ExitStack() as stack:
+        generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
+        stack.callback(generation.close)
+        if not call.stream:
+            choices = await while_connected(request, _read_all(generation, len(call.requests)))
+            return JSONResponse(whole(dialect, choices, _usage(generation)))
+        first = await while_connected(request, generation.next_delta())
+        return EventStream(_events(dialect, generation, first, call.include_usage), stack.pop_all().close)
+
+
+async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
+    """Every choice as one delta."""
+    deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
+    while (delta := await generation.next_delta()) is not None:
+        deltas[delta.index].append(delta)
+    return [_joined(parts) for parts in deltas]
+
+
+def _joined(parts: list[Delta]) -> Delta:
+    last = parts[-1]
+    logprobs = [token for part in parts for token in part.logprobs or ()]
+    return replace(
+        last, text="".join(part.text for part in parts), logprobs=None if last.logprobs is None else logprobs
+    )
+
+
+async def _events(
+    dialect: Dialect, generation: Generation, first: Delta | None, include_usage: bool
+) -> AsyncIterator[bytes]:
+    """The stream's events, the last one being [DONE] or an error."""
+    begun: set[int] = set()
+    delta = first
+    try:
+        while delta is not None:
+            is_first = delta.index not in begun
+            if is_first or delta.text or delta.finish_reason:
+                begun.add(delta.index)
+                yield _event(chunk(dialect, delta, is_first=is_first, include_usage=include_usage))
+            delta = await generation.next_delta()
+    except ApiError as error:
+        yield _event(error.body())
+        return
+    if include_usage:
+        yield _event(usage_chunk(dialect, _usage(generation)))
+    yield b"data: [DONE]\n\n"
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    return usage(generation.num_prompt_tokens, generation.num_generated_tokens)
+
+
+def _model_card(gateway: Gateway) -> dict[str, Any]:
+    return {"id": gateway.model.name, "object": "model", "created": gateway.started, "owned_by": "tidemill"}
+
+
+def _api_error(request: Request, error: ApiError) -> Response:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+def _http_error(request: Request, error: HTTPException) -> Response:
+    """Starlette's own: a path or a method that does not exist."""
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return JSONResponse(
+        ApiError(error.status_code, message, code=code).body(), status_code=error.status_code, headers=error.headers
+    )
+
+
+def _client_left(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=STATUS_CLIENT_LEFT)
+
+
+def _our_bug(request: Request, error: Exception) -> Response:
+    """The client gets the shape it expects; the traceback goes to the log."""
+    body = ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error").body()
+    return JSONResponse(body, status_code=500)

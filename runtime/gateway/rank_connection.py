@@ -1,0 +1,72 @@
+"""One rank as the gateway sees it: what it said in Hello, its state, and who waits for its tokens.
+
+It sends frames and passes tokens on. It does not decide which ranks are admitted (`registry.py`) or what a request does
+with its tokens (`generation.py`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+from runtime.errors import WireError
+from runtime.protocol.frames import encode_frame
+from runtime.protocol.messages import Abort, Failed, FromGateway, FromRank, Hello, RankState, State, Token
+
+__all__ = ["Listener", "Rank"]
+
+Listener = Callable[["Rank", Token | Failed], None]
+
+
+class Rank:
+    """A rank from its Hello on. Once its connection is gone it stays as "lost", so that status can show it."""
+
+    def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        self.hello = hello
+        self.state: RankState | Literal["lost"] = "loading"
+        self.loaded = 0.0  # of its tensors, of 1
+        self._writer = writer
+        self._listeners: dict[str, Listener] = {}
+
+    def __str__(self) -> str:
+        return f"rank {self.hello.rank} of unit {self.hello.unit}"
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that this rank has or is about to get."""
+        return len(self._listeners)
+
+    def subscribe(self, request_id: str, listener: Listener) -> None:
+        """From now on `listener` gets what this rank says of the request."""
+        self._listeners[request_id] = listener
+
+    def unsubscribe(self, request_id: str) -> bool:
+        """Nobody listens any more; whether somebody did."""
+        return self._listeners.pop(request_id, None) is not None
+
+    def send(self, message: FromGateway) -> None:
+        """Queue one frame; to a lost rank nothing is sent."""
+        if self.state != "lost":
+            self._writer.write(encode_frame(message))
+
+    def take(self, message: FromRank) -> None:
+        """Act on what the rank says. Raises WireError."""
+        match message:
+            case State(state=state, loaded=loaded):
+                self.state, self.loaded = state, loaded
+            case Token() | Failed():
+                self._pass_on(message)
+            case Hello():
+                raise WireError(f"{self} said Hello twice")
+
+    def fail_all(self, reason: str) -> None:
+        """Nothing more comes from this rank: every request that it had fails."""
+        self.state = "lost"
+        for request_id, listener in list(self._listeners.items()):
+            listener(self, Failed(request_id, reason))
+
+    def _pass_on(self, message: Token | Failed) -> None:
+        listener = self._listeners.get(message.request_id)
+        if listener is not None:
+            listener(self, message)
+        elif isinstance(message, Token) and message.finish_reason is None:
+            self.send(Abort(message.request_id))  # an Abort can overtake the handover that brings the request here

@@ -1,0 +1,1 @@
+"""The operations of a model, chosen once when it is built."""

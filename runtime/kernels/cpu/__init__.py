@@ -1,0 +1,1 @@
+"""Operations as compiled loops, for one thread of a CPU in BF16."""

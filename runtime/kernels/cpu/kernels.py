@@ -1,0 +1,245 @@
+"""What torch is slow at on one thread of a CPU in BF16, in compiled loops (`loops.py` and its neighbours).
+
+A step that decodes few requests is many small operations: torch takes microseconds to begin each, longer than memory
+takes to give what it reads. Each function here is one call of a loop instead of several of torch.
+
+    matmuls of few rows     linear, gated_mlp, experts_mlp: a matter of reading each matrix once. oneDNN, which torch
+                            asks, takes longer to begin, and is asked for every expert again. With more rows, its
+                            tiles win.
+    many rows in FP32       wide_linear, for the gate. Of FP32, torch would make a matmul in FP32; oneDNN's of BF16 adds
+                            in FP32, which is the same up to the order of the sum.
+    decode's attention      absorb_query, attend, values: all heads in one call, over the pages where the latents lie
+    rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
+    rows in order           sort_by_slot: by counting
+
+`matmul_wins` and `suits` say when to come here; everything else is torch's, which is the reference. Sums are made in
+FP32. What is computed of a row, or of a request's attention, does not depend on the others; a row of a matmul does, up
+to rounding, which is why deterministic mode, whose tiles have more rows, is not for those.
+
+Loops are given addresses. So each function here makes sure that what it gives is in one piece, or has rows that are.
+
+Letters that the README has not, or otherwise: I channels inside an MLP, L of compressed KV, N rows of a matrix,
+X several kinds of channels in one; where experts compute, S their slots; of the cache, G its pages of S positions each.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "absorb_query",
+    "are_few_tokens",
+    "attend",
+    "attention_wins",
+    "causal_softmax",
+    "choose_experts",
+    "experts_mlp",
+    "gated_mlp",
+    "linear",
+    "matmul_wins",
+    "prepare",
+    "rms_norm",
+    "rotate",
+    "silu_product",
+    "sort_by_slot",
+    "suits",
+    "values",
+    "weighted_sum",
+    "wide_linear",
+    "wide_linear_wins",
+]
+
+# Rows of a matrix up to which the loops were quicker than oneDNN, on an EPYC core with AVX-512 (November 2026): in
+# projections, where oneDNN begins once, and on average of experts, where it begins for each.
+MAX_ROWS = 4
+MAX_ROWS_OF_AN_EXPERT = 16
+MIN_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32, on the same core
+# Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
+MAX_SCORES = 2**14
+
+
+def suits(x: Tensor) -> bool:
+    """Of `x`'s type, and on as many threads, the loops are the quicker ones."""
+    return x.dtype == torch.bfloat16 and torch.get_num_threads() == 1
+
+
+def matmul_wins(x_RD: Tensor, num_matrices: int = 0) -> bool:
+    """These rows are few enough, for a projection, or for so many experts that have some."""
+    most = MAX_ROWS_OF_AN_EXPERT * num_matrices or MAX_ROWS
+    return 0 < x_RD.shape[0] <= most and suits(x_RD)
+
+
+def attention_wins(q_BHC: Tensor, pages_GSC: Tensor, tables_BP: Tensor) -> bool:
+    """These requests have few enough heads and pages."""
+    return 0 < q_BHC.shape[1] * tables_BP.numel() * pages_GSC.shape[1] <= MAX_SCORES and suits(q_BHC)
+
+
+def are_few_tokens(x_TX: Tensor) -> bool:
+    """So few that all their experts' results are in the core's caches: of more, torch asks for rows ahead."""
+    return x_TX.shape[0] <= MAX_ROWS
+
+
+def wide_linear_wins(x_TD: Tensor) -> bool:
+    """These rows are many enough for `wide_linear`."""
+    return len(x_TD) >= MIN_ROWS_OF_A_GATE and suits(x_TD)
+
+
+def wide_linear(x_RD: Tensor, w_ND: Tensor) -> Tensor:
+    """x w^T, [R, N] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
+    matmul = torch.backends.mkldnn.matmul
+    precision = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        return F.linear(x_RD.float(), w_ND.float())
+    finally:
+        matmul.fp32_precision = precision
+
+
+def linear(x_RD: Tensor, w_ND: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x w^T, [R, N] in BF16 or FP32."""
+    x_RD, y_RN = x_RD.contiguous(), torch.empty(x_RD.shape[0], w_ND.shape[0], dtype=dtype)
+    _loops().linear(_at(x_RD), *x_RD.shape, _at(w_ND), w_ND.shape[0], _at(y_RN, dtype), dtype == torch.float32)
+    return y_RN
+
+
+def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
+    """down(silu(gate x) * up x), [R, D]."""
+    x_RD, y_RD = x_RD.contiguous(), torch.empty_like(x_RD, memory_format=torch.contiguous_format)
+    weights = _at(gate_ID), _at(up_ID), _at(down_DI)
+    _loops().gated_mlp(_at(x_RD), *x_RD.shape, *weights, gate_ID.shape[0], _at(y_RD))
+    return y_RD
+
+
+def experts_mlp(rows_RD: Tensor, counts: Sequence[int], gate_up_SXD: Tensor, down_SDI: Tensor) -> None:
+    """The same in place, of `counts` rows of each slot in turn: gate and up [S, 2 I, D] in one, down [S, D, I]."""
+    counts_S = torch.tensor(counts)
+    weights = _at(gate_up_SXD), _at(down_SDI)
+    _loops().experts_mlp(
+        _at(rows_RD), rows_RD.shape[1], _at(counts_S, torch.long), len(counts), *weights, down_SDI.shape[2]
+    )
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean of x^2 + eps) * weight, [..., D]."""
+    x = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
+    y, size = torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
+    stride = x.stride(0) if x.dim() == 2 else size
+    _loops().rms_norm(x.data_ptr(), stride, x.numel() // size, size, _at(weight_D), eps, _at(y))
+    return y
+
+
+def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
+    """`rope.rotate` of tokens [T, 2 P] or of their heads [T, H, 2 P], in place."""
+    assert x.stride(-1) == 1
+    num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+    angles = _at(cos_TP, torch.float32), _at(sin_TP, torch.float32), cos_TP.shape[1]
+    _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles)
+
+
+def causal_softmax(scores_HTS: Tensor) -> Tensor:
+    """The softmax over what each of the last T of S tokens sees, in place, 0 elsewhere."""
+    _loops().causal_softmax(_at(scores_HTS), *scores_HTS.shape)
+    return scores_HTS
+
+
+def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+    """silu(gate) * up, [R, I]; both may be parts of rows."""
+    assert gate_RI.stride(1) == up_RI.stride(1) == 1
+    y_RI = torch.empty(gate_RI.shape, dtype=torch.bfloat16)
+    _loops().silu_product(
+        gate_RI.data_ptr(), gate_RI.stride(0), up_RI.data_ptr(), up_RI.stride(0), _at(y_RI), *y_RI.shape
+    )
+    return y_RI
+
+
+def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
+    """Queries [B, H, N + P] in the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`, P is `rope`."""
+    (requests, heads, size), latent = q_BHQ.shape, up_XL.shape[1]
+    q_BHQ, y_BHC = q_BHQ.contiguous(), torch.empty(requests, heads, latent + rope, dtype=torch.bfloat16)
+    sizes = requests, heads, size - rope, rope, value, latent
+    _loops().absorb_query(_at(q_BHQ), _at(up_XL), _at(y_BHC), *sizes)
+    return y_BHC
+
+
+def attend(q_BHC: Tensor, pages_GSC: Tensor, tables_BP: Tensor, lengths_B: Tensor, latent: int, scale: float) -> Tensor:
+    """Each request's softmax(scale x q k) over its first positions, times their compressed KV: [B, H, L]."""
+    assert pages_GSC.shape[1] % 4 == 0
+    requests, heads, size = q_BHC.shape
+    q_BHC, y_BHL = q_BHC.contiguous(), torch.empty(requests, heads, latent, dtype=torch.bfloat16)
+    addresses = _at(q_BHC), _at(pages_GSC), _at(tables_BP, torch.long), _at(lengths_B, torch.long), _at(y_BHL)
+    sizes = requests, heads, *pages_GSC.shape[:2], tables_BP.shape[1], latent, size
+    _loops().attend(*addresses, *sizes, scale)
+    return y_BHL
+
+
+def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
+    """What the heads' contexts are as values: [B, H x V]; `up_XL` is `kv_b_proj`."""
+    requests, heads, latent = context_BHL.shape
+    context_BHL, y_BX = context_BHL.contiguous(), torch.empty(requests, heads * value, dtype=torch.bfloat16)
+    sizes = requests, heads, up_XL.shape[0] // heads - value, value, latent
+    _loops().values(_at(context_BHL), _at(up_XL), _at(y_BX), *sizes)
+    return y_BX
+
+
+def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
+    """The best `top_k` of the `topk_group` groups whose `num_best` best sum to most: [T, K], best first."""
+    scores_TE, experts_TK = scores_TE.contiguous(), torch.empty(scores_TE.shape[0], top_k, dtype=torch.long)
+    _loops().choose_experts(
+        _at(scores_TE, torch.float32),
+        *scores_TE.shape,
+        num_groups,
+        num_best,
+        topk_group,
+        top_k,
+        _at(experts_TK, torch.long),
+    )
+    return experts_TK
+
+
+def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[list[int], Tensor, Tensor]:
+    """How many pairs each slot has; the pair that stands in each place, slot after slot; the place of each pair."""
+    slots_TK, num_pairs = slots_TK.contiguous(), slots_TK.numel()
+    counts_S, order, places = (torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs))
+    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_S, order, places))
+    _loops().sort_by_slot(*addresses, num_pairs, num_slots)
+    return counts_S.tolist(), order, places
+
+
+def weighted_sum(rows_RD: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Of each token's rows, which lie at its places, in their order: [T, D]."""
+    y_TD = torch.empty(places_TK.shape[0], rows_RD.shape[1], dtype=torch.bfloat16)
+    rows_RD, places_TK, weights_TK = rows_RD.contiguous(), places_TK.contiguous(), weights_TK.contiguous()
+    sizes = rows_RD.shape[1], rows_RD.shape[0]
+    _loops().weighted_sum(
+        _at(rows_RD), *sizes, _at(places_TK, torch.long), _at(weights_TK, torch.float32), *places_TK.shape, _at(y_TD)
+    )
+    return y_TD
+
+
+def prepare() -> None:
+    """Load the compiled loops, or compile them, before somebody waits for a step."""
+    _loops()
+
+
+@cache
+def _loops() -> Any:
+    """All of them; numba is not for every process."""
+    from runtime.kernels.cpu import attention_loops as cpu_attention_loops
+    from runtime.kernels.cpu import choice_loops as cpu_choice_loops
+    from runtime.kernels.cpu import loops as cpu_loops
+    from runtime.kernels.cpu import prompt_loops as cpu_prompt_loops
+
+    modules = cpu_loops, cpu_prompt_loops, cpu_attention_loops, cpu_choice_loops
+    return SimpleNamespace(**{name: getattr(module, name) for module in modules for name in module.__all__})
+
+
+def _at(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Where the numbers of `x` begin, which are of this type and lie in one piece."""
+    assert x.dtype == dtype
+    assert x.is_contiguous()
+    return x.data_ptr()

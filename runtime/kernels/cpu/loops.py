@@ -1,0 +1,154 @@
+"""Matmuls of few rows, the MLPs that are made of them, and the norm, as compiled loops.
+
+`kernels.py` says what they compute and when; numbers, arrays and compilation are `numbers.py`'s. Parameters
+are addresses and sizes. Weights and rows are BF16; what lies between two matmuls stays in FP32.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from runtime.kernels.cpu.numbers import bf16, exp, fp32, integers, loop, narrowed, part, widened
+
+__all__ = ["experts_mlp", "gated_mlp", "linear", "matmul", "narrow", "rms_norm", "widen"]
+
+
+@part("void(u2[:, ::1], f4[:, ::1])")
+def widen(x_RD: Any, wide_RD: Any) -> None:
+    """As FP32."""
+    for r in range(len(x_RD)):
+        for d in range(x_RD.shape[1]):
+            wide_RD[r, d] = widened(x_RD[r, d])
+
+
+@part("void(f4[:, ::1], u2[:, ::1])")
+def narrow(wide_RD: Any, y_RD: Any) -> None:
+    """As BF16."""
+    for r in range(len(wide_RD)):
+        for d in range(wide_RD.shape[1]):
+            y_RD[r, d] = narrowed(wide_RD[r, d])
+
+
+@part("void(f4[::1], u2[:, ::1], f4[::1])")
+def _of_one_row(x_D: Any, w_ND: Any, y_N: Any) -> None:
+    """y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
+    num_sums, size = w_ND.shape
+    n = 0
+    while n + 4 <= num_sums:
+        sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
+        for d in range(size):
+            x = x_D[d]
+            sum_0 += widened(w_ND[n, d]) * x
+            sum_1 += widened(w_ND[n + 1, d]) * x
+            sum_2 += widened(w_ND[n + 2, d]) * x
+            sum_3 += widened(w_ND[n + 3, d]) * x
+        y_N[n], y_N[n + 1], y_N[n + 2], y_N[n + 3] = sum_0, sum_1, sum_2, sum_3
+        n += 4
+    while n < num_sums:
+        sum_0 = np.float32(0)
+        for d in range(size):
+            sum_0 += widened(w_ND[n, d]) * x_D[d]
+        y_N[n] = sum_0
+        n += 1
+
+
+@part("void(f4[:, ::1], u2[:, ::1], f4[:, ::1])")
+def matmul(x_RD: Any, w_ND: Any, y_RN: Any) -> None:
+    """y = x w^T: a row of w is read once for four rows of x, then once for two, then for one."""
+    num_rows, size = x_RD.shape
+    if num_rows == 1:
+        _of_one_row(x_RD[0], w_ND, y_RN[0])
+        return
+    for n in range(len(w_ND)):
+        r = 0
+        while r + 4 <= num_rows:
+            sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
+            for d in range(size):
+                w = widened(w_ND[n, d])
+                sum_0 += w * x_RD[r, d]
+                sum_1 += w * x_RD[r + 1, d]
+                sum_2 += w * x_RD[r + 2, d]
+                sum_3 += w * x_RD[r + 3, d]
+            y_RN[r, n], y_RN[r + 1, n], y_RN[r + 2, n], y_RN[r + 3, n] = sum_0, sum_1, sum_2, sum_3
+            r += 4
+        if r + 2 <= num_rows:
+            sum_0 = sum_1 = np.float32(0)
+            for d in range(size):
+                w = widened(w_ND[n, d])
+                sum_0 += w * x_RD[r, d]
+                sum_1 += w * x_RD[r + 1, d]
+            y_RN[r, n], y_RN[r + 1, n] = sum_0, sum_1
+            r += 2
+        if r < num_rows:
+            sum_0 = np.float32(0)
+            for d in range(size):
+                sum_0 += widened(w_ND[n, d]) * x_RD[r, d]
+            y_RN[r, n] = sum_0
+
+
+@loop
+def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y_wide: bool) -> None:
+    """y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
+    x_RD, w_ND = bf16(x, (num_rows, size)), bf16(w, (num_sums, size))
+    wide_RD = np.empty((num_rows, size), np.float32)
+    widen(x_RD, wide_RD)
+    if is_y_wide:
+        matmul(wide_RD, w_ND, fp32(y, (num_rows, num_sums)))
+    else:
+        y_RN = np.empty((num_rows, num_sums), np.float32)
+        matmul(wide_RD, w_ND, y_RN)
+        narrow(y_RN, bf16(y, (num_rows, num_sums)))
+
+
+@part("void(u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1])")
+def _gated_mlp(x_RD: Any, gate_ID: Any, up_ID: Any, down_DI: Any, y_RD: Any) -> None:
+    """y = down(silu(gate x) * up x); y may be x."""
+    shape_RD, shape_RI = x_RD.shape, (len(x_RD), len(gate_ID))
+    wide_RD = np.empty(shape_RD, np.float32)
+    gate_RI, up_RI = np.empty(shape_RI, np.float32), np.empty(shape_RI, np.float32)
+    widen(x_RD, wide_RD)
+    matmul(wide_RD, gate_ID, gate_RI)
+    matmul(wide_RD, up_ID, up_RI)
+    for r in range(len(gate_RI)):
+        for i in range(gate_RI.shape[1]):
+            gate_RI[r, i] = gate_RI[r, i] / (np.float32(1) + exp(-gate_RI[r, i])) * up_RI[r, i]
+    matmul(gate_RI, down_DI, wide_RD)
+    narrow(wide_RD, y_RD)
+
+
+@loop
+def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, width: int, y: int) -> None:
+    """x and y [rows, size], gate and up [width, size], down [size, width]."""
+    gate_ID, up_ID, down_DI = bf16(gate, (width, size)), bf16(up, (width, size)), bf16(down, (size, width))
+    _gated_mlp(bf16(x, (num_rows, size)), gate_ID, up_ID, down_DI, bf16(y, (num_rows, size)))
+
+
+@loop
+def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
+    """Rows [rows, size], `counts` of each slot in turn, become what the slot's expert makes of them.
+
+    gate_up [slots, 2 width, size], down [slots, size, width].
+    """
+    counts_S = integers(counts, (num_slots,))
+    rows_RD = bf16(rows, (counts_S.sum(), size))
+    gate_up_SXD, down_SDI = bf16(gate_up, (num_slots, 2 * width, size)), bf16(down, (num_slots, size, width))
+    first = 0
+    for slot in range(num_slots):
+        if counts_S[slot]:
+            own_RD = rows_RD[first : first + counts_S[slot]]
+            _gated_mlp(own_RD, gate_up_SXD[slot, :width], gate_up_SXD[slot, width:], down_SDI[slot], own_RD)
+        first += counts_S[slot]
+
+
+@loop
+def rms_norm(x: int, stride: int, num_rows: int, size: int, weight: int, eps: float, y: int) -> None:
+    """x: rows `stride` numbers apart; y [rows, size]."""
+    x_RX, weight_D, y_RD = bf16(x, (num_rows, stride)), bf16(weight, (size,)), bf16(y, (num_rows, size))
+    for r in range(num_rows):
+        squares = np.float32(0)
+        for d in range(size):
+            x_d = widened(x_RX[r, d])
+            squares += x_d * x_d
+        scale = np.float32(1 / np.sqrt(squares / size + eps))
+        for d in range(size):
+            y_RD[r, d] = narrowed(widened(x_RX[r, d]) * scale * widened(weight_D[d]))

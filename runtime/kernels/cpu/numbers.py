@@ -1,0 +1,176 @@
+"""What the compiled loops (`loops.py` and its neighbours) are made of: numbers, arrays, compilation by numba.
+
+    numbers    numba knows no BF16. One is the upper half of a number in FP32, so its bits shifted up are its value,
+               exactly: `widened`, which costs an instruction. `narrowed` rounds to the nearest, to the even one of two.
+               `exp` is a polynomial, because the library's would be called for one number at a time.
+    arrays     A loop is given addresses and sizes and makes its arrays itself: to make one from a tensor takes torch
+               and numpy longer than many a loop takes to run. Who calls answers for type, order and size.
+    compiled   `loop` compiles a function when its module is first imported and keeps the code in `__pycache__`. No
+               compiler is needed where it installs. Where neither that folder nor the user's cache folder can be
+               written, every process compiles anew.
+
+LLVM makes loops of all this instructions over whole vectors.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+__all__ = [
+    "LAST_PLACE",
+    "NO_KEY",
+    "bf16",
+    "exp",
+    "fp32",
+    "integers",
+    "key",
+    "larger",
+    "loop",
+    "narrowed",
+    "part",
+    "widened",
+]
+
+SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # else a sum would be one number at a time
+OPTIONS: dict[str, Any] = {"fastmath": SUMS_IN_ANY_ORDER, "error_model": "numpy"}
+TYPES = {int: "i8", float: "f8", bool: "b1"}
+
+LOG2_E = np.float32(1.4426950408889634)
+LN_2 = np.float32(0.6931471805599453)
+LAST_PLACE = 2**31 - 1  # that a key has room for
+NO_KEY = -(2**63)  # less than any key
+MIN_LOG, LARGEST_LOG = np.float32(-87.3), np.float32(88.3)  # of FP32's normal numbers
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def widened(typing: Any, bits: Any) -> Any:
+    """FP32 from the bits of a BF16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits_32 = builder.zext(arguments[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(bits_32, ir.Constant(bits_32.type, 16)), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def narrowed(typing: Any, value: Any) -> Any:
+    """The bits of the BF16 next to a FP32: half of the last place is added, less a bit where that is a tie to even."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], ir.IntType(32))
+        sixteen = ir.Constant(bits.type, 16)
+        is_odd = builder.and_(builder.lshr(bits, sixteen), ir.Constant(bits.type, 1))
+        rounded = builder.add(builder.add(bits, ir.Constant(bits.type, 0x7FFF)), is_odd)
+        return builder.trunc(builder.lshr(rounded, sixteen), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _power_of_two(typing: Any, exponent: Any) -> Any:
+    """2^exponent, by the bits of a FP32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        biased = builder.add(arguments[0], ir.Constant(ir.IntType(32), 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(biased.type, 23)), ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def larger(typing: Any, x: Any, y: Any) -> Any:
+    """The larger of two in FP32; NaN, if one is. Of Python's `max`, LLVM makes no vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.FloatType()
+        kind = ir.FunctionType(number, [number, number])
+        return builder.call(builder.module.declare_intrinsic("llvm.maximum", [number], kind), arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def key(typing: Any, value: Any, place: Any) -> Any:
+    """A whole number that is larger for a larger FP32, and of equals for the first: its bits, then LAST_PLACE - place.
+
+    The largest of whole numbers is found over whole vectors. Below zero, FP32's bits count the other way round.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, place = arguments
+        bits = builder.bitcast(value, ir.IntType(32))
+        turned = builder.and_(builder.ashr(bits, ir.Constant(bits.type, 31)), ir.Constant(bits.type, LAST_PLACE))
+        high = builder.shl(builder.sext(builder.xor(bits, turned), place.type), ir.Constant(place.type, 32))
+        return builder.or_(high, builder.sub(ir.Constant(place.type, LAST_PLACE), place))
+
+    return types.int64(types.float32, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(typing: Any, address: Any) -> Any:
+    """An address as numba's arrays want it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.intp), generate
+
+
+@numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def exp(x: Any) -> Any:
+    """e^x = 2^n e^r with |r| <= ln 2 / 2, whose series ends at r^6 / 720; off by less than 1e-6 of itself.
+
+    Beyond FP32's normal numbers it is the least or the largest of them. NaN stays NaN.
+    """
+    x = MIN_LOG if x < MIN_LOG else x
+    x = LARGEST_LOG if x > LARGEST_LOG else x
+    n = np.floor(x * LOG2_E + np.float32(0.5))
+    r = x - n * LN_2
+    series = r * np.float32(1 / 720) + np.float32(1 / 120)
+    series = (series * r + np.float32(1 / 24)) * r + np.float32(1 / 6)
+    series = ((series * r + np.float32(0.5)) * r + np.float32(1)) * r + np.float32(1)
+    return series * _power_of_two(np.int32(n))
+
+
+@numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def bf16(address: int, shape: Any) -> Any:
+    """An array of BF16's bits."""
+    return numba.carray(_pointer(address), shape, np.uint16)
+
+
+@numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def fp32(address: int, shape: Any) -> Any:
+    """An array of FP32."""
+    return numba.carray(_pointer(address), shape, np.float32)
+
+
+@numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
+def integers(address: int, shape: Any) -> Any:
+    """An array of whole numbers of 64 bits."""
+    return numba.carray(_pointer(address), shape, np.int64)
+
+
+def loop(function: Any) -> Any:
+    """`function` compiled for its parameters, which are annotated as int (an address too), float or bool."""
+    return _compiled(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
+
+
+def part(signature: str) -> Any:
+    """Of loops in the same module: what takes arrays, compiled once for all that use it."""
+    return lambda function: _compiled(function, signature)
+
+
+def _kinds(function: Any) -> list[type]:
+    return [kind for name, kind in function.__annotations__.items() if name != "return"]
+
+
+def _compiled(function: Any, signature: str) -> Any:
+    try:
+        return numba.njit(signature, cache=True, **OPTIONS)(function)
+    except RuntimeError:  # nowhere to keep it
+        return numba.njit(signature, **OPTIONS)(function)

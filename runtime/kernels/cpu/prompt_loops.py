@@ -1,0 +1,43 @@
+"""Softmax and silu of many rows, as compiled loops: of a prompt, the rest is matmuls, which are oneDNN's.
+
+`kernels.py` says when they are asked for; numbers, arrays and compilation are `numbers.py`'s. Parameters are
+addresses and sizes; tensors are BF16. Rows are looked at one by one, so that a row's result is its own.
+"""
+
+import numpy as np
+
+from runtime.kernels.cpu.numbers import bf16, exp, larger, loop, narrowed, widened
+
+__all__ = ["causal_softmax", "silu_product"]
+
+ONE = np.float32(1)
+
+
+@loop
+def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
+    """In place. The last of T queries sees all S keys, each one before it a key less; what it does not see gets 0."""
+    scores_HTS = bf16(scores, (num_heads, num_queries, num_keys))
+    exps_S = np.empty(num_keys, np.float32)
+    for h in range(num_heads):
+        for t in range(num_queries):
+            row_S, seen = scores_HTS[h, t], num_keys - num_queries + t + 1
+            largest, total = np.float32(-np.inf), np.float32(0)
+            for s in range(seen):
+                largest = larger(largest, widened(row_S[s]))
+            for s in range(seen):
+                exps_S[s] = exp(widened(row_S[s]) - largest)
+                total += exps_S[s]
+            for s in range(seen):
+                row_S[s] = narrowed(exps_S[s] * (ONE / total))
+            row_S[seen:] = 0
+
+
+@loop
+def silu_product(gate: int, gate_stride: int, up: int, up_stride: int, y: int, num_rows: int, size: int) -> None:
+    """y = silu(gate) * up, [rows, size] each; rows of gate and up are so many numbers apart."""
+    y_RI = bf16(y, (num_rows, size))
+    for r in range(num_rows):
+        gate_I, up_I = bf16(gate + 2 * r * gate_stride, (size,)), bf16(up + 2 * r * up_stride, (size,))  # 2 bytes each
+        for i in range(size):
+            gate_i = widened(gate_I[i])
+            y_RI[r, i] = narrowed(gate_i / (ONE + exp(-gate_i)) * widened(up_I[i]))

@@ -1,0 +1,1 @@
+"""Latent KV in pages, and its travel from prefill to decode."""

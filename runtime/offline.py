@@ -1,0 +1,274 @@
+"""Greedy text from a checkpoint without a server: the engine under the plainest possible loop.
+
+For checking a checkpoint, comparing with other implementations, and trying an expert map. Ranks share the prompts
+out (rank r takes every `ep`-th); each writes its part to a scratch folder, and the process that was called joins them.
+An output ends with the config's end-of-text token, which is kept, or after `max_tokens`.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from runtime.checkpoint import read_json, resolve
+from runtime.errors import RuntimeFailure, UsageError
+from runtime.expert_parallel.group import Group, new_group
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.kernels.cpu.memory import keep_freed_memory
+from runtime.kv.cache import PAGE_TOKENS, PageTable, num_pages
+from runtime.model.config import ModelConfig, read_model_config
+from runtime.model.deepseek import PhysicalToLogical
+from runtime.model.engine import Engine
+from runtime.model.forward_batch import Chunk
+from runtime.trace import join as join_traces
+from runtime.trace import recording
+from runtime.worker.children import Child, wait_together
+
+__all__ = ["Job", "greedy", "run"]
+
+LOOPBACK = "127.0.0.1"
+MATRICES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # by --dtype
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked for. `rank` is None in the process that was called, which only shares out and joins."""
+
+    checkpoint: str
+    prompt_ids: Path
+    max_tokens: int
+    ep: int
+    dtype: str
+    expert_map: Path | None
+    deterministic: bool
+    overlap: str
+    split: str
+    nodes: int
+    logits: Path | None
+    trace: Path | None
+    rank: int | None
+    port: int | None
+    scratch: Path | None
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> "Job":
+        """From the command line, whose names these are."""
+        values = {name: getattr(arguments, name) for name in cls.__dataclass_fields__}
+        return cls(**values)
+
+
+def run(job: Job) -> None:
+    """Do the whole job, printing JSON; or one rank's part of it. Raises RuntimeFailure."""
+    if job.rank is not None:
+        _run_rank(job)
+        return
+    _check(job)
+    with tempfile.TemporaryDirectory(prefix="tidemill-generate-") as scratch:
+        if job.ep == 1:
+            _run_rank(replace(job, rank=0, scratch=Path(scratch)))
+        else:
+            wait_together(_start_ranks(job, scratch))
+        outputs = _join(job, Path(scratch))
+        if job.trace is not None:
+            with _saying_what_cannot_be_written(job.trace):
+                join_traces([_trace_part(Path(scratch), rank) for rank in range(job.ep)], job.trace)
+    json.dump({"outputs": outputs}, sys.stdout)
+    print()
+
+
+def greedy(
+    engine: Engine, group: Group, prompts: list[list[int]], max_tokens: int, stop_ids: set[int]
+) -> list[list[int]]:
+    """This rank's prompts to their greedy outputs, one prompt a prefill step, then all together."""
+    texts = [_Text(prompt, []) for prompt in prompts]
+    cache = engine.new_cache(sum(num_pages(len(prompt) + max_tokens) * PAGE_TOKENS for prompt in prompts))
+    for text in texts:
+        cache.allocate(text.table, len(text.prompt) + max_tokens)
+    for turn in _turns(group, len(texts)):
+        chunks = [Chunk(text.prompt, 0, text.table) for text in texts[turn : turn + 1]]
+        _grow(texts[turn : turn + 1], engine.step(chunks, [], cache))
+    while group.any(bool(running := [text for text in texts if text.goes_on(max_tokens, stop_ids)])):
+        _grow(running, engine.step([], [text.last_token() for text in running], cache))
+    return [text.output for text in texts]
+
+
+@dataclass
+class _Text:
+    """A prompt and what follows it so far."""
+
+    prompt: list[int]
+    output: list[int]
+    table: PageTable = field(default_factory=list)
+
+    def last_token(self) -> Chunk:
+        return Chunk(self.output[-1:], len(self.prompt) + len(self.output) - 1, self.table)
+
+    def goes_on(self, max_tokens: int, stop_ids: set[int]) -> bool:
+        return len(self.output) < max_tokens and self.output[-1] not in stop_ids
+
+
+def _grow(texts: list[_Text], logits: Tensor) -> None:
+    for text, token_id in zip(texts, logits.argmax(-1).tolist(), strict=True):
+        text.output.append(token_id)
+
+
+def _turns(group: Group, num_own: int) -> Iterator[int]:
+    """0, 1, ... until no rank has that many prompts: prefill is a collective, and ranks have unequal shares."""
+    turn = 0
+    while group.any(turn < num_own):
+        yield turn
+        turn += 1
+
+
+def _check(job: Job) -> None:
+    """Everything that can be wrong with the call, before any process is started. Raises UsageError."""
+    config = read_model_config(resolve(job.checkpoint))
+    if job.max_tokens < 1 or job.ep < 1:
+        raise UsageError("--max-tokens and --ep must be at least 1")
+    for flag, path in (("--logits", job.logits), ("--trace", job.trace)):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no such folder to write it to")
+        if path is not None and path.is_dir():
+            raise UsageError(f"{flag} {path} is a folder, a file is needed")
+    if job.nodes < 1 or job.ep % job.nodes:
+        raise UsageError(f"--nodes ({job.nodes}) must divide --ep ({job.ep})")
+    prompts = _read_prompts(job.prompt_ids)
+    for number, prompt in enumerate(prompts):
+        if not prompt or not all(type(token) is int and 0 <= token < config.vocab_size for token in prompt):
+            raise UsageError(
+                f"prompt {number} of {job.prompt_ids} must hold token ids from 0 to {config.vocab_size - 1}"
+            )
+        if len(prompt) + job.max_tokens > config.max_position_embeddings:
+            raise UsageError(
+                f"prompt {number} has {len(prompt)} tokens; with {job.max_tokens} more it passes the model's"
+                f" {config.max_position_embeddings} positions"
+            )
+    _expert_map(job, config)
+
+
+def _read_prompts(path: Path) -> list[Any]:
+    try:
+        prompts = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from None
+    if not isinstance(prompts, list) or not all(isinstance(prompt, list) for prompt in prompts):
+        raise UsageError(f"{path} must hold a list of lists of token ids")
+    return prompts
+
+
+def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
+    if job.expert_map is None:
+        expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
+    else:
+        expert_map = _read_prompts(job.expert_map)
+    every_expert = set(range(config.n_routed_experts))
+    holds_ids = all(type(expert) is int for layer in expert_map for expert in layer)
+    num_slots = set(map(len, expert_map))
+    is_whole = holds_ids and len(num_slots) == 1 and all(set(layer) == every_expert for layer in expert_map)
+    if not is_whole or len(expert_map) != config.num_moe_layers:
+        shape = f"{config.num_moe_layers} equal layers with a slot for each of {config.n_routed_experts} experts"
+        raise UsageError(f"the expert map needs {shape}")
+    if any(len(layer) % job.ep for layer in expert_map):
+        raise UsageError(f"--ep ({job.ep}) must divide the {len(expert_map[0])} slots of a layer")
+    return expert_map
+
+
+def _start_ranks(job: Job, scratch: str) -> list[Child]:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port = probe.getsockname()[1]
+    flags = ["generate", job.checkpoint, "--prompt-ids", str(job.prompt_ids), "--max-tokens", str(job.max_tokens)]
+    flags += ["--ep", str(job.ep), "--dtype", job.dtype]
+    flags += ["--scratch", scratch, "--port", str(port)]
+    if job.expert_map is not None:
+        flags += ["--expert-map", str(job.expert_map)]
+    if job.deterministic:
+        flags += ["--deterministic"]
+    flags += ["--overlap", job.overlap, "--split", job.split, "--nodes", str(job.nodes)]
+    if job.logits is not None:
+        flags += ["--logits", str(job.logits)]
+    if job.trace is not None:
+        flags += ["--trace", str(job.trace)]
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // job.ep))}
+    return [Child(f"rank {rank}", [*flags, "--rank", str(rank)], threads) for rank in range(job.ep)]
+
+
+def _run_rank(job: Job) -> None:
+    """Load, join, compute this rank's share, and leave it in the scratch folder."""
+    assert job.rank is not None
+    assert job.scratch is not None
+    folder = resolve(job.checkpoint)
+    config = read_model_config(folder)
+    group = new_group(job.rank, job.ep)
+    with Progress(disable=job.rank != 0 or not sys.stderr.isatty(), transient=True) as bars:
+        engine = Engine(
+            folder,
+            _expert_map(job, config),
+            group,
+            MATRICES[job.dtype],
+            _loading_bar(bars),
+            job.deterministic,
+            job.overlap,
+            [str(rank * job.nodes // job.ep) for rank in range(job.ep)] if job.split == "local_first" else None,
+        )
+    keep_freed_memory()
+    group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
+    share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]
+    with recording(None if job.trace is None else _trace_part(job.scratch, job.rank), job.rank):
+        outputs = greedy(engine, group, share, job.max_tokens, _stop_ids(folder))
+    (job.scratch / f"{job.rank}.json").write_text(json.dumps(outputs))
+    if job.logits is not None:
+        logits = [engine.prompt_logits(share[turn : turn + 1]) for turn in _turns(group, len(share))]
+        named: dict[str, Any] = {str(turn): part[0].numpy() for turn, part in enumerate(logits) if part}
+        np.savez(job.scratch / f"{job.rank}.npz", **named)
+    group.any(False)  # nobody leaves while a peer still computes
+
+
+def _join(job: Job, scratch: Path) -> list[list[int]]:
+    """Put the ranks' parts back into the order of the prompts."""
+    shares = [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(job.ep)]
+    total = sum(map(len, shares))
+    if job.logits is not None:
+        parts = [np.load(scratch / f"{rank}.npz", allow_pickle=False) for rank in range(job.ep)]
+        with (
+            _saying_what_cannot_be_written(job.logits),
+            job.logits.open("wb") as file,
+        ):  # under the name as given: numpy would add an ending to it
+            np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
+    return [shares[n % job.ep][n // job.ep] for n in range(total)]
+
+
+@contextmanager
+def _saying_what_cannot_be_written(path: Path) -> Iterator[None]:
+    """A full disk, or a folder that is closed to us."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeFailure(f"cannot write {path}: {error.strerror}") from None
+
+
+def _trace_part(scratch: Path, rank: int) -> Path:
+    return scratch / f"{rank}.trace.json"
+
+
+def _stop_ids(folder: Path) -> set[int]:
+    eos = read_json(folder / "config.json").get("eos_token_id")
+    return set(eos) if isinstance(eos, list) else set() if eos is None else {eos}
+
+
+def _loading_bar(bars: Progress) -> Callable[[int, int], None]:
+    task = bars.add_task("loading tensors")
+    return lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,69 @@
+"""The metrics port of any process of the runtime: `/metrics` for dashboards, and `/readyz` for whoever starts pods.
+
+A rank has no other HTTP port, so its readiness is asked for here. It decides nothing: `is_ready` does.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from runtime.errors import RuntimeFailure
+from runtime.protocol.sockets import check_address
+
+__all__ = ["serve_metrics"]
+
+
+@contextmanager
+def serve_metrics(
+    registry: CollectorRegistry, address: str, port: int, is_ready: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Serve `registry` on a thread of its own. Raises RuntimeFailure when the port cannot be had."""
+    try:
+        server_class = _Server if check_address(address) == 4 else _Ipv6Server
+        server = make_server(address, port, _application(registry, is_ready), server_class, _QuietHandler)
+    except OSError as error:
+        reason = str(error.strerror).lower()
+        raise RuntimeFailure(f"cannot listen on {address}:{port} (metrics): {reason}") from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A slow scrape does not keep a probe waiting."""
+
+    daemon_threads = True
+
+
+class _Ipv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing: a line a probe would drown the log."""
+
+
+def _application(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Callable[..., Any]:
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] != "/readyz":
+            return metrics(environ, start_response)
+        status, text = (HTTPStatus.OK, b"ready\n") if is_ready() else (HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
+        start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain")])
+        return [text]
+
+    return answer

@@ -1,0 +1,1 @@
+"""Who is computed next: requests, batches, phases, sampling."""

@@ -1,0 +1,15 @@
+"""What a rank of a mixed unit does: requests stay from prompt to end, chunks of some beside the tokens of others."""
+
+from runtime.protocol.messages import Prefill
+from runtime.serving.request import Request
+from runtime.serving.step_loop import Phase
+
+__all__ = ["MixedPhase"]
+
+
+class MixedPhase(Phase[Prefill]):
+    """Requests come from the gateway and stay to their ends."""
+
+    def arrive(self, message: Prefill) -> None:
+        """A prompt."""
+        self._add(Request(message.request_id, message.prompt_ids, message.sampling))

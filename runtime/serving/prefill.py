@@ -1,0 +1,38 @@
+"""What a prefill rank does: prompts to their first tokens, in chunks; then each request moves to decode with its KV."""
+
+from torch import Tensor
+
+from runtime.protocol.messages import Handover, Prefill
+from runtime.serving.request import Request
+from runtime.serving.step_loop import Phase
+
+__all__ = ["PrefillPhase"]
+
+
+class PrefillPhase(Phase[Prefill]):
+    """Requests come from the gateway and leave with their first token."""
+
+    def arrive(self, message: Prefill) -> None:
+        """A prompt, and where its request goes from here."""
+        assert message.kv_host is not None
+        assert message.kv_port is not None
+        kv_address = (message.kv_host, message.kv_port)
+        self._add(Request(message.request_id, message.prompt_ids, message.sampling, kv_address=kv_address))
+
+    def follow(self, request: Request) -> None:
+        """The first token is said: hand the request over."""
+        assert request.kv_address is not None
+        latents = self._scheduler.cache.swap_out(request.table, request.num_cached)
+        self._scheduler.end(request)
+        self._network.hand_over(*request.kv_address, self._handover(request, latents), latents)
+
+    def _handover(self, request: Request, latents: Tensor) -> Handover:
+        return Handover(
+            request_id=request.id,
+            kv_digest=self._launch.kv_digest,
+            prompt_ids=request.prompt_ids,
+            shape=list(latents.shape),
+            dtype=self._launch.kv_cache.dtype,
+            first_token_id=request.generated[0],
+            sampling=request.sampling,
+        )

@@ -1,0 +1,52 @@
+"""One request on one rank: its tokens, and which of their latents are computed and where they are.
+
+    tokens        prompt_ids + generated
+    num_cached    of the tokens, from the first, those whose latents exist
+    prefilling    num_cached < len(prompt_ids): the next chunk is of the prompt
+    decoding      num_cached == len(tokens) - 1: the next chunk is the last token
+
+Latents lie in the pages of `table`, or in `latents` while the request waits outside the cache, or nowhere while none
+is computed.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from runtime.kv.cache import PageTable
+from runtime.model.forward_batch import Chunk
+from runtime.protocol.messages import Sampling
+
+__all__ = ["Request"]
+
+
+@dataclass(eq=False)
+class Request:
+    """`latents` is `[num_layers, num_cached, latent_dim]`; `kv_address` is the decode rank's, at a prefill rank."""
+
+    id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    generated: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    table: PageTable = field(default_factory=list)
+    latents: Tensor | None = None
+    kv_address: tuple[str, int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.prompt_ids) + len(self.generated)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """A part of its prompt is still to be computed."""
+        return self.num_cached < len(self.prompt_ids)
+
+    def next_of_prompt(self, most: int) -> Chunk:
+        """The next chunk, of at most so many tokens."""
+        return Chunk(self.prompt_ids[self.num_cached : self.num_cached + most], self.num_cached, self.table)
+
+    def last_token(self) -> Chunk:
+        """What decode computes next."""
+        return Chunk(self.generated[-1:], self.num_cached, self.table)

@@ -1,0 +1,94 @@
+"""Drawing the next token of one request.
+
+    logits -> penalties -> temperature -> top_k -> top_p -> a draw       (temperature 0: penalties -> the best)
+       `----> logprobs
+
+The draw at a position depends on the request's seed, that position and, under penalties, on the tokens before it, so a
+request continues the same way whichever rank it moves to. Logprobs are the model's own: of the logits before penalties
+and temperature, so that they say what the model thinks whatever was asked of the draw.
+
+Sources: OpenAI API reference, "Frequency and presence penalties"; Keskar et al., "CTRL" (arXiv 1909.05858) section 4.1,
+for the repetition's, with transformers' rule for negative logits. The order, what each penalty counts (generated
+tokens; the repetition's the prompt's too) and which logits logprobs are of (`raw_logprobs`) are vLLM's.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.protocol.messages import FinishReason, Logprobs, Sampling
+
+__all__ = ["finish_reason", "logprobs", "sample"]
+
+
+def sample(
+    logits_V: Tensor,
+    sampling: Sampling,
+    position: int,
+    generated: Sequence[int] = (),
+    prompt_ids: Sequence[int] = (),
+) -> int:
+    """The token that follows `position`, where the request has `generated` these tokens after its prompt."""
+    logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
+    logits_V = _penalised(logits_V, sampling, generated)
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
+    scores_V = _best(below_best_V / sampling.temperature, sampling.top_k)
+    probabilities_V = _nucleus(scores_V.softmax(-1), sampling.top_p)
+    generator = torch.Generator().manual_seed(hash((sampling.seed, position)) & (2**63 - 1))
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))
+
+
+def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | None:
+    """Of the token that was drawn and the likeliest ones, if they were asked for."""
+    if sampling.num_logprobs is None:
+        return None
+    logprobs_V = logits_V.log_softmax(-1)
+    best = logprobs_V.topk(min(sampling.num_logprobs, len(logprobs_V)))
+    return Logprobs(logprobs_V[token_id].item(), list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+
+
+def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> FinishReason | None:
+    """Why the request ends with this token, its `num_generated`-th; None when it goes on."""
+    if token_id in sampling.stop_ids:
+        return "stop"
+    return "length" if num_generated >= sampling.max_tokens else None
+
+
+def _less_of_the_same(
+    logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
+) -> Tensor:
+    """logit / repetition_penalty of tokens that the request has; times it where the logit is negative."""
+    if sampling.repetition_penalty == 1:  # before a long prompt is looked at, for every token that follows it
+        return logits_V
+    tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)
+    of_seen = logits_V[tokens]
+    factors = torch.where(of_seen < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+    return logits_V.index_copy(0, tokens, of_seen * factors)
+
+
+def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
+    """logit - count x frequency_penalty - (count > 0) x presence_penalty."""
+    if not generated or sampling.frequency_penalty == sampling.presence_penalty == 0:
+        return logits_V
+    counts = Counter(generated)
+    tokens = torch.tensor(list(counts))
+    times = torch.tensor(list(counts.values()), dtype=logits_V.dtype)
+    return logits_V.index_add(0, tokens, -(times * sampling.frequency_penalty + sampling.presence_penalty))
+
+
+def _best(scores_V: Tensor, top_k: int) -> Tensor:
+    """Only the `top_k` highest scores, and what equals the last of them."""
+    if not 0 < top_k < len(scores_V):
+        return scores_V
+    return scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
+
+
+def _nucleus(probabilities_V: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest most likely tokens whose probability reaches `top_p`."""
+    ordered, order = probabilities_V.sort(descending=True)
+    beyond = ordered.cumsum(-1) - ordered >= top_p
+    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(beyond, 0.0))

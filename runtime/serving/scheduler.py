@@ -1,0 +1,114 @@
+"""Who is computed in the next step of one rank, and whose latents lie in the cache.
+
+    waiting    in order of arrival; their latents are nowhere, or in host memory: as they came from a prefill unit, or
+               as they were when the cache ran out of pages
+    running    in the cache, in the same order, at most `max_requests`
+
+A step, in this order:
+    1. room for one more token of each that decodes, the oldest first. Where pages run out, the newest of all is
+       preempted: its latents go to host memory and it to the head of `waiting`.
+    2. entry for whoever waits, in order, while there are pages for all its tokens so far.
+    3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all.
+
+No request is lost and none starves: the cache holds one request of full length, the oldest is preempted by nobody, and
+nobody overtakes. Prefill, decode and mixed units differ in which requests they get, not in this policy.
+
+Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang's chunked prefill under a budget.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from runtime.kv.cache import LatentCache
+from runtime.launch import Limits
+from runtime.model.forward_batch import Chunk
+from runtime.serving.request import Request
+
+__all__ = ["Batch", "Scheduler"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step computes: `requests[i]` is the one of chunk i, those in prefill before those in decode."""
+
+    requests: list[Request]
+    prefilling: list[Chunk]
+    decoding: list[Chunk]
+
+
+class Scheduler:
+    """The policy, and the only one who gives pages and takes them."""
+
+    def __init__(self, cache: LatentCache, limits: Limits) -> None:
+        self.cache = cache
+        self._limits = limits
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def has_work(self) -> bool:
+        """Somebody waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """A request comes."""
+        self.waiting.append(request)
+
+    def schedule(self) -> Batch:
+        """The next step's work; nothing where there is none."""
+        self._make_room()
+        self._let_in()
+        prefilling = self._chunks()
+        decoding = [request for request in self.running if not request.is_prefilling]
+        return Batch(
+            [*prefilling, *decoding], list(prefilling.values()), [request.last_token() for request in decoding]
+        )
+
+    def end(self, request: Request) -> None:
+        """A running request is finished."""
+        self.running.remove(request)
+        self.cache.free(request.table)
+
+    def abort(self, request_id: str) -> bool:
+        """Nobody waits for this request any more, wherever it is; whether it was here."""
+        num_before = len(self.waiting) + len(self.running)
+        self.waiting = deque(request for request in self.waiting if request.id != request_id)
+        for request in [request for request in self.running if request.id == request_id]:
+            self.end(request)
+        return len(self.waiting) + len(self.running) < num_before
+
+    def _make_room(self) -> None:
+        number = 0
+        while number < len(self.running):
+            request = self.running[number]
+            if self.cache.can_allocate(request.table, request.num_tokens):
+                self.cache.allocate(request.table, request.num_tokens)
+                number += 1
+            else:
+                self._preempt(self.running.pop())
+
+    def _preempt(self, request: Request) -> None:
+        request.latents = self.cache.swap_out(request.table, request.num_cached)
+        self.cache.free(request.table)
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    def _let_in(self) -> None:
+        while self.waiting and len(self.running) < self._limits.max_requests:
+            request = self.waiting[0]
+            if not self.cache.can_allocate(request.table, request.num_tokens):
+                return
+            self.cache.allocate(request.table, request.num_tokens)
+            if request.latents is not None:
+                self.cache.swap_in(request.table, request.latents)
+                request.latents = None
+            self.running.append(self.waiting.popleft())
+
+    def _chunks(self) -> dict[Request, Chunk]:
+        chunks: dict[Request, Chunk] = {}
+        room = self._limits.max_batch_tokens
+        for request in self.running:
+            if request.is_prefilling and room:
+                chunks[request] = request.next_of_prompt(room)
+                room -= len(chunks[request].token_ids)
+        return chunks

@@ -1,0 +1,85 @@
+"""What the phases of a unit have in common: a step is schedule, run, postprocess.
+
+`prefill.py`, `decode.py` and `mixed.py` say how requests come, and what follows a token.
+ask: `has_work`. act: `step`, which may work on nothing, because another rank of the unit has something to do.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from runtime.launch import UnitLaunch
+from runtime.model.engine import Engine
+from runtime.model.forward_batch import Chunk
+from runtime.protocol.messages import Abort, Failed, Token
+from runtime.serving.request import Request
+from runtime.serving.sampling import finish_reason, logprobs, sample
+from runtime.serving.scheduler import Scheduler
+from runtime.worker.io_thread import Network
+from runtime.worker.rank_metrics import RankMetrics
+
+__all__ = ["Phase"]
+
+Arriving = TypeVar("Arriving")
+
+
+class Phase(ABC, Generic[Arriving]):
+    """One rank's requests. `Arriving` is how they come: as Prefill, or as Arrival with their latents."""
+
+    def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
+        self._engine, self._launch, self._network, self._metrics = engine, launch, network, metrics
+        self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
+        metrics.watch_requests(self._scheduler)
+
+    def take(self, message: Arriving | Abort) -> None:
+        """A request comes, or is no longer wanted."""
+        if isinstance(message, Abort):
+            self.abort(message.request_id)
+        else:
+            self.arrive(message)
+
+    @abstractmethod
+    def arrive(self, message: Arriving) -> None:
+        """A request comes."""
+
+    def abort(self, request_id: str) -> bool:
+        """Nobody waits for this request any more; whether it was here."""
+        return self._scheduler.abort(request_id)
+
+    def has_work(self) -> bool:
+        """A request runs or waits."""
+        return self._scheduler.has_work()
+
+    def step(self) -> None:
+        """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
+        batch = self._scheduler.schedule()
+        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache)
+        self._metrics.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
+        chunks = (*batch.prefilling, *batch.decoding)
+        for request, chunk, logits_V in zip(batch.requests, chunks, logits, strict=True):
+            self._postprocess(request, chunk, logits_V)
+
+    def follow(self, request: Request) -> None:
+        """After a token that is not the request's last: the next step goes on."""
+
+    def _add(self, request: Request) -> None:
+        """A request from the gateway, which may know other limits: it serves units of an older launch as well."""
+        most, asked = self._launch.limits.max_request_tokens, len(request.prompt_ids) + request.sampling.max_tokens
+        if asked > most:  # it would wait for pages for ever, and everybody behind it
+            self._network.say(Failed(request.id, f"it could grow to {asked:,} tokens, this unit takes {most:,}"))
+        else:
+            self._scheduler.add(request)
+
+    def _postprocess(self, request: Request, chunk: Chunk, logits_V: Tensor) -> None:
+        request.num_cached = chunk.end
+        if request.is_prefilling:
+            return
+        token_id = sample(logits_V, request.sampling, chunk.end - 1, request.generated, request.prompt_ids)
+        request.generated.append(token_id)
+        reason = finish_reason(token_id, len(request.generated), request.sampling)
+        self._network.say(Token(request.id, token_id, reason, logprobs(logits_V, token_id, request.sampling)))
+        if reason is None:
+            self.follow(request)
+        else:
+            self._scheduler.end(request)

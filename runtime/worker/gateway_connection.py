@@ -1,0 +1,77 @@
+"""The rank's line to the gateway: it presents itself, says its state, passes requests in and tokens out.
+
+The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
+again is simply called again: Hello and State are said anew on every connection. Tokens said while nobody listens are
+dropped: the gateway that asked for them is gone, and has failed their requests.
+
+A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.errors import RuntimeFailure, WireError, WireVersionError
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import FromGateway, Hello, Rejected, State
+from runtime.protocol.sockets import notice_a_vanished_peer
+
+__all__ = ["GatewayLink"]
+
+RETRY_S = 0.5
+RETRY_OTHER_VERSION_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
+
+
+class GatewayLink:
+    """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread."""
+
+    def __init__(self, host: str, port: int, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
+        self._host, self._port = host, port
+        self._hello = hello
+        self._state = State("loading", 0.0)
+        self._receive = receive
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self) -> None:
+        """Keep the line up, for ever. Raises RuntimeFailure when the gateway refuses this rank for good."""
+        complained = False
+        while True:
+            pause_s = RETRY_S
+            try:
+                stream, writer = await asyncio.open_connection(self._host, self._port)
+                notice_a_vanished_peer(writer)
+                await self._follow(stream, writer)
+            except WireVersionError as error:
+                pause_s = RETRY_OTHER_VERSION_S
+                if not complained:
+                    complained = True
+                    print(f"tidemill: waiting for another gateway: {error}", file=sys.stderr, flush=True)
+            except (OSError, WireError):
+                pass  # the gateway is not there yet, or went away: call again
+            self._writer = None
+            await asyncio.sleep(pause_s)
+
+    def say_state(self, state: State) -> None:
+        """Now and on every later connection."""
+        self._state = state
+        self.send(state)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Say it if somebody listens."""
+        if self._writer is not None:
+            self._writer.write(encode_frame(message))
+
+    async def _follow(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self._writer = writer
+            self.send(self._hello)
+            self.send(self._state)
+            reader: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
+            while (frame := await reader.read()) is not None:
+                if isinstance(frame[0], Rejected):
+                    raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
+                self._receive(frame[0])
+        finally:
+            writer.close()

@@ -1,0 +1,89 @@
+"""The rank's sockets on a thread of their own, so that no step waits for a peer's network and none for a step.
+
+    step loop (main thread)                      event loop (this thread)
+        inbox.get()            <-- requests --   GatewayLink, KvReceiver
+        say(), hand_over()     --- messages -->  GatewayLink, KvSender
+
+Only queues and `call_soon_threadsafe` cross between the two.
+"""
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure
+from runtime.kv.transfer import KvReceiver, KvSender
+from runtime.protocol.messages import Failed, Handover, Hello, RankState, State
+from runtime.worker.gateway_connection import GatewayLink
+
+__all__ = ["Inbox", "Network"]
+
+Inbox = queue.SimpleQueue[Any]  # messages of the phase, or what ended this thread
+
+
+class Network:
+    """All connections of one rank."""
+
+    def __init__(self, gateway_host: str, gateway_port: int, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
+        self._inbox = inbox
+        self._link = GatewayLink(gateway_host, gateway_port, hello, inbox.put)
+        self._kv_sender = kv_sender
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
+
+    def open_link(self) -> None:
+        """Call the gateway, and keep calling."""
+        self._soon(self._start, self._link.run)
+
+    def open_kv_port(self, listener: socket.socket, receiver: KvReceiver) -> None:
+        """Take handovers on `listener`."""
+
+        async def listen() -> None:
+            await asyncio.start_server(receiver.serve, sock=listener)
+
+        self._soon(self._start, listen)
+
+    def say_state(self, state: RankState) -> None:
+        """Tell the gateway this rank's state."""
+        self._soon(self._link.say_state, State(state))
+
+    def say_loaded(self, loaded: float) -> None:
+        """Tell it how much of this rank's tensors is loaded, of 1."""
+        self._soon(self._link.say_state, State("loading", loaded))
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Tell the gateway something about a request."""
+        self._soon(self._link.send, message)
+
+    def hand_over(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
+        """Send a request and its KV to a decode rank; a failure is the request's, and the gateway is told."""
+
+        async def send() -> None:
+            try:
+                await self._kv_sender.send(host, port, handover, latents)
+            except RuntimeFailure as error:
+                self._link.send(Failed(handover.request_id, str(error)))
+
+        self._soon(self._start, send)
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self._loop.create_task(work())
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """What went wrong here ends the rank: the step loop finds it in the inbox, and raises it."""
+        self._tasks.discard(task)
+        error = task.exception()
+        if error is not None:
+            self._inbox.put(error)
+
+    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(call, *arguments)

@@ -1,0 +1,117 @@
+"""What one rank measures: the work of its experts, what it sent to its peers, the KV it handed over or took.
+
+Counters live where the work is done and are read when somebody asks, so that a step pays nothing for them.
+Every metric carries model_name, unit and rank. The gateway measures what a user waits for (`gateway/metrics.py`).
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+
+from runtime.launch import UnitLaunch
+from runtime.model.deepseek import DeepseekV3
+from runtime.serving.scheduler import Scheduler
+
+__all__ = ["RankMetrics"]
+
+LABELS = ("model_name", "unit", "rank")
+
+
+class RankMetrics:
+    """The metrics of one rank; `registry` is what its metrics port shows."""
+
+    def __init__(self, launch: UnitLaunch, rank: int) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = (launch.model.name, launch.unit, str(rank))
+        kv_bytes = Counter(
+            "tidemill_kv_transfer_bytes_total", "KV handed over to decode.", (*LABELS, "part"), registry=self.registry
+        )
+        self._kv_payload = kv_bytes.labels(*self._labels, "payload")
+        self._kv_framing = kv_bytes.labels(*self._labels, "framing")
+        self._kv_seconds = Histogram(
+            "tidemill_kv_transfer_seconds", "Time of one handover.", LABELS, registry=self.registry
+        ).labels(*self._labels)
+        self._prompt_tokens = Counter(
+            "tidemill_computed_prompt_tokens_total", "Prompt tokens computed here.", LABELS, registry=self.registry
+        ).labels(*self._labels)
+
+    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float) -> None:
+        """One request was handed over and accepted."""
+        self._kv_payload.inc(payload_bytes)
+        self._kv_framing.inc(framing_bytes)
+        self._kv_seconds.observe(seconds)
+
+    def prompts_computed(self, num_tokens: int) -> None:
+        """One prefill step was taken."""
+        self._prompt_tokens.inc(num_tokens)
+
+    def watch_requests(self, scheduler: Scheduler) -> None:
+        """Show the rank's requests and its KV cache from now on."""
+        self.registry.register(_SchedulerCounters(scheduler, self._labels))
+
+    def watch(self, model: DeepseekV3) -> None:
+        """Show the model's own counters from now on."""
+        self.registry.register(_ModelCounters(model, self._labels))
+
+
+class _SchedulerCounters:
+    """Reads queues and pages at the moment of a scrape."""
+
+    def __init__(self, scheduler: Scheduler, labels: tuple[str, ...]) -> None:
+        self._scheduler = scheduler
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the metrics server."""
+        scheduler, cache = self._scheduler, self._scheduler.cache
+        for name, meaning, value in (
+            ("rank_requests_running", "Requests in the KV cache.", len(scheduler.running)),
+            ("rank_requests_waiting", "Requests outside the KV cache.", len(scheduler.waiting)),
+            ("kv_cache_usage_perc", "Pages in use, of 1.", 1 - cache.num_free_pages / cache.num_pages),
+        ):
+            gauge = GaugeMetricFamily(f"tidemill_{name}", meaning, labels=LABELS)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        preempted = CounterMetricFamily("tidemill_num_preemptions", "Times a request left the cache.", labels=LABELS)
+        preempted.add_metric(self._labels, scheduler.num_preemptions)
+        yield preempted
+
+
+class _ModelCounters:
+    """Reads the counters of dispatch and experts at the moment of a scrape."""
+
+    def __init__(self, model: DeepseekV3, labels: tuple[str, ...]) -> None:
+        self._model = model
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the metrics server."""
+        traffic, load = self._model.dispatcher.traffic, self._model.load
+        sent = CounterMetricFamily("tidemill_dispatch_bytes", "Dispatched to other ranks.", labels=LABELS)
+        sent.add_metric(self._labels, traffic.bytes_sent)
+        yield sent
+        crossed = CounterMetricFamily("tidemill_dispatch_node_bytes", "Dispatched to other nodes.", labels=LABELS)
+        crossed.add_metric(self._labels, traffic.bytes_to_other_nodes)
+        yield crossed
+        for name, time in (("dispatch", traffic.dispatch), ("combine", traffic.combine)):
+            taken = SummaryMetricFamily(
+                f"tidemill_{name}_seconds", "From its beginning to the last row.", labels=LABELS
+            )
+            taken.add_metric(self._labels, time.count, time.seconds)
+            yield taken
+        imbalance = GaugeMetricFamily(
+            "tidemill_expert_load_imbalance",
+            "Most rows of this rank's tokens for one rank, over the mean.",
+            labels=(*LABELS, "moe_layer"),
+        )
+        for layer, ratio in enumerate(load.imbalance().tolist()):
+            imbalance.add_metric((*self._labels, str(layer)), ratio)
+        yield imbalance
+        rows = CounterMetricFamily(
+            "tidemill_expert_rows", "Rows computed.", labels=(*LABELS, "moe_layer", "slot", "expert")
+        )
+        for layer, (experts, counts) in enumerate(zip(load.local_experts.tolist(), load.rows.tolist(), strict=True)):
+            for slot, (expert, count) in enumerate(zip(experts, counts, strict=True)):
+                rows.add_metric((*self._labels, str(layer), str(slot), str(expert)), count)
+        yield rows

@@ -1,0 +1,151 @@
+"""One rank: load, join the unit, say ready, then step for ever in lockstep with its peers.
+
+    loading -> joining -> ready
+
+Each turn of the loop: take what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
+step, each with its own requests or none. A lost peer ends the rank, because a unit lives or dies as a whole.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint import check_config_digest, resolve
+from runtime.expert_parallel.group import Group, new_group
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.kernels.cpu.memory import keep_freed_memory
+from runtime.kernels.precision import DTYPES
+from runtime.kv.transfer import KvReceiver, KvSender, check_layout
+from runtime.launch import RankPlace, UnitLaunch
+from runtime.model.engine import Engine
+from runtime.protocol.messages import Hello
+from runtime.protocol.metrics_server import serve_metrics
+from runtime.protocol.sockets import check_address, listen
+from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.mixed import MixedPhase
+from runtime.serving.prefill import PrefillPhase
+from runtime.serving.step_loop import Phase
+from runtime.worker.io_thread import Inbox, Network
+from runtime.worker.rank_metrics import RankMetrics
+
+__all__ = ["Addresses", "run_rank"]
+
+PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
+LOADING_PARTS = 50  # of a rank's tensors: a bar that moves, and no message for each of 10,000 tensors
+IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where this rank's node is, and whom it calls; `leader` is the host of the unit's first node."""
+
+    address: str
+    leader: str
+    gateway: str
+
+
+def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
+    """Serve until killed. Raises RuntimeFailure."""
+    check_address(addresses.address)
+    folder = resolve(launch.checkpoint.uri)
+    check_config_digest(folder, launch.checkpoint.digest)
+    metrics, inbox = RankMetrics(launch, place.rank), Inbox()
+    kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
+    hello = _hello(launch, place, addresses.address, kv_port)
+    network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
+    metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
+        network.open_link()
+        engine, group = _bring_up(launch, place, addresses, folder, network)
+        metrics.watch(engine.model)
+        phase = PHASES[launch.phase](engine, launch, network, metrics)
+        if kv_port is not None:
+            network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
+        group.any(True)  # nobody is ready before everybody is
+        network.say_state("ready")
+        ready.set()
+        step_for_ever(phase, group, inbox)
+
+
+def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
+    """The lockstep loop. Raises PeerLost when the unit breaks."""
+    while True:
+        while not inbox.empty():
+            _take(phase, inbox.get())
+        if group.any(phase.has_work()):
+            phase.step()
+        else:
+            _wait_for_work(inbox, phase)
+
+
+def _hello(launch: UnitLaunch, place: RankPlace, address: str, kv_port: int | None) -> Hello:
+    return Hello(
+        unit=launch.unit,
+        phase=launch.phase,
+        rank=place.rank,
+        num_ranks=len(launch.ranks),
+        node=place.node,
+        pid=os.getpid(),
+        unit_digest=launch.unit_digest,
+        kv_digest=launch.kv_digest,
+        kv_host=None if kv_port is None else address,
+        kv_port=kv_port,
+    )
+
+
+def _bring_up(
+    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network
+) -> tuple[Engine, Group]:
+    """Load, then join: nobody waits inside a collective for the slowest loader."""
+    group = new_group(place.rank, len(launch.ranks), launch.rank_nodes())
+    engine = Engine(
+        folder,
+        launch.expert_map.physical_to_logical,
+        group,
+        DTYPES[launch.precision],
+        every_part(LOADING_PARTS, network.say_loaded),
+        deterministic=launch.deterministic,
+        overlap=launch.overlap,
+        nodes=launch.nodes_to_stay_on,
+        small_step_tokens=0 if launch.phase == "prefill" else launch.limits.max_requests,
+    )
+    keep_freed_memory()
+    check_layout(launch.kv_cache, engine.token_shape)
+    network.say_state("joining")
+    first_of_node = place.local_rank == 0
+    group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
+    return engine, group
+
+
+def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
+    """Counts for a listener who wants to hear of each further part only: `say(done / total)`."""
+    num_said = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal num_said
+        if done * num_parts // total > num_said:
+            num_said = done * num_parts // total
+            say(done / total)
+
+    return progress
+
+
+def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
+    return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
+
+
+def _take(phase: Phase[Any], message: object) -> None:
+    """A message, or what ended the network thread."""
+    if isinstance(message, BaseException):
+        raise message
+    phase.take(message)
+
+
+def _wait_for_work(inbox: Inbox, phase: Phase[Any]) -> None:
+    with suppress(queue.Empty):
+        _take(phase, inbox.get(timeout=IDLE_WAIT_S))

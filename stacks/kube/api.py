@@ -1,0 +1,117 @@
+"""The API server as this provider uses it: get, list, server-side apply, delete. Manifests in, manifests out.
+
+Plain REST paths, with one discovery call for each apiVersion in use. Rejected: `kubernetes.dynamic`, which asks for
+every kind of the cluster first and keeps them in a file that other programs share.
+"""
+
+import threading
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from stacks.kube.connection import CONNECT_TIMEOUT_S, Connection
+from stacks.kube.drift import FIELD_MANAGER
+from stacks.kube.errors import NotServedError, RefusedError
+from stacks.kube.manifest import Manifest, Reference
+
+__all__ = ["DEFAULT_NAMESPACE", "Api", "connect"]
+
+APPLY = "application/apply-patch+yaml"  # JSON is YAML
+DEFAULT_NAMESPACE = "default"
+
+
+def connect(context: str | None) -> "Api":
+    """The cluster of a context of the kubeconfig, or of its current one. Calls nobody yet. Raises KubeconfigError."""
+    return Api(Connection.by_kubeconfig(context))
+
+
+class Api:
+    """One cluster. May be used by many threads."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._kinds: dict[str, list[Manifest]] = {}  # apiVersion -> what discovery says of it
+        self._lock = threading.Lock()
+
+    def require_answer(self) -> None:
+        """Ask for what every authenticated user may ask. Raises what is wrong with server or credentials."""
+        cluster = f"cluster at {self._connection.address}"
+        self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
+
+    def require_kind(self, api_version: str, kind: str) -> None:
+        """Raises NotServedError for a kind that the cluster does not know."""
+        self._discovered(api_version, kind)
+
+    def get(self, reference: Reference) -> Manifest | None:
+        """The live object, or None."""
+        try:
+            return self._object("GET", self._path(reference), str(reference))
+        except RefusedError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def list_all(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
+        """All of a kind in `namespace` (or everywhere, when empty); selectors as `labelSelector="a=b"`."""
+        path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=not namespace)
+        items = self._object("GET", path, f"list of {kind}s", query=list(selectors.items()))["items"] or []
+        return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
+
+    def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False) -> Manifest:
+        """Server-side apply, strict; what the server makes of it. Without `force` another's field is not taken."""
+        reference = Reference.of(manifest)
+        query = [("fieldManager", FIELD_MANAGER), ("fieldValidation", "Strict"), ("force", str(force).lower())]
+        if dry_run:
+            query.append(("dryRun", "All"))
+        path, subject = self._path(reference), str(reference)
+        return self._object("PATCH", path, subject, query=query, body=manifest, content_type=APPLY)
+
+    def delete(self, reference: Reference) -> None:
+        """Begin to delete in the foreground: it stays until what it owns is gone. Nothing to do when it is gone."""
+        try:
+            how = {"propagationPolicy": "Foreground"}
+            self._connection.request("DELETE", self._path(reference), str(reference), body=how)
+        except RefusedError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+
+    def _path(self, reference: Reference) -> str:
+        return f"{self._collection(reference)}/{quote(reference.name, safe='')}"
+
+    def _collection(self, reference: Reference, *, everywhere: bool = False) -> str:
+        """`/apis/apps/v1/namespaces/demo/deployments`."""
+        resource = self._discovered(reference.api_version, reference.kind)
+        namespace = quote(reference.namespace or DEFAULT_NAMESPACE, safe="")
+        scope = f"/namespaces/{namespace}" if resource["namespaced"] and not everywhere else ""
+        return f"{_root(reference.api_version)}{scope}/{resource['name']}"
+
+    def _discovered(self, api_version: str, kind: str) -> Manifest:
+        """What the server says of a kind; asked again as long as it is not there, since a CRD may come at any time."""
+        with self._lock:
+            known = self._find(api_version, kind)
+        if known is None:
+            try:
+                listed = self._object("GET", _root(api_version), f"kinds of {api_version}")
+            except RefusedError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    raise NotServedError(api_version, kind) from error
+                raise
+            with self._lock:
+                self._kinds[api_version] = listed["resources"]
+                known = self._find(api_version, kind)
+        if known is None:
+            raise NotServedError(api_version, kind)
+        return known
+
+    def _find(self, api_version: str, kind: str) -> Manifest | None:
+        listed = self._kinds.get(api_version, [])
+        return next((each for each in listed if each["kind"] == kind and "/" not in each["name"]), None)
+
+    def _object(self, verb: str, path: str, subject: str, **more: Any) -> Manifest:
+        """The answer to a request that has an object or a list as its answer."""
+        answer: Manifest = self._connection.request(verb, path, subject, **more)
+        return answer
+
+
+def _root(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"

@@ -1,0 +1,166 @@
+"""One request to the API server, and its answer: JSON, or an error that is a sentence.
+
+The only file that imports `kubernetes`, and of that only what a kubeconfig means: addresses, certificates, tokens,
+login programs. Every request ends: with an answer, or because its time is up.
+"""
+
+import json
+import os
+import re
+import ssl
+from collections.abc import Sequence
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+import urllib3
+import yaml
+from kubernetes import config
+from kubernetes.client import ApiClient, ApiException, Configuration
+from urllib3.connectionpool import ConnectionPool
+
+from stacks.kube.errors import KubeconfigError, RefusedError, UnreachableError
+
+__all__ = ["CONNECT_TIMEOUT_S", "Connection"]
+
+CONNECT_TIMEOUT_S = 10
+ANSWER_TIMEOUT_S = 40  # admission webhooks may take 30 s
+CONNECTIONS = 64  # kept; more requests at once open more
+
+UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
+
+
+class Retries(urllib3.Retry):
+    """Any call may be repeated without harm: after a dropped connection, and when an overloaded server says so.
+
+    A server that hangs is not asked again: it would only hang for longer.
+    """
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: urllib3.BaseHTTPResponse | None = None,
+        error: Exception | None = None,
+        _pool: ConnectionPool | None = None,
+        _stacktrace: TracebackType | None = None,
+    ) -> Self:
+        """The retries that are left. Raises `error` when it is not to be repeated."""
+        if isinstance(error, urllib3.exceptions.TimeoutError):
+            raise error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+
+RETRIES = Retries(total=3, connect=0, allowed_methods=None, raise_on_status=False)
+
+
+class Connection:
+    """A way to one cluster. May be used by many threads."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    @classmethod
+    def by_kubeconfig(cls, context: str | None) -> Self:
+        """That of KUBECONFIG or of the home folder; the context named, else its current one. Calls nobody.
+
+        Raises KubeconfigError.
+        """
+        settings = Configuration()
+        settings.retries = RETRIES
+        settings.connection_pool_maxsize = CONNECTIONS
+        try:
+            config.load_kube_config(context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
+        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
+            raise KubeconfigError(_about_kubeconfig(context, error)) from error
+        return cls(ApiClient(settings))
+
+    @property
+    def address(self) -> str:
+        """`https://10.0.0.1:6443`."""
+        return str(self._client.configuration.host)
+
+    def request(
+        self,
+        verb: str,
+        path: str,
+        subject: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Any = None,
+        content_type: str = "application/json",
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Any:
+        """The answer's JSON. Raises RefusedError, which names the `subject`, or UnreachableError without an answer."""
+        try:
+            request = self._client.param_serialize(
+                verb,
+                path,
+                query_params=list(query),
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = self._client.call_api(*request, _request_timeout=(CONNECT_TIMEOUT_S, answer_timeout_s))
+            answer = _document(response.read())  # type: ignore[no-untyped-call]
+        except (urllib3.exceptions.HTTPError, ApiException, OSError, config.ConfigException) as error:
+            raise UnreachableError(_about_connection(self.address, error)) from error
+        if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+            raise RefusedError(subject, response.status, answer)
+        if not isinstance(answer, dict):
+            sentence = f"{self.address} answers, but not as an API server does; correct the kubeconfig's server"
+            raise UnreachableError(sentence)
+        return answer
+
+
+def _document(body: bytes) -> Any:
+    """JSON, or the text that stands there instead."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode(errors="replace")
+
+
+def _about_kubeconfig(context: str | None, error: Exception) -> str:
+    wanted = f"context {context}" if context else "current context"
+    place = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    reason = " ".join(str(error).split()).removeprefix("Invalid kube-config file. ").rstrip(".")
+    return (
+        f"no usable {wanted} in the kubeconfig {place} ({reason}); "
+        "set KUBECONFIG to a valid file, and `context` to one of `kubectl config get-contexts`"
+    )
+
+
+def _about_connection(address: str, error: Exception) -> str:
+    """Why there is no answer. urllib3 wraps the cause, and the Kubernetes client turns TLS errors into its own."""
+    if untrusted := UNTRUSTED.search(str(error)):
+        return (
+            f"the certificate of the API server at {address} is not trusted ({untrusted['why']}); "
+            "the kubeconfig's server and certificate-authority must be that cluster's"
+        )
+    if isinstance(error, ApiException) or isinstance(_innermost(error), ssl.SSLError):
+        return (
+            f"no TLS connection with the API server at {address} ({_brief(error)}); check the kubeconfig's certificates"
+        )
+    return (
+        f"the API server at {address} does not answer ({_brief(error)}); "
+        "check that the cluster runs and can be reached from here, or choose another context"
+    )
+
+
+def _brief(error: Exception) -> str:
+    """The innermost error in a few words."""
+    inner = _innermost(error)
+    if isinstance(inner, urllib3.exceptions.ConnectTimeoutError):
+        return f"no connection within {CONNECT_TIMEOUT_S} s"
+    if isinstance(inner, (urllib3.exceptions.TimeoutError, TimeoutError)):
+        return "no answer in time"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror.lower()
+    return " ".join(str(inner).split())
+
+
+def _innermost(error: BaseException) -> BaseException:
+    reason = getattr(error, "reason", None)
+    inner = reason if isinstance(reason, BaseException) else error.__cause__
+    return _innermost(inner) if inner is not None and inner is not error else error

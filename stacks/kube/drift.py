@@ -1,0 +1,122 @@
+"""What has become of our fields: a manifest with live values wherever the live object is not as we would have it.
+
+Drift is what applying the manifest again would change. So three objects go in: the manifest, the live object, and what
+the server answers to a dry run of applying the manifest. The last two went through the same server, with the same
+defaults, the same spelling of quantities and the same admission, so they are equal wherever nothing drifted, and no
+knowledge of any kind's schema is needed. Where they are equal the manifest's own value stands; where they differ, the
+live one.
+
+What others put beside our fields is in both and is no drift: defaults, status, a sidecar, an annotation. A field that
+we own and the manifest no longer has is in the live object only, and is drift: applying would remove it.
+
+Items of some lists have a key (containers by name, ports by number and protocol). Which lists, and which keys, is in
+the object's `managedFields`, where the server wrote down what our apply owns; other lists are compared as a whole.
+
+Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/ (merge strategy; fieldsV1: `f:` a field, `k:`
+an item by its key, `v:` an item that is its own key).
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stacks.kube.manifest import Manifest
+
+__all__ = ["FIELD_MANAGER", "as_found", "laid_over", "owned_fields"]
+
+FIELD_MANAGER = "tidemill"
+
+Owned = dict[str, Any]  # a node of fieldsV1
+
+
+def as_found(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
+    """`manifest` with the live value at each path where `live` and `applied` (by dry run) differ."""
+    answer = _map_as_found(manifest, live, applied, owned_fields(applied))
+    assert isinstance(answer, dict)
+    return answer
+
+
+def laid_over(live: Manifest, manifest: Manifest) -> Manifest:
+    """What applying would make of `live`, guessed without the server: for manifests that it would not take.
+
+    Items of lists are matched by their place.
+    """
+    return {**live, **{key: _laid_over(live.get(key), value) for key, value in manifest.items()}}
+
+
+def owned_fields(stored: Manifest) -> Owned:
+    """What server-side apply under our name owns in an object; empty when it owns nothing."""
+    entries = stored["metadata"].get("managedFields") or []
+    ours = (e for e in entries if e["manager"] == FIELD_MANAGER and e["operation"] == "Apply")
+    return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
+
+
+def _laid_over(live: Any, value: Any) -> Any:
+    if isinstance(live, dict) and isinstance(value, dict):
+        return laid_over(live, value)
+    if isinstance(live, list) and isinstance(value, list) and len(live) == len(value):
+        return list(map(_laid_over, live, value))
+    return value
+
+
+def _found(ours: Any, live: Any, applied: Any, owned: Owned) -> Any:
+    if live == applied:
+        return ours
+    if isinstance(ours, dict) and isinstance(live, dict) and isinstance(applied, dict):
+        return _map_as_found(ours, live, applied, owned)
+    if isinstance(ours, list) and isinstance(live, list) and isinstance(applied, list):
+        return _list_as_found(ours, live, applied, owned)
+    return live
+
+
+def _map_as_found(ours: Manifest, live: Manifest, applied: Manifest, owned: Owned) -> Manifest:
+    answer = {}
+    for key, value in ours.items():
+        if key in live:
+            answer[key] = _found(value, live[key], applied.get(key), owned.get(f"f:{key}") or {})
+        elif key not in applied:
+            answer[key] = value  # the server keeps no such field, drifted or not
+    ended = live.keys() - applied.keys() - ours.keys()
+    return answer | {key: live[key] for key in sorted(ended)}
+
+
+def _list_as_found(ours: list[Any], live: list[Any], applied: list[Any], owned: Owned) -> list[Any]:
+    keys = [json.loads(each.removeprefix("k:")) for each in owned if each.startswith("k:")]
+    if keys:
+        return list(_items_as_found(ours, live, applied, keys, owned))
+    if any(each.startswith("v:") for each in owned):
+        ended = [each for each in live if each not in applied and each not in ours]
+        return [each for each in ours if each in live] + ended
+    return live
+
+
+def _items_as_found(
+    ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
+) -> Iterator[Any]:
+    """Our items that are live, then those that applying would end."""
+    left = list(keys)
+    for item in ours:
+        key = next((each for each in left if _may_have(item, each)), None)
+        if key is None:  # the server keeps no such item: nothing to compare
+            yield item
+            continue
+        left.remove(key)
+        found, expected = _with(key, live), _with(key, applied)
+        if found is not None:
+            yield _found(item, found, expected, _owned_item(owned, key))
+    names = keys[0].keys()
+    yield from (each for each in live if _with({name: each.get(name) for name in names}, applied) is None)
+
+
+def _may_have(item: Manifest, key: Manifest) -> bool:
+    """A manifest may omit a part of a key that has a default, such as a port's protocol."""
+    return all(item.get(name, value) == value for name, value in key.items())
+
+
+def _with(key: Manifest, items: list[Any]) -> Any:
+    """The item that has this key, or None."""
+    return next((each for each in items if all(each.get(name) == value for name, value in key.items())), None)
+
+
+def _owned_item(owned: Owned, key: Manifest) -> Owned:
+    return next(value or {} for name, value in owned.items() if name.startswith("k:") and json.loads(name[2:]) == key)

@@ -1,0 +1,175 @@
+"""What can go wrong for a user of the provider, each as one sentence that says what to do.
+
+    ProviderError
+    ├── KubeconfigError    there is no usable kubeconfig
+    ├── UnreachableError   the API server gives no answer
+    ├── RefusedError       the API server says no
+    ├── NotServedError     the API server does not know the kind
+    ├── ForeignError       the object exists and is not ours
+    ├── NotReadyError      the object exists, is ours, and is not what it should be
+    └── NotGoneError       the object was told to go and did not
+
+Our own mistakes are not here: those are `assert`s, and the servicer answers them with one line.
+"""
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from stacks.kube.manifest import Reference
+
+__all__ = [
+    "ForeignError",
+    "KubeconfigError",
+    "NotGoneError",
+    "NotReadyError",
+    "NotServedError",
+    "ProviderError",
+    "RefusedError",
+    "UnreachableError",
+]
+
+# Kind -> how a cluster comes to serve it.
+INSTALL = {
+    "LeaderWorkerSet": "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side "
+    "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"
+}
+
+# What servers write. There are no codes for these, and the statuses mislead.
+LACKS_RIGHT = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" '
+    r'in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+MISSING_NAMESPACE = re.compile(r'^namespaces "(?P<namespace>[^"]*)" not found$')
+TERMINATING = "because it is being terminated"
+SCHEMA = re.compile(r"^failed to create typed patch object \([^)]*\): (?P<why>.*)$", re.DOTALL)
+DENIED = re.compile(r'^admission webhook "(?P<name>[^"]*)" denied the request: (?P<why>.*)$', re.DOTALL)
+SILENT_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]*)": (?P<why>.*)$', re.DOTALL)
+FROZEN = re.compile(r"immutable|updates to \w+ spec for fields other than|may not change once set", re.IGNORECASE)
+FIELD = re.compile(r"([A-Za-z][\w.\[\]]*): (?:Invalid value|Forbidden)")
+
+INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+
+
+class ProviderError(Exception):
+    """Something a user can cause and repair. Its text is the sentence."""
+
+
+class KubeconfigError(ProviderError):
+    """No usable kubeconfig."""
+
+
+class UnreachableError(ProviderError):
+    """No answer: nothing is known about the cluster."""
+
+
+class NotServedError(ProviderError):
+    """The kind is unknown to the cluster."""
+
+    def __init__(self, api_version: str, kind: str) -> None:
+        advice = INSTALL.get(kind, "install what defines it, or correct apiVersion and kind")
+        super().__init__(f"the cluster does not serve {kind} of {api_version}; {advice}")
+
+
+class ForeignError(ProviderError):
+    """Someone else's object has the name of ours."""
+
+    def __init__(self, reference: Reference, managers: Sequence[str]) -> None:
+        owners = ", ".join(managers) or "nobody on record"
+        super().__init__(
+            f"{reference} exists already and is not Tidemill's (its fields are managed by: {owners}); "
+            "delete it, or give this one another name: Tidemill never takes over what it did not create"
+        )
+
+
+class NotReadyError(ProviderError):
+    """Created or updated, but not ready; `reasons` has one entry for each cause that is known."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = list(reasons)
+
+
+class NotGoneError(ProviderError):
+    """Told to go, and still there."""
+
+
+class RefusedError(ProviderError):
+    """The server answered with an error."""
+
+    def __init__(self, subject: str, status: int, answer: Any) -> None:
+        """`answer` is the body: a Kubernetes Status, or whatever stood there instead."""
+        document = answer if isinstance(answer, dict) else {}
+        self.status = status
+        self.answer = answer
+        self.server_message = str(document.get("message") or answer or HTTPStatus(status).phrase).strip()
+        super().__init__(f"{subject}: {_explained(status, self.server_message)}")
+
+    @property
+    def is_about_rights(self) -> bool:
+        """The user may not do this."""
+        return self.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT.search(self.server_message) is not None
+
+    @property
+    def is_about_the_manifest(self) -> bool:
+        """The manifest itself is wrong, whatever else is in the cluster."""
+        return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
+
+    @property
+    def is_about_frozen_fields(self) -> bool:
+        """A field may not change as long as the object lives. There is no code for it, only what servers write."""
+        return FROZEN.search(self.server_message) is not None
+
+    @property
+    def misses_namespace(self) -> bool:
+        """The object's namespace does not exist."""
+        return self.status == HTTPStatus.NOT_FOUND and MISSING_NAMESPACE.match(self.server_message) is not None
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that it names: `spec.selector`. A webhook names them in its text only."""
+        details = (self.answer.get("details") or {}) if isinstance(self.answer, dict) else {}
+        named = [each["field"] for each in details.get("causes") or [] if each.get("field")]
+        return named or FIELD.findall(self.server_message)
+
+
+def _explained(status: int, message: str) -> str:
+    """The server's words and what to do about them."""
+    if status == HTTPStatus.UNAUTHORIZED:
+        return (
+            "the API server does not accept the kubeconfig's credentials (401 Unauthorized); "
+            "renew them, or choose another context"
+        )
+    if status == HTTPStatus.FORBIDDEN and (right := LACKS_RIGHT.search(message)):
+        return _lacking(**right.groupdict())
+    if status == HTTPStatus.FORBIDDEN and TERMINATING in message:
+        return "its namespace is being deleted; wait until it is gone, then repeat"
+    if status == HTTPStatus.NOT_FOUND and (missing := MISSING_NAMESPACE.match(message)):
+        return f"namespace {missing['namespace']} does not exist; create it first"
+    if status == HTTPStatus.CONFLICT:
+        return f"another program sets the same fields ({message}); decide which of the two shall, and repeat"
+    if silent := SILENT_WEBHOOK.search(message):
+        return (
+            f"the admission webhook {silent['name']} does not answer ({silent['why']}); check that its controller runs"
+        )
+    if mistake := SCHEMA.match(message):  # by a status that blames the server, 500
+        return f"the API server finds it invalid ({mistake['why']}); correct the manifest"
+    if denied := DENIED.match(message):  # by a status that speaks of rights, 403
+        return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); correct the manifest"
+    if status in INVALID:
+        return f"the API server finds it invalid ({message}); correct the manifest"
+    if status in OVERLOADED:
+        return f"the API server is overloaded ({status}: {message}); repeat later"
+    return f"the API server refuses ({status}: {message})"
+
+
+def _lacking(user: str, verb: str, resource: str, group: str, namespace: str | None) -> str:
+    what = f"{resource}.{group}" if group else resource
+    where, kind = (f"in namespace {namespace}", "Role") if namespace else ("in the whole cluster", "ClusterRole")
+    needed = "get, create, patch and delete" if verb in ("get", "create", "patch", "delete") else verb
+    return (
+        f"the kubeconfig's user {user} may not {verb} {what} {where}; "
+        f"bind a {kind} to it that allows {needed} of them, or choose another context"
+    )

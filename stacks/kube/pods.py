@@ -1,0 +1,125 @@
+"""Why an object is not ready, as its pods, their nodes and its events tell it.
+
+Pure: the looking up is in `lifecycle.py`. A reason that many pods share is said once, with one of them by name.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stacks.kube.manifest import Manifest
+
+__all__ = ["cannot_start", "not_ready_nodes", "pod_selector", "reasons"]
+
+LWS_NAME_LABEL = "leaderworkerset.sigs.k8s.io/name"
+PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
+BACKING_OFF = re.compile(
+    r'^Back-off pulling image "[^"]*": \w+: '
+)  # the kubelet's words between two tries at one reason
+STARTING = {"ContainerCreating", "PodInitializing"}
+
+
+def pod_selector(live: Manifest) -> str | None:
+    """The label selector of the object's pods; None for a kind that has none of its own."""
+    if live["kind"] == "LeaderWorkerSet":
+        return f"{LWS_NAME_LABEL}={live['metadata']['name']}"
+    labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels")
+    return ",".join(f"{key}={value}" for key, value in labels.items()) if isinstance(labels, dict) else None
+
+
+def not_ready_nodes(nodes: Sequence[Manifest]) -> set[str]:
+    """Names of the nodes that do not report as ready."""
+    return {each["metadata"]["name"] for each in nodes if not _is_true(each, "Ready")}
+
+
+def reasons(live: Manifest, pods: Sequence[Manifest], down: set[str], events: Sequence[Manifest]) -> list[str]:
+    """What keeps `live` from being ready: from its pods, given the nodes that are down, else from its events."""
+    pods_by_reason: dict[str, list[str]] = {}
+    for pod in pods:
+        for reason in _of_pod(pod, down):
+            pods_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
+    found = [f"{reason} ({_counted(names)})" for reason, names in pods_by_reason.items()]
+    return found or list(_of_object(live, events))
+
+
+def cannot_start(pod: Manifest) -> bool:
+    """Whether the pod waits for something that does not come by itself: an image, a node, a container that stays up."""
+    scheduled = _condition(pod, "PodScheduled")
+    waiting = [(each.get("state") or {}).get("waiting") or {} for each in _containers(pod)]
+    is_stuck = any(each.get("reason") in PULL_REASONS | {"CrashLoopBackOff"} for each in waiting)
+    return is_stuck or (scheduled is not None and scheduled["status"] == "False")
+
+
+def _containers(pod: Manifest) -> list[dict[str, Any]]:
+    """The statuses of its containers, the first to run first."""
+    status = pod.get("status") or {}
+    return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+
+
+def _of_pod(pod: Manifest, down: set[str]) -> Iterator[str]:
+    node = pod["spec"].get("nodeName", "")
+    if node in down:
+        yield f"node {node} is not ready"
+    elif pod["metadata"].get("deletionTimestamp"):
+        yield "being deleted"
+    if (scheduled := _condition(pod, "PodScheduled")) and scheduled["status"] == "False":
+        yield f"no node for it: {_line(scheduled.get('message') or scheduled.get('reason') or 'unknown')}"
+    elif not node:
+        yield "not yet seen by the scheduler"
+    for container in _containers(pod):
+        yield from _of_container(container)
+
+
+def _of_container(container: dict[str, Any]) -> Iterator[str]:
+    """A container that waits for something, has crashed, or runs without being ready."""
+    name, state = container["name"], container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    last = ended or (container.get("lastState") or {}).get("terminated") or {}
+    reason = waiting.get("reason") or ""
+    if reason in PULL_REASONS:
+        said = BACKING_OFF.sub("", _line(waiting.get("message") or reason))
+        advice = "correct kubernetes.image in the spec, or load it on the nodes"
+        yield f"image {container['image']} cannot be had ({said}); {advice}"
+    elif (reason == "CrashLoopBackOff" or ended) and last.get("exitCode"):
+        cause = f", {last['reason']}" if last.get("reason") not in (None, "Error") else ""
+        yield f"container {name} ended with exit status {last['exitCode']}{cause}; read `kubectl logs --previous`"
+    elif reason and reason not in STARTING:
+        yield f"container {name} waits: {_line(waiting.get('message') or reason)}"
+    elif "running" in state and not container.get("ready"):
+        yield f"container {name} runs and is not ready yet"
+
+
+def _of_object(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
+    """Why there are no pods to ask."""
+    if (failure := _condition(live, "ReplicaFailure")) and failure["status"] == "True":
+        yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
+    elif events:
+        latest = max(events, key=_time)
+        yield f"{latest.get('reason') or 'Warning'}: {_line(latest.get('message') or latest.get('note') or '')}"
+    elif not live.get("status"):
+        yield f"nothing has acted on it; check that the controller of {live['kind']}s runs"
+
+
+def _time(event: Manifest) -> str:
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next(filter(None, times), "")
+
+
+def _is_true(live: Manifest, kind: str) -> bool:
+    found = _condition(live, kind)
+    return found is not None and found["status"] == "True"
+
+
+def _condition(live: Manifest, kind: str) -> dict[str, str] | None:
+    conditions = (live.get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == kind), None)
+
+
+def _counted(names: Sequence[str]) -> str:
+    first, more = min(names), len(names) - 1
+    return f"pod {first} and {more} more" if more else f"pod {first}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")

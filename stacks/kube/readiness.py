@@ -1,0 +1,92 @@
+"""Whether an object does what it is for yet: None, or what is missing in a few words.
+
+One function a kind, in `MISSING`; what has no entry is ready once it exists. Each judges one look at the object,
+without waiting and without a cluster.
+
+A status is only as new as its `observedGeneration`: until the kind's controller has seen the latest spec, the counts
+are those of the spec before.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from stacks.kube.manifest import Manifest
+
+__all__ = ["MISSING", "missing"]
+
+
+def missing(live: Manifest) -> str | None:
+    """What `live` still lacks to be ready: `1 of 2 groups ready`."""
+    judge = MISSING.get((live["apiVersion"].partition("/")[0], live["kind"]))
+    return judge(live) if judge else None
+
+
+def _deployment(live: Manifest) -> str | None:
+    """Every replica updated and available, and none left of the version before."""
+    old = _count(live, "replicas") - _count(live, "updatedReplicas")
+    return (
+        _unseen(live)
+        or _too_few(live, "updatedReplicas", "pods updated")
+        or _too_few(live, "availableReplicas", "pods available")
+        or (f"{old} pods of the version before still there" if old else None)
+    )
+
+
+def _stateful_set(live: Manifest) -> str | None:
+    """Every replica ready, and of the newest revision."""
+    status = _status(live)
+    is_current = status.get("currentRevision") == status.get("updateRevision")
+    return (
+        _unseen(live)
+        or _too_few(live, "readyReplicas", "pods ready")
+        or (None if is_current else f"{_count(live, 'updatedReplicas')} of {_wanted(live)} pods updated")
+    )
+
+
+def _leader_worker_set(live: Manifest) -> str | None:
+    """Every group whole, its leader and all its workers; with no group wanted there is nothing to wait for."""
+    if not _wanted(live):
+        return None
+    is_available = any(each["type"] == "Available" and each["status"] == "True" for each in _conditions(live))
+    return (
+        _unseen(live)
+        or _too_few(live, "updatedReplicas", "groups updated")
+        or _too_few(live, "readyReplicas", "groups ready")
+        or (None if is_available else "an update of its groups is in progress")
+    )
+
+
+# (API group, kind) -> its judge.
+MISSING: dict[tuple[str, str], Callable[[Manifest], str | None]] = {
+    ("apps", "Deployment"): _deployment,
+    ("apps", "StatefulSet"): _stateful_set,
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leader_worker_set,
+}
+
+
+def _unseen(live: Manifest) -> str | None:
+    is_seen = _count(live, "observedGeneration") >= live["metadata"]["generation"]
+    return None if is_seen else "not yet seen by its controller"
+
+
+def _too_few(live: Manifest, field: str, what: str) -> str | None:
+    found, wanted = _count(live, field), _wanted(live)
+    return f"{found} of {wanted} {what}" if found < wanted else None
+
+
+def _wanted(live: Manifest) -> int:
+    """Replicas, 1 unless the spec says otherwise."""
+    return int(live["spec"].get("replicas", 1))
+
+
+def _count(live: Manifest, field: str) -> int:
+    """A count of the status; an absent one is 0."""
+    return int(_status(live).get(field, 0))
+
+
+def _status(live: Manifest) -> dict[str, Any]:
+    return live.get("status") or {}
+
+
+def _conditions(live: Manifest) -> list[dict[str, str]]:
+    return _status(live).get("conditions") or []

@@ -1,0 +1,1 @@
+"""What runs in a cluster right now."""

@@ -1,0 +1,101 @@
+"""What a plan's units do in a cluster right now: `tidemill status SPEC --context NAME`. One look, no waiting.
+
+    absent    nobody has created it
+    starting  its group is not whole yet: pods are being made, are loading, or are being made again
+    ready     its whole group has joined and loaded
+    failed    it will not get ready by itself: a node of it is down, or its containers cannot start
+
+It reads, and changes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.facts import names
+from planner.layout.unit import Unit
+from planner.plan.plan import Plan
+from planner.problems.errors import TidemillError, Violation
+from stacks.kube import pods
+from stacks.kube.api import Api, connect
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.readiness import missing
+
+__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster"]
+
+State = Literal["absent", "starting", "ready", "failed"]
+
+
+@dataclass(frozen=True)
+class LiveUnit:
+    """A unit of the plan and what has become of it."""
+
+    name: str
+    phase: str
+    ranks: int
+    state: State
+    reason: str | None  # why it is not ready
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """A plan as the cluster has it; `plan_digest` is that of the plan applied last, None where there is none."""
+
+    endpoint: str
+    plan_digest: str | None
+    units: tuple[LiveUnit, ...]
+
+
+class ClusterError(TidemillError):
+    """The cluster cannot be asked."""
+
+    exit_status = 1
+
+    def __init__(self, error: ProviderError) -> None:
+        reason, _, fix = str(error).rpartition("; ")
+        super().__init__([Violation("", None, "R201 the cluster cannot be asked", reason, fix).at("tidemill")])
+
+
+def ask_cluster(plan: Plan, context: str) -> LivePlan:
+    """Every unit of `plan`, in its order, in the cluster of that kubeconfig context. Raises ClusterError."""
+    try:
+        api = connect(context)
+        down = pods.not_ready_nodes(api.list_all("v1", "Node", ""))
+        units = tuple(_look_at(unit, plan.spec.kubernetes.namespace, api, down) for unit in plan.units)
+        return LivePlan(_endpoint(plan), _applied_digest(plan, api), units)
+    except ProviderError as error:
+        raise ClusterError(error) from None
+
+
+def _endpoint(plan: Plan) -> str:
+    return names.cluster_endpoint(plan.name, plan.spec.kubernetes.namespace, plan.spec.gateway.port)
+
+
+def _applied_digest(plan: Plan, api: Api) -> str | None:
+    namespace = api.get(Reference("v1", "Namespace", "", plan.spec.kubernetes.namespace))
+    annotations = (namespace or {}).get("metadata", {}).get("annotations") or {}
+    digest = annotations.get(names.digest_annotation("plan"))
+    return str(digest) if digest else None
+
+
+def _look_at(unit: Unit, namespace: str, api: Api, down: set[str]) -> LiveUnit:
+    reference = Reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", namespace, unit.name)
+    live = api.get(reference)
+    state, reason = ("absent", None) if live is None else _judge(live, unit, api, down)
+    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason)
+
+
+def _judge(live: Manifest, unit: Unit, api: Api, down: set[str]) -> tuple[State, str | None]:
+    """The group's state. A unit cannot do without any of its nodes, so one that is down is named before all else."""
+    if lost := sorted(down & set(unit.nodes)):
+        return "failed", f"node {' and '.join(lost)} is not ready"
+    lacking = missing(live)
+    if lacking is None:
+        return "ready", None
+    selector = pods.pod_selector(live)
+    assert selector
+    found = api.list_all("v1", "Pod", live["metadata"]["namespace"], labelSelector=selector)
+    reasons = [lacking, *pods.reasons(live, found, down, events=[])]
+    is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for its place
+    has_failed = not is_leaving and any(map(pods.cannot_start, found))
+    return ("failed" if has_failed else "starting"), "; ".join(reasons)

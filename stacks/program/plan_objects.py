@@ -1,0 +1,60 @@
+"""A plan's objects, grouped as the components own them: exactly what `tidemill render` writes, parsed.
+
+There is no second way from a plan to objects: what Pulumi applies and what a Git repository holds cannot differ.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from planner.facts import names
+from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.plan.plan import Plan
+
+__all__ = ["PlanObject", "PlanObjects", "plan_objects"]
+
+
+@dataclass(frozen=True)
+class PlanObject:
+    """One object and its name within the stack, which stays when the object's own name changes with its content."""
+
+    name: str
+    manifest: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """`apps/v1/Deployment`."""
+        return f"{self.manifest['apiVersion']}/{self.manifest['kind']}"
+
+
+@dataclass(frozen=True)
+class PlanObjects:
+    """All objects of a plan, in the order in which they can be created."""
+
+    shared: tuple[PlanObject, ...]
+    gateway: tuple[PlanObject, ...]
+    units: dict[str, tuple[PlanObject, ...]]  # by unit name
+
+    def kinds(self) -> list[str]:
+        """Every kind that the cluster has to serve, sorted."""
+        everything = [*self.shared, *self.gateway, *(each for unit in self.units.values() for each in unit)]
+        return sorted({each.kind for each in everything})
+
+
+def plan_objects(plan: Plan) -> PlanObjects:
+    """The objects of `plan`. Raises InfeasibleError when the bundled runtime cannot run it."""
+    files = {file: text for file, text in render_files(plan).items() if file != KUSTOMIZATION}
+    objects = [PlanObject(_name(file), yaml.safe_load(text)) for file, text in files.items()]
+    owners = [names.owner_of(each.manifest["metadata"]["labels"]) for each in objects]
+    owned = list(zip(owners, objects, strict=True))
+    return PlanObjects(
+        shared=tuple(each for owner, each in owned if owner == "plan"),
+        gateway=tuple(each for owner, each in owned if owner == "gateway"),
+        units={unit.name: tuple(each for owner, each in owned if owner == unit.name) for unit in plan.units},
+    )
+
+
+def _name(file: str) -> str:
+    """`demo-decode-0` of `configmap-demo-decode-0.yaml`: the type tells kinds apart."""
+    return file.removesuffix(".yaml").partition("-")[2]

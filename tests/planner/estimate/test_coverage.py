@@ -1,0 +1,147 @@
+"""`coverage` in a spec: experts that survive a node or a rack, what that costs, and when it cannot be."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from planner.compiler import check_fit, compile_plan
+from planner.estimate.coverage import require_covered
+from planner.plan.text import plan_text
+from planner.problems.errors import InfeasibleError
+from planner.spec.check import check_spec, with_values
+from tests.planner.layout.test_memory import PAIR
+
+WHOLE = {
+    "cluster": {"gpu": "h200", "nodes": 60, "gpus_per_node": 8, "rack_size": 4},
+    "prefill": PAIR["prefill"] | {"redundant_experts": 256},
+    "decode": PAIR["decode"] | {"redundant_experts": 320},
+}
+
+
+@pytest.fixture
+def small(with_line):
+    """A function: the small spec with coverage, and decode on 2 nodes of 2 GPUs with so many redundant experts."""
+
+    def spec(coverage, redundant=4, gpus_per_prefill=4):
+        text = with_line(12, f"  redundant_experts: {64 - 32}")
+        text = text.replace("  ep_size: 2\n", f"  ep_size: {gpus_per_prefill}\n").replace("nodes: 3", "nodes: 4")
+        text = text.replace("  ep_size: 4\n  redundant_experts: 4", f"  ep_size: 4\n  redundant_experts: {redundant}")
+        return text.replace("gateway:", f"coverage: {coverage}\ngateway:")
+
+    return spec
+
+
+def test_a_covered_plan_darkens_no_expert(spec_file):
+    """DeepSeek's two units on H200: with two replicas of each expert, no loss of a node leaves one without any."""
+    spec = PAIR | WHOLE | {"coverage": "node"}
+    plan = compile_plan(check_spec(spec_file(json.dumps(spec, indent=1), "covered.yaml")))
+    document = plan.as_json()
+
+    assert {
+        loss["dark_experts"] for phase in document["failures"].values() for k, loss in phase.items() if k == "node"
+    } == {0}
+    for each in document["expert_maps"].values():
+        assert each["coverage"]["rule"] == "node"
+        assert each["coverage"]["uncovered_experts"]["node"] == 0
+    assert "No expert goes dark when one node dies (coverage: node)." in plan_text(plan)
+    assert "only a runtime that goes on without a dead rank" in " ".join(plan_text(plan).split())
+
+
+def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
+    """The default: 36 slots of 32 experts leave most with one replica."""
+    (*_, decode) = plan_of().as_json()["expert_maps"].values()
+
+    assert decode["coverage"]["rule"] == "none"
+    assert decode["coverage"]["uncovered_experts"]["gpu"] >= 28
+
+
+@pytest.mark.parametrize("split", ["equal", "local_first"])
+def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
+    """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
+    plan = compile_plan(check_spec(spec_file(json.dumps(PAIR | {"split": split}, indent=1), "pair.yaml")))
+    document = plan.as_json()
+    of_phase = {
+        phase: document["expert_maps"][each["expert_map"]] | each for phase, each in document["balance"].items()
+    }
+    more = of_phase["decode"]["one_more_slot"]
+
+    assert of_phase["prefill"]["one_more_slot"] is None
+    assert set(of_phase["decode"]["binding"]) <= {"replicas", "packing"}
+    assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (3, pytest.approx(2.554e9, rel=0.01))
+    assert more["mean_bound"] <= more["mean_max_over_mean"] < 1.05 < 1.4 < min(of_phase["decode"]["bound"])
+    assert "decode: slots bind at 1." in plan_text(plan)
+
+
+def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
+    """S720: slots, bytes and balance, on the line of the slots; and the change that is printed does."""
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(small("node"))
+
+    (problem,) = error.value.problems
+    first, second = problem.changes
+    assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S720", 21, 3)
+    assert problem.message.startswith(
+        "decode.redundant_experts (4) must be at least 32 with coverage: node (16 slots a GPU, for replicas of 32 "
+        "experts in two domains); 9 slots a GPU would become 16, 0.0 GB a GPU more, and max/mean load 1."
+    )
+    assert problem.message.endswith("; nearest: decode.redundant_experts 32, or coverage none")
+    assert plan_of(small("node", redundant=first["decode.redundant_experts"])).spec.coverage == "node"
+    assert second == {"coverage": "none"}
+
+
+def test_validate_says_so_without_a_placement(small, spec_file):
+    """S720 needs only sizes."""
+    with pytest.raises(InfeasibleError) as error:
+        check_fit(check_spec(spec_file(small("node"))))
+
+    assert [problem.rule[:4] for problem in error.value.problems] == ["S720"]
+
+
+def test_validate_says_that_racks_are_left_to_plan(small, spec_file):
+    """S723: in which racks units stand only a placement knows."""
+    spec = small("rack", redundant=32).replace("gpus_per_node: 2", "gpus_per_node: 2\n  rack_size: 1")
+    left = check_fit(check_spec(spec_file(spec)))
+
+    assert [problem.message for problem in left] == [
+        "coverage (rack) must hold in the racks where units will stand; these are not known before units are placed; "
+        "see tidemill plan"
+    ]
+
+
+def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
+    """S721: wherever replicas are, they are on that node."""
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(small("node", redundant=32, gpus_per_prefill=2))
+
+    (problem,) = error.value.problems
+    assert problem.message.startswith(
+        "coverage (node) must be none: prefill has units that stand in one node; with that node all their experts go "
+        "dark, wherever replicas are; nearest: "
+    )
+
+
+def test_racks_are_those_in_which_units_stand(spec_file):
+    """A prefill unit of 4 nodes stands in one rack of 4, and in two of 2: only then its experts survive a rack."""
+    spec = PAIR | WHOLE | {"coverage": "rack"}
+    checked = check_spec(spec_file(json.dumps(spec, indent=1), "racks.yaml"))
+    with pytest.raises(InfeasibleError) as error:
+        compile_plan(checked)
+    plan = compile_plan(with_values(checked, {"cluster.rack_size": 2}))
+
+    assert error.value.problems[0].rule.startswith("S721 must be none: prefill has units that stand in one rack")
+    assert {"coverage": "node"} in error.value.problems[0].changes
+    for each in plan.as_json()["expert_maps"].values():
+        assert each["coverage"]["uncovered_experts"]["rack"] == 0
+
+
+def test_a_map_that_was_not_found_is_infeasible(plan_of, small, spec_file):
+    """S722: slots suffice for each unit, but no map was found that is right for all of them."""
+    checked = check_spec(spec_file(small("node", redundant=32)))
+    with pytest.raises(InfeasibleError) as error:
+        require_covered(checked, {"decode": SimpleNamespace(is_covered=False)})
+
+    assert error.value.problems[0].message == (
+        "coverage (rack) must suit all units of decode, which share one expert map; they stand in racks differently, "
+        "and no map was found that survives a rack of each; nearest: node"
+    )

@@ -1,0 +1,190 @@
+"""Links between ranks, and what dispatch puts on them: a slow reference that follows every message."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cluster.inventory import Node
+from planner.estimate.links import _Arriving, _message_bytes, all_reduce_bytes
+from planner.estimate.topology import topology_of
+from planner.facts.catalog import GPUS
+from planner.layout.unit import Unit
+from planner.problems.fix import applied
+from tests.planner.layout.test_memory import PAIR
+
+
+def topology(gpu="h800", num_nodes=2, per_node=8, leaf_size=1, rack_size=18):
+    """Of a unit on nodes in a row."""
+    nodes = {f"n{i}": Node(i, f"n{i}", f"r{i // rack_size}", f"l{i // leaf_size}", "", None) for i in range(num_nodes)}
+    unit = Unit("any", "prefill", 0, tuple(nodes), per_node, "")
+    return topology_of(unit, nodes, GPUS[gpu], per_node)
+
+
+def test_ranks_of_a_node_talk_over_nvlink_and_others_over_their_nic():
+    """GB/s one way; a NIC of 400 Gb/s is 50."""
+    h800 = topology()
+
+    assert (h800.bandwidth(0, 7), h800.bandwidth(0, 8), h800.bandwidth(3, 3)) == (200, 50, float("inf"))
+    assert (h800.rail(3), h800.rail(11)) == (3, 3)
+
+
+def test_a_domain_may_be_a_rack():
+    """72 GPUs of 18 nodes: NVLink across nodes of a rack, a NIC to the next rack."""
+    gb200 = topology("gb200", num_nodes=20, per_node=4)
+
+    assert (gb200.bandwidth(0, 71), gb200.bandwidth(0, 72)) == (900, 100)
+
+
+def test_one_gpu_of_a_mesh_has_one_link_to_another():
+    """A seventh of what it has to all; between nodes the NIC, as behind switches."""
+    mi300x = topology("mi300x")
+
+    assert (mi300x.bandwidth(0, 7), mi300x.bandwidth(0, 8)) == (64, 50)
+    assert sum(mi300x.bandwidth(0, peer) for peer in range(1, 8)) == mi300x.nvlink_gb_per_s
+
+
+def test_an_own_gpu_can_be_all_that_one_of_the_catalog_is(plan_of):
+    """A mesh with NICs, by its figures: the same memory, and the same traffic on the same links."""
+    own = {
+        "name": "own",
+        "memory": f"{GPUS['mi300x'].usable_bytes}B",
+        "nvlink": "448GB/s",
+        "peer": "64GB/s",
+        "nvlink_domain": 8,
+        "nic": "400Gbps",
+        "kubernetes_resource": "amd.com/gpu",
+    }
+    spec = PAIR | {"decode": PAIR["decode"] | {"attention_tp": 2}}
+    known, described = (plan_of(json.dumps(applied(spec, {"cluster.gpu": gpu}))) for gpu in ("mi300x", own))
+
+    assert (described.memory, described.traffic) == (known.memory, known.traffic)
+    assert any(link.attention_gb_per_s == 64 for each in known.traffic for link in each.links)
+
+
+def test_two_gpus_that_share_a_nic_share_its_bandwidth():
+    """Four NICs on a node of eight: four rails, and half a NIC a GPU."""
+    h20 = topology("h20")
+
+    assert (h20.rail(0), h20.rail(1), h20.rail(7)) == (0, 0, 3)
+    assert h20.bandwidth(0, 8) == 25
+
+
+def test_cpus_have_no_links():
+    """Nothing is said where nothing is known."""
+    assert topology("cpu") is None
+
+
+def test_messages_are_as_large_as_published():
+    """7,392 B in FP8 with scales to dispatch, 14,336 B in BF16 to combine."""
+    assert _message_bytes(7168, "fp8") == (7392, 14_336)
+
+
+@st.composite
+def units(draw):
+    per_node = draw(st.sampled_from([1, 2, 4]))
+    num_nodes = draw(st.integers(1, 5))
+    shape = topology("gb200" if draw(st.booleans()) else "h20", num_nodes, per_node, leaf_size=2, rack_size=2)
+    weights = draw(st.lists(st.integers(1, 50), min_size=shape.num_ranks, max_size=shape.num_ranks))
+    return shape, [weight / sum(weights) for weight in weights], draw(st.integers(1, 8))
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=units(), normal=st.booleans())
+def test_every_message_is_counted_where_it_arrives(case, normal):
+    """The slow reference: rank by rank and domain by domain, one token each, and the NICs that it comes in by."""
+    shape, shares, top_k = case
+    arriving = _Arriving(shape, shares, 1, top_k, normal=normal)
+    expected = followed(shape, shares, top_k, normal=normal)
+    for node in range(len(shape.nodes)):
+        for rail in {shape.rail(rank) for rank in range(shape.num_ranks)}:
+            assert arriving.over_nic(node, rail) == pytest.approx(expected["nic", node, rail])
+    for leaf in set(shape.leaves):
+        assert arriving.into_leaf(leaf) == pytest.approx(expected["leaf", leaf])
+
+
+def followed(shape, shares, top_k, *, normal):
+    """Where expected messages arrive, by following each."""
+    arrived = Counter()
+    for source in range(shape.num_ranks):
+        for target in range(shape.num_ranks):
+            here, there = shape.node(source), shape.node(target)
+            if shape.domains[here] == shape.domains[there]:
+                continue
+            if normal:  # one copy a domain; the reference lets every rank of the domain take its part of it
+                domain = [r for r in range(shape.num_ranks) if shape.domains[shape.node(r)] == shape.domains[there]]
+                messages = (1 - (1 - min(1, sum(shares[r] for r in domain))) ** top_k) / len(domain)
+            else:
+                messages = top_k * shares[target]
+            arrived["nic", there, shape.rail(target)] += messages
+            if shape.leaves[here] != shape.leaves[there]:
+                arrived["leaf", shape.leaves[there]] += messages
+    return arrived
+
+
+@given(values=st.lists(st.integers(0, 255), min_size=1, max_size=6), num_gpus=st.integers(1, 6))
+def test_sharing_attention_sends_what_a_ring_sends(values, num_gpus):
+    """The slow reference: arrays summed around a ring, part by part, every byte into a GPU counted."""
+    arrays = [[(gpu + 1) * value for value in values * num_gpus] for gpu in range(num_gpus)]
+    expected, received = [sum(column) for column in zip(*arrays, strict=True)], ring_all_reduce(arrays)
+
+    assert arrays == [expected] * num_gpus
+    assert received == [all_reduce_bytes(len(expected), num_gpus)] * num_gpus
+
+
+def ring_all_reduce(arrays):
+    """Sum `arrays` in place, one byte a value; the bytes that each GPU received."""
+    num_gpus, received = len(arrays), [0] * len(arrays)
+    part_size = len(arrays[0]) // num_gpus
+    for step in range(2 * (num_gpus - 1)):
+        messages = []
+        for gpu, array in enumerate(arrays):
+            start = (gpu - step) % num_gpus * part_size
+            messages.append(((gpu + 1) % num_gpus, start, array[start : start + part_size]))
+        for to, start, part in messages:
+            received[to] += len(part)
+            for offset, value in enumerate(part):
+                summing = step < num_gpus - 1
+                arrays[to][start + offset] = arrays[to][start + offset] + value if summing else value
+    return received
+
+
+def test_shared_attention_is_on_the_busiest_gpu(plan_of):
+    """128 requests of 7,168 BF16 values, summed over 8 GPUs of a node, at all of NVLink; alone it would be nothing."""
+    spec = PAIR | {"decode": PAIR["decode"] | {"attention_tp": 8}}
+    traffic = plan_of(json.dumps(spec, indent=1)).as_json()["traffic"]
+    sharing = {phase: [link["attention_bytes"] for link in each["links"]] for phase, each in traffic.items()}
+
+    assert sharing == {"prefill": [0, 0, 0], "decode": [2 * 7 * 128 * 7168 * 2 // 8, 0, 0]}
+    assert traffic["decode"]["links"][0]["attention_gb_per_s"] == 200
+
+
+def test_half_of_a_mesh_shares_by_half_of_its_links():
+    """Four GPUs of eight reach each other by three links of 64 GB/s; behind switches by all they have."""
+    assert [topology("mi300x").group_gb_per_s(gpus) for gpus in (2, 4, 8)] == [64, 192, 448]
+    assert [topology("h800").group_gb_per_s(gpus) for gpus in (2, 4, 8)] == [200, 200, 200]
+
+
+def test_the_plan_names_its_busiest_link(plan_of):
+    """The published pair: NICs bind in both phases, and the bytes are those of its hottest GPU."""
+    spec = PAIR | {"cluster": PAIR["cluster"] | {"leaf_size": 2}}
+    traffic = plan_of(json.dumps(spec, indent=1)).as_json()["traffic"]
+
+    assert {phase: each["busiest"]["kind"] for phase, each in traffic.items()} == {"prefill": "nic", "decode": "nic"}
+    assert [link["kind"] for link in traffic["decode"]["links"]] == ["gpu", "nic", "node", "leaf"]
+    assert traffic["decode"]["tokens_per_rank"] == 128
+
+
+def test_a_unit_in_one_nvlink_domain_loads_no_other_link(plan_of):
+    """Even where its nodes stand under several leaves."""
+    cluster = {"gpu": "gb200", "gpus_per_node": 4, "nodes": 72, "rack_size": 18, "leaf_size": 2}
+    traffic = plan_of(json.dumps(PAIR | {"cluster": cluster}, indent=1)).as_json()["traffic"]
+
+    assert [link["kind"] for link in traffic["prefill"]["links"]] == ["gpu"]
+
+
+def test_without_links_there_is_no_traffic(plan_of):
+    """The section is absent on cpu."""
+    assert "traffic" not in plan_of().as_json()

@@ -1,0 +1,106 @@
+"""Files of other engines, held by data written by hand after their sources (named in `formats.py`)."""
+
+import json
+
+import pytest
+import yaml
+
+from planner.experts.formats import export_map, read_map
+from planner.facts.loads import read_loads
+from planner.problems.errors import Violation
+
+ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))  # two layers, two GPUs of two slots: as in vllm-ascend's own test
+
+VLLM = {
+    "moe_layer_count": 2,
+    "layer_list": [
+        {
+            "layer_id": 0,
+            "device_count": 2,
+            "device_list": [{"device_id": 0, "device_expert": [0, 1]}, {"device_id": 1, "device_expert": [2, 3]}],
+        },
+        {
+            "layer_id": 1,
+            "device_count": 2,
+            "device_list": [{"device_id": 0, "device_expert": [4, 5]}, {"device_id": 1, "device_expert": [6, 7]}],
+        },
+    ],
+}
+
+TENSORRT_LLM = """\
+initial_global_assignments:
+  3: [0, 1, 2, 3]
+  4: [4, 5, 6, 7]
+num_slots: 4
+layer_updates_per_iter: 0
+"""
+
+
+def test_sglang_reads_physical_to_logical_map():
+    """Its --init-expert-location takes this key and no other."""
+    assert json.loads(export_map("sglang", ROWS, 2, 0)) == {"physical_to_logical_map": [[0, 1, 2, 3], [4, 5, 6, 7]]}
+
+
+def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
+    """DeepSeek's first three layers are dense; the file is YAML with a list for each layer."""
+    text = export_map("tensorrt-llm", ROWS, 2, 3)
+
+    assert text == TENSORRT_LLM
+    assert yaml.safe_load(text)["initial_global_assignments"] == {3: [0, 1, 2, 3], 4: [4, 5, 6, 7]}
+
+
+def test_vllm_reads_the_experts_of_each_device():
+    """As vllm-ascend's expert_map_path wants it."""
+    assert json.loads(export_map("vllm", ROWS, 2, 0)) == VLLM
+
+
+@pytest.mark.parametrize("key", ["physical_to_logical", "physical_to_logical_map"])
+def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
+    """What was exported can be the previous map."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({key: ROWS}))
+
+    assert read_map(path, 2) == ROWS
+
+
+def test_what_vllm_ascend_records_is_a_map(tmp_path):
+    """Its `expert_map_record_path` has the form that it reads, and can be the previous map."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(VLLM, indent=4))
+
+    assert read_map(path, 2) == ROWS
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"device_list": [{"device_expert": [0, 1]}, {"device_expert": [2]}]}],
+        [{"device_list": [{"device_expert": [0, 1]}, {"device_expert": [2, 3]}]}, {"device_list": []}],
+        [{"device_list": [{"experts": [0]}]}],
+        [{"device_list": 1}],
+        7,
+    ],
+)
+def test_devices_that_differ_or_are_none_are_no_map(tmp_path, layers):
+    """GPUs with unequal slots, other keys, other types: said, never a traceback."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({"layer_list": layers}))
+
+    assert isinstance(read_map(path, 2), Violation)
+
+
+def test_devices_are_not_grouped_anew(tmp_path):
+    """A file of two devices is no map for four GPUs, though the slots would divide."""
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(VLLM))
+
+    assert read_map(path, 4).reason == "its layers have 2 devices, and --gpus is 4"
+
+
+@pytest.mark.parametrize("counts", [[[1, 2], [3, 4]], [[[1, 0], [1, 4]], [[0, 2], [2, 0]]]])
+def test_sglang_dumps_are_loads(tmp_path, counts):
+    """`logical_count` of one step or of several, which are added up."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": counts}))
+
+    assert read_loads(path, "dump.json") == ((1, 2), (3, 4))

@@ -1,0 +1,324 @@
+"""Where a GPU's bytes go: published sizes, laws, and what a misfit says."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.facts.catalog import GPUS, MODELS
+from planner.layout.layout import lay_out
+from planner.layout.memory import KV_PAGE_TOKENS, fit_memory
+from planner.layout.weights import weights_of
+from planner.layout.working_memory import activation_bytes, buffer_bytes
+from planner.problems.errors import InfeasibleError
+from planner.spec.schema import Spec
+
+DEEPSEEK = MODELS["deepseek-v3"]
+
+# A spec of the published shapes; `h800-one-pair.yaml` without its comments.
+PAIR = {
+    "version": 1,
+    "name": "pair",
+    "model": "deepseek-r1",
+    "cluster": {"gpu": "h800", "nodes": 60, "gpus_per_node": 8},
+    "prefill": {
+        "ep_size": 32,
+        "redundant_experts": 32,
+        "precision": "fp8",
+        "max_request_tokens": 32768,
+        "max_batch_tokens": 16384,
+    },
+    "decode": {
+        "ep_size": 144,
+        "redundant_experts": 32,
+        "precision": "fp8",
+        "max_requests": 128,
+        "max_request_tokens": 32768,
+    },
+}
+
+# Derived by hand in the project's facts from the published shapes; GB of 1e9 bytes.
+PARTS = {"attention": 11.41 + 1.02, "dense": 1.19, "shared": 2.55, "gates": 0.21, "embedding": 3.71, "slot": 2.554}
+
+
+@pytest.mark.parametrize(("part", "expected"), PARTS.items())
+def test_parts_of_the_weights_are_as_derived_by_hand(part, expected):
+    """Within 2 % each, in FP8 with scales."""
+    assert getattr(weights_of(DEEPSEEK, "fp8"), part) / 1e9 == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("num_slots", "expected"), [(9, 43.1), (4, 30.3), (2, 25.2), (32, 101.8)])
+def test_weights_a_gpu_are_as_published(num_slots, expected):
+    """EP32, EP72, EP144 and EP8 of the published model, within 1 %."""
+    assert weights_of(DEEPSEEK, "fp8").total(num_slots) / 1e9 == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bf16_takes_twice_as_much_as_what_fp8_halves(name):
+    """Gates and embeddings are never in FP8; experts are, and their scales add less than 0.1 %."""
+    fp8, bf16 = (weights_of(MODELS[name], precision) for precision in ("fp8", "bf16"))
+
+    assert (bf16.gates, bf16.embedding) == (fp8.gates, fp8.embedding)
+    assert fp8.slot == pytest.approx(bf16.slot / 2, rel=0.001)
+    assert bf16.attention / 2 < fp8.attention < bf16.attention
+
+
+def test_the_indexer_costs_weights_and_kv():
+    """Sparse attention adds its keys to the KV and its matrices to the weights of each layer."""
+    plain, sparse = MODELS["deepseek-v3"], MODELS["deepseek-v3.2"]
+    added = weights_of(sparse, "fp8").attention - weights_of(plain, "fp8").attention
+
+    assert sparse.kv_bytes_per_token(2) - plain.kv_bytes_per_token(2) == 61 * (128 + 4)
+    assert added / 61 == pytest.approx(1536 * 64 * 128 + 7168 * 128 + 2 * 7168 * 64, rel=0.001)
+
+
+def test_grouped_attention_keeps_whole_keys_and_values():
+    """94 layers x 2 x 4 heads x 128 values in BF16."""
+    assert MODELS["qwen3-235b-a22b"].kv_bytes_per_token(2) == 94 * 2 * 4 * 128 * 2
+
+
+def test_attention_over_four_gpus_is_a_quarter_of_its_heads():
+    """A slow reference: of DeepSeek-V3's matrices those of heads are split, the two into latent space are not."""
+    split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168  # queries, kv_b, output
+    whole = 7168 * 1536 + 7168 * 576
+
+    assert weights_of(DEEPSEEK.one_of(4), "bf16").attention == 61 * 2 * (split // 4 + whole)
+
+
+def test_shared_attention_keeps_latent_kv_whole_and_splits_kv_heads():
+    """Every head reads the one latent vector; four KV heads are split over four GPUs, and over eight held twice."""
+    grouped = MODELS["qwen3-235b-a22b"]
+
+    assert DEEPSEEK.one_of(4).kv_bytes_per_token(2) == DEEPSEEK.kv_bytes_per_token(2)
+    assert [grouped.one_of(gpus).kv_bytes_per_token(2) for gpus in (2, 4, 8)] == [
+        94 * 2 * heads * 128 * 2 for heads in (2, 1, 1)
+    ]
+
+
+def test_a_plan_says_how_attention_is_shared(compiled):
+    """dp_size is GPUs over attention_tp; the other parts of the weights stay as they are."""
+    alone, shared = (compiled(applied(PAIR, {"decode.attention_tp": gpus})).as_json() for gpus in (1, 8))
+    weights = [plan["memory"]["decode"]["weights"] for plan in (alone, shared)]
+
+    assert [plan["phases"]["decode"]["dp_size"] for plan in (alone, shared)] == [144, 18]
+    assert (shared["phases"]["decode"]["attention_tp"], shared["runnable"]) == (8, False)
+    assert {part for part in weights[0] if weights[0][part] != weights[1][part]} == {"attention"}
+    assert shared["memory"]["decode"]["activation_bytes"] < alone["memory"]["decode"]["activation_bytes"]
+
+
+def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
+    """128 requests of each eight GPUs are 16 of each GPU: as many pairs in a step, and as much luck."""
+    alone, shared = (
+        compiled(applied(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests})).sampled["decode"]
+        for gpus, requests in ((1, 16), (8, 128))
+    )
+
+    assert shared == alone
+
+
+def test_low_latency_buffers_are_as_the_library_reserves_them():
+    """A slow reference: DeepEP's layout for 128 tokens, 7,168 channels and 288 experts, added up by hand."""
+    dispatch_message, combine_message = 16 + 7168 * 2, 56 * 4 + 7168 * 2
+    send, receive = 288 * 128 * combine_message, 288 * 128 * max(dispatch_message, combine_message)
+
+    layout, spec = laid_out("decode", PAIR["decode"])
+    assert buffer_bytes(DEEPSEEK, layout, spec) == 411_041_792 + 2 * (send + receive + 288 * 4)
+
+
+def test_a_unit_of_one_gpu_sends_nothing():
+    """No dispatch, no buffers."""
+    layout, spec = laid_out("prefill", {"ep_size": 1})
+
+    assert buffer_bytes(DEEPSEEK, layout, spec) == 0
+
+
+def test_the_published_units_fit(compiled):
+    """Prefill and decode of the published system, and decode holds its mean of 88 requests of 4,989 tokens."""
+    prefill, decode = compiled(PAIR).memory
+
+    assert (round(prefill.weight_bytes / 1e9, 1), round(decode.weight_bytes / 1e9, 1)) == (43.1, 25.2)
+    assert decode.kv_bytes_per_token == 70_272
+    assert decode.kv_tokens > 88 * 4_989
+
+
+def test_plan_json_adds_up(compiled):
+    """Weights, activations, buffers, reserve and KV are the GPU, to a page."""
+    for memory in compiled(PAIR).as_json()["memory"].values():
+        parts = ("weights_bytes", "activation_bytes", "buffer_bytes", "reserve_bytes")
+        rest = memory["gpu_bytes"] - sum(memory[part] for part in parts)
+        page_bytes = KV_PAGE_TOKENS * memory["kv_bytes_per_token"]
+
+        assert 0 <= rest - memory["kv_tokens"] * memory["kv_bytes_per_token"] < page_bytes
+        assert sum(memory["weights"].values()) == memory["weights_bytes"]
+
+
+def test_a_request_takes_whole_pages(compiled):
+    """One token beyond a page is a page more: what is left of it is nobody's."""
+    pages = {tokens: compiled(decoding(max_request_tokens=tokens)).memory[1].full_requests for tokens in (64, 65, 128)}
+
+    assert pages[64] // 2 == pages[65] == pages[128]
+
+
+def test_less_kv_than_memory_holds_is_what_the_spec_allows(compiled):
+    """In the plan, in how many requests fit, and in what the ranks are told."""
+    plan = compiled(decoding(max_request_tokens=1000, max_kv_tokens=40_000))
+
+    assert plan.memory[1].kv_tokens == 40_000
+    assert plan.memory[1].full_requests == 40_000 // 1024
+
+
+def test_ranks_on_cpus_have_no_memory_of_their_own(plan_of):
+    """They share the host's, whose size no spec states: the plan says nothing rather than something wrong."""
+    assert plan_of().as_json()["memory"] == {}
+
+
+def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
+    """S707: EP8 of the published model on 80 GB: weights alone are more than the GPU holds."""
+    with pytest.raises(InfeasibleError) as error:
+        compiled(PAIR | {"prefill": PAIR["prefill"] | {"ep_size": 8}})
+
+    (problem,) = error.value.problems
+    assert problem.message == (
+        "prefill.ep_size (8) must leave room for the KV of one request (32,768 tokens, 2.3 GB), 45.2 GB are missing; "
+        "of 84.9 GB, weights take 112.1 GB (36 routed slots), activations 11.3 GB, buffers 0.7 GB, reserve 3.8 GB; "
+        "nearest: prefill.ep_size 16, or cluster.gpu h200"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path"),
+    [
+        ({"prefill": {"ep_size": 8}}, "prefill.ep_size"),
+        ({"decode": {"ep_size": 8}}, "decode.ep_size"),
+        ({"decode": {"max_requests": 4096}}, "decode.max_requests"),
+        ({"prefill": {"max_batch_tokens": 200_000}}, "prefill.max_batch_tokens"),
+        ({"cluster": {"nodes": 20}}, "cluster.nodes"),
+        ({"cluster": {"nodes": 1}, "prefill": {"ep_size": 8}, "decode": {"ep_size": 8}}, "prefill.ep_size"),
+    ],
+)
+def test_every_printed_change_would_do(wrong, path, compiled):
+    """Each change that an infeasible spec is offered is applied, and the spec plans."""
+    spec = {key: value | wrong.get(key, {}) if isinstance(value, dict) else value for key, value in PAIR.items()}
+    with pytest.raises(InfeasibleError) as error:
+        compiled(spec)
+
+    problem = error.value.problems[0]
+    assert problem.path == path
+    assert 1 <= len(problem.changes) <= 3
+    for change in problem.changes:
+        compiled(applied(spec, change))
+
+
+def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
+    """One node of H20: EP8 of the published model lacks 8 GB, which three quarters of each GPU's heads have."""
+    limits = {"max_requests": 16, "max_request_tokens": 4096, "max_batch_tokens": 512}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")}
+    spec |= {"cluster": {"gpu": "h20", "nodes": 1, "gpus_per_node": 8}}
+    spec |= {"mixed": {"ep_size": 8, "precision": "fp8"} | limits}
+    with pytest.raises(InfeasibleError) as error:
+        compiled(spec)
+    change, *_ = error.value.problems[0].changes
+
+    assert change == {"mixed.attention_tp": 4}
+    assert compiled(applied(spec, change)).memory[0].full_requests >= 1
+    with pytest.raises(InfeasibleError):
+        compiled(applied(spec, {"mixed.attention_tp": 2}))
+
+
+def test_a_change_is_the_smallest_of_its_field(compiled):
+    """One token more in a batch, and it does not fit any more."""
+    spec = applied(PAIR, {"prefill.max_batch_tokens": 200_000})
+    with pytest.raises(InfeasibleError) as error:
+        compiled(spec)
+
+    (most,) = (
+        change["prefill.max_batch_tokens"]
+        for change in error.value.problems[0].changes
+        if "prefill.max_batch_tokens" in change
+    )
+    with pytest.raises(InfeasibleError):
+        compiled(applied(spec, {"prefill.max_batch_tokens": most + 1}))
+
+
+@st.composite
+def layouts(draw):
+    """A model, a GPU, and a phase of any size."""
+    model, gpu = draw(st.sampled_from(sorted(MODELS))), draw(st.sampled_from(sorted(GPUS.keys() - {"cpu"})))
+    phase = draw(st.sampled_from(["prefill", "decode"]))
+    experts = MODELS[model].num_routed_experts
+    section = {
+        "ep_size": draw(st.sampled_from([size for size in range(1, 385) if experts % size == 0])),
+        "precision": draw(st.sampled_from(["fp8", "bf16"])),
+        "max_requests": draw(st.integers(1, 1024)),
+        "max_request_tokens": draw(st.integers(2, 100_000)),
+        "max_batch_tokens": draw(st.integers(1, 100_000)),
+    }
+    return MODELS[model], GPUS[gpu], phase, section
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=layouts())
+def test_less_to_do_never_needs_more(case):
+    """Fewer tokens, fewer requests, more GPUs a unit in prefill: no part of the working memory grows."""
+    model, _, phase, section = case
+    layout, spec = laid_out(phase, section, model)
+    for field in ("max_requests", "max_request_tokens", "max_batch_tokens"):
+        fewer = spec.model_copy(update={field: max(1, getattr(spec, field) // 2)})
+
+        assert activation_bytes(model, layout, fewer) <= activation_bytes(model, layout, spec)
+        assert buffer_bytes(model, layout, fewer) <= buffer_bytes(model, layout, spec)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=layouts())
+def test_a_fit_is_exact(case):
+    """Either the KV of one request fits in what is left, or InfeasibleError; never a negative number in a plan."""
+    model, gpu, phase, section = case
+    layout, spec = laid_out(phase, section, model)
+    with suppress(InfeasibleError):
+        (plan,) = fit_memory(Checked(model, gpu, phase, spec), (layout,))
+
+        assert plan.full_requests >= 1
+        assert plan.weight_bytes + plan.activations + plan.buffers + plan.reserve + plan.free == plan.gpu_bytes
+
+
+class Checked:
+    """As much of a ResolvedSpec as memory reads."""
+
+    def __init__(self, model, gpu, phase, section):
+        self.model, self.gpu, self._section = model, gpu, section
+
+    def phase(self, _):
+        return self._section
+
+    def problem(self, violation):
+        return violation.at("spec.yaml", 1, 1)
+
+
+@pytest.fixture
+def compiled(plan_of):
+    """A function: the plan of a spec given as data."""
+    return lambda spec: plan_of(json.dumps(spec, indent=1))
+
+
+def decoding(**changes):
+    """The pair with another decode; short prompts, so that prefill's limit is the same."""
+    sections = {"prefill": PAIR["prefill"], "decode": PAIR["decode"] | changes}
+    tokens = sections["decode"]["max_request_tokens"]
+    return PAIR | sections | {"prefill": sections["prefill"] | {"max_request_tokens": tokens}}
+
+
+def laid_out(phase, section, model=DEEPSEEK):
+    cluster = {"gpu": "h800", "nodes": 1, "gpus_per_node": 8}
+    spec = Spec.model_validate({"version": 1, "name": "any", "model": "any", "cluster": cluster, phase: section})
+    return lay_out(phase, spec, model), spec.phase(phase)
+
+
+def applied(spec, change):
+    result = json.loads(json.dumps(spec))
+    for path, value in change.items():
+        section, key = path.split(".")
+        result[section][key] = value
+    return result

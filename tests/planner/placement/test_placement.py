@@ -1,0 +1,315 @@
+"""Units to nodes: laws over random clusters, an exhaustive reference on small ones, and a previous plan."""
+
+import json
+from collections import Counter
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cli import main
+from planner.cluster.inventory import nodes_of
+from planner.compiler import compile_plan
+from planner.placement import place_units
+from planner.plan.previous import PreviousPlan
+from planner.problems.errors import InfeasibleError
+from planner.spec.check import check_spec
+from planner.spec.schema import ClusterSpec, ScheduleSpec
+
+LISTED = """\
+  nodes:
+    - {name: a1, rack: a, leaf: l1}
+    - {name: a2, rack: a, leaf: l1, cordoned: true}
+    - {name: b1, rack: b, leaf: l1, taints: [team=research:NoSchedule]}
+    - {name: b2, rack: b, leaf: l1, gpu: h20}
+    - {name: c1, rack: c, leaf: l2, gpus: 1}
+    - {name: c2, rack: c, leaf: l2, taints: [spot:PreferNoSchedule]}
+    - {name: d1, rack: d, leaf: l2, power: p1}
+"""
+
+
+DECODE_OVER_RACKS = "  ep_size: 1152\n  redundant_experts: 1120"
+
+
+@st.composite
+def cases(draw, max_nodes=20):
+    """A cluster, units of two phases, and when they are on."""
+    nodes = draw(st.integers(1, max_nodes))
+    sizes = {key: draw(st.none() | st.integers(1, nodes)) for key in ("rack_size", "leaf_size", "power_domain_size")}
+    layouts = [
+        SimpleNamespace(
+            phase=phase,
+            num_units=draw(st.integers(0 if phase == "prefill" else 1, 4)),
+            nodes_per_unit=draw(st.integers(1, 6)),
+            ranks_per_node=2,
+        )
+        for phase in ("prefill", "decode")
+    ]
+    windows = None
+    if draw(st.booleans()):
+        counts = [
+            {f"{each.phase}_units": draw(st.integers(0, each.num_units)) for each in layouts},
+            {f"{each.phase}_units": each.num_units for each in layouts},
+        ]
+        windows = [{"at": at} | count for at, count in zip(("01:00", "07:30"), counts, strict=True)]
+    schedule = ScheduleSpec.model_validate({"windows": windows}) if windows else None
+    return ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": nodes} | sizes), layouts, schedule
+
+
+def placed(case, previous=None):
+    """The placement of a case, or None where the cluster is too small."""
+    cluster, layouts, schedule = case
+    spec = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
+    checked = SimpleNamespace(spec=spec, problem=lambda violation: violation.at("spec.yaml", 1, 1))
+    try:
+        return place_units(checked, layouts, previous)
+    except InfeasibleError:
+        return None
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_units_have_whole_nodes_to_themselves(case):
+    """Each as many as it wants, none twice, and infeasible only where there are too few."""
+    cluster, layouts, _ = case
+    placement = placed(case)
+    needed = sum(each.num_units * each.nodes_per_unit for each in layouts)
+    if placement is None:
+        assert needed > cluster.nodes
+        return
+    nodes = [node for unit in placement.units for node in unit.nodes]
+
+    assert len(nodes) == len(set(nodes)) == needed
+    assert set(nodes) <= {node.name for node in nodes_of(cluster)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_no_count_is_below_its_bound(case):
+    """A bound that a placement beats is none."""
+    placement = placed(case)
+    for objective in placement.objectives if placement else ():
+        assert objective.excess >= 0, objective
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_the_same_spec_moves_nothing(case):
+    """Planned after itself, every unit stays where it was."""
+    first = placed(case)
+    if first is not None:
+        again = placed(case, {unit.name: unit.nodes for unit in first.units})
+
+        assert [unit.nodes for unit in again.units] == [unit.nodes for unit in first.units]
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), nodes=st.integers(0, 3))
+def test_a_larger_cluster_is_used_as_well_as_a_new_one(case, nodes):
+    """Planned anew on some nodes more, the counts before moves are no worse than from nothing."""
+    first = placed(case)
+    if first is None:
+        return
+    cluster, layouts, schedule = case
+    larger = cluster.model_copy(update={"nodes": cluster.nodes + nodes}), layouts, schedule
+    before = {unit.name: unit.nodes for unit in first.units}
+    anew, near = placed(larger), placed(larger, before)
+    counts = [[each.value for each in placement.objectives] for placement in (near, anew)]
+
+    assert counts[0][: len(counts[1])] <= counts[1]
+    assert nodes or counts[0][-1] == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases(max_nodes=7))
+def test_small_clusters_are_placed_as_well_as_possible(case):
+    """The slow reference: of all placements none is better, count after count; what is called proven is."""
+    cluster, layouts, schedule = case
+    placement = placed(case)
+    if placement is None or sum(each.num_units for each in layouts) > 3:
+        return
+    units = [(each.phase, index, each.nodes_per_unit) for each in layouts for index in range(each.num_units)]
+    best = min(counted(units, every, schedule) for every in assignments(units, nodes_of(cluster)))
+    own = {node.name: node for node in nodes_of(cluster)}
+    reached = counted(units, [[own[name] for name in unit.nodes] for unit in placement.units], schedule)
+
+    assert reached == best == [objective.value for objective in placement.objectives]
+    assert all(objective.is_proven for objective in placement.objectives)
+
+
+def counted(units, assignment, schedule):
+    """The counts, node by node: leaves, racks, and the worst losses; those whose places are known."""
+    nodes = [node for own in assignment for node in own]
+    states = [{phase: 1000 for phase, _, _ in units}]
+    if schedule:
+        states = [{phase: window.num_units(phase) for phase, _, _ in units} for window in schedule.windows]
+    counts = []
+    if nodes[0].leaf:
+        counts.append(sum(len({node.leaf for node in own}) for own in assignment))
+    if nodes[0].rack:
+        used = [
+            {node.rack for unit, own in zip(units, assignment, strict=True) if unit[1] < on[unit[0]] for node in own}
+            for on in states
+        ]
+        counts.append(sum(map(len, used)))
+    for kind in ("rack", "power"):
+        if getattr(nodes[0], kind):
+            decode = [own for unit, own in zip(units, assignment, strict=True) if unit[0] == "decode"]
+            touched = Counter(place for own in decode for place in {getattr(node, kind) for node in own})
+            counts.append(max(touched.values()))
+    return counts
+
+
+def assignments(units, nodes):
+    """Every way to give each unit its number of nodes."""
+    if not units:
+        yield []
+        return
+    for chosen in combinations(nodes, units[0][2]):
+        rest = [node for node in nodes if node not in chosen]
+        for others in assignments(units[1:], rest):
+            yield [list(chosen), *others]
+
+
+def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
+    """Cordoned, tainted, of another GPU, or with too few: each is named with the reason."""
+    plan = plan_of(with_line(8, LISTED.rstrip()))
+
+    assert [unit.nodes for unit in plan.units] == [("a1",), ("c2", "d1")]
+    assert plan.as_json()["placement"]["unusable_nodes"] == {
+        "a2": "cordoned",
+        "b1": "tainted team=research:NoSchedule",
+        "b2": "has h20",
+        "c1": "has 1 GPUs",
+    }
+
+
+def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
+    """S701: which nodes would have done."""
+    text = with_line(8, LISTED.replace("name: d1,", "name: d1, cordoned: true,").rstrip())
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(text)
+
+    assert error.value.problems[0].message == (
+        "cluster.nodes must have at least 3 usable nodes (prefill 1 x 1 + decode 1 x 2), 2 of 7 are, a2 cordoned, "
+        "b1 tainted team=research:NoSchedule, b2 has h20; every unit has its nodes to itself; "
+        "nearest: cluster.nodes.1.cordoned false"
+    )
+
+
+def test_a_unit_stays_under_one_leaf_where_one_has_room(with_line, plan_of):
+    """Four nodes under leaves of two: the decode unit takes a leaf of its own."""
+    plan = plan_of(with_line(8, "  nodes: 4\n  leaf_size: 2"))
+
+    assert [(unit.nodes, unit.why) for unit in plan.units] == [
+        (("node-0",), "in 1 leaf"),
+        (("node-2", "node-3"), "in 1 leaf"),
+    ]
+
+
+def test_the_night_frees_whole_racks(with_line, plan_of):
+    """Units that are on all day stand together, so that the others' racks are free at night."""
+    windows = "[{at: 08:00, prefill_units: 4, decode_units: 2}, {at: 20:00, prefill_units: 2, decode_units: 1}]"
+    text = with_line(
+        25, f"schedule: {{windows: {windows}}}\nexpert_load:", with_line(19, "", with_line(8, "  nodes: 8"))
+    )
+    plan = plan_of(text.replace("  nodes: 8\n", "  nodes: 8\n  rack_size: 4\n"))
+    night = set(plan.schedule.steps[1].units)
+    racks = {node for unit in plan.units if unit.name in night for node in unit.nodes}
+
+    assert racks == {"node-0", "node-1", "node-2", "node-3"}
+    assert [(step.at, step.num_nodes, step.minutes) for step in plan.schedule.steps] == [
+        ("08:00", 8, 720),
+        ("20:00", 4, 720),
+    ]
+
+
+def test_a_previous_plan_is_kept_where_it_can_be(spec_file, with_line, tmp_path, capsys):
+    """--previous: one unit more, and the others stay; a node that is gone moves only its unit."""
+    before = tmp_path / "before.json"
+    assert main(["plan", str(spec_file()), "-o", str(before)]) == 0
+    document = json.loads(before.read_text())
+    document["units"][1]["nodes"] = ["node-4", "node-2"]
+    before.write_text(json.dumps(document))
+    capsys.readouterr()
+    path = str(spec_file(with_line(8, "  nodes: 6")))
+    main(["plan", path, "--previous", str(before), "--format", "json"])
+    plan = json.loads(capsys.readouterr().out)
+
+    assert [unit["nodes"] for unit in plan["units"]] == [["node-0"], ["node-4", "node-2"]]
+    assert plan["units"][1]["why"] == "where the previous plan has it"
+
+
+def test_a_node_that_is_gone_moves_one_node(with_line, spec_file):
+    """The unit keeps its other nodes at their ranks, and says how many."""
+    plan = compile_plan(check_spec(spec_file(with_line(8, "  nodes: 6\n  rack_size: 6"), "moved.yaml")))
+    decode = plan.units[1]
+    listed = "".join(
+        f"\n    - {{name: node-{i}, rack: rack-0, cordoned: {str(f'node-{i}' == decode.nodes[0]).lower()}}}"
+        for i in range(6)
+    )
+    path = spec_file(with_line(8, f"  nodes:{listed}"), "cordoned.yaml")
+    after = compile_plan(check_spec(path), PreviousPlan({unit.name: unit.nodes for unit in plan.units}, {}))
+
+    assert after.units[0].nodes == plan.units[0].nodes
+    assert after.units[1].nodes[1] == decode.nodes[1] != after.units[1].nodes[0]
+    assert after.units[1].why.endswith("; 1 of 2 nodes as before")
+    assert after.placement.objectives[-1].name == "moves"
+    assert after.placement.objectives[-1].value == after.placement.objectives[-1].bound == 1
+
+
+def test_bounds_that_are_reached_need_no_exact_search(plan_of):
+    """The plan names the search and why it was enough; each count says whether it is proven."""
+    placement = plan_of().as_json()["placement"]
+
+    assert (placement["method"], placement["why"]) == ("greedy", "every count is at its bound")
+
+
+@pytest.mark.parametrize(
+    ("num_units", "num_nodes", "places", "method", "bound"),
+    [
+        (3, 2, {"nodes": 6, "rack_size": 2}, "greedy", 3),
+        (3, 2, {"nodes": 6, "leaf_size": 3}, "greedy", 4),  # two of them whole: one more leaf for the third
+        (2, 5, {"nodes": 10, "leaf_size": 3}, "exact", 5),  # larger than a leaf, and one node left over nowhere
+    ],
+)
+def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method, bound):
+    """Small tasks end with a proof, whether a bound is one or the exact search is asked."""
+    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2)
+    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2} | places)
+    placement = placed((cluster, [layout], None))
+    first = placement.objectives[0]
+
+    assert (placement.method, first.value, first.bound, first.is_proven) == (method, bound, bound, True)
+
+
+def test_a_task_too_large_for_the_exact_search_says_so():
+    """Units times places is compared with the limit, and what is not proven is not called so."""
+    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2)
+    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 4})
+    placement = placed((cluster, [layout], None))
+
+    assert placement.why == "20 units x 15 places are over 80, too many for the exact search"
+    assert not placement.objectives[0].is_proven
+
+
+@pytest.mark.parametrize(("content", "rule_id"), [(None, "S905"), ("{}", "S906"), ("torn", "S906")])
+def test_a_previous_plan_that_is_none_is_exit_2(content, rule_id, spec_file, tmp_path, capsys):
+    """S905, S906: missing, or not a plan."""
+    path = tmp_path / "previous.json"
+    if content is not None:
+        path.write_text(content)
+    status = main(["plan", str(spec_file()), "--previous", str(path)])
+
+    assert (status, rule_id in capsys.readouterr().err) == (2, True)
+
+
+def test_a_unit_over_more_racks_than_calls_may_nest(with_line, plan_of):
+    """1,200 racks of one node each: as many as the unit needs, one after the other."""
+    small = with_line(8, "  nodes: 1200\n  rack_size: 1\n  gpus_per_node: 1")
+    text = small.replace("  gpus_per_node: 2\n", "").replace("  ep_size: 4\n  redundant_experts: 4", DECODE_OVER_RACKS)
+    decode = next(unit for unit in plan_of(text).units if unit.phase == "decode")
+
+    assert len(set(decode.nodes)) == 1152

@@ -1,0 +1,70 @@
+"""A plan as text: what a reader of a design review needs to see, and how nodes are named."""
+
+import json
+
+import pytest
+
+from planner.plan.text import plan_text
+from tests.planner.layout.test_memory import PAIR
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (["a", "b"], "a, b"),
+        (["n-0", "n-1"], "n-0, n-1"),
+        (["n-8", "n-9", "n-10", "n-12"], "n-8 to n-10, n-12"),
+        (["n-36", "n-37", "n-38", "n-35", "n-34"], "n-36 to n-38, n-35, n-34"),
+        (["n08", "n09", "n10"], "n08 to n10"),
+        (["n8", "n09", "n10"], "n8, n09, n10"),
+        (["a9", "b10", "b11", "b12"], "a9, b10 to b12"),
+        ([f"n-{2 * index}" for index in range(11)], "n-0, n-2, n-4, n-6, n-8, n-10, n-12, n-14 and 3 more"),
+    ],
+)
+def test_a_range_of_nodes_has_every_node_between(nodes, expected, spec_file, plan_of):
+    """In the order of ranks; names that skip a number, go down or are written otherwise begin anew."""
+    spec = {
+        "version": 1,
+        "name": "river",
+        "model": {"config": "config.json"},
+        "cluster": {"gpu": "cpu", "nodes": [{"name": name} for name in nodes], "gpus_per_node": 1},
+        "mixed": {"ep_size": len(nodes), "redundant_experts": -32 % len(nodes), "precision": "fp32"},
+    }
+    text = plan_text(plan_of(json.dumps(spec, indent=1)))
+    lines = text[text.index("nodes by rank") : text.index("expert map")].splitlines()[1:]
+
+    assert " ".join(" ".join(lines).split()).endswith(f" {expected}")
+
+
+def test_a_plan_names_what_it_counts_with(plan_of):
+    """Bytes of KV a token, the bound of each map, what a step's luck adds, and a default as YAML writes it."""
+    plan = plan_of(json.dumps(PAIR, indent=1))
+    text = " ".join(plan_text(plan).split())
+
+    assert "KV a GPU bytes/token tokens requests of full length prefill 70,272 368,256 " in text
+    assert "max/mean bound in a step" in text
+    assert "deterministic false" in text
+    assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text
+    assert "1 of 1 unit " in text
+    assert "experts' loads are drawn with alpha 1.01, seed 0" in text
+
+
+def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, plan_of):
+    """Defaults that nothing reads are none."""
+    drawn = spec_text[spec_text.index("expert_load:") : spec_text.index("gateway:")]
+    plan = plan_of(spec_text.replace(drawn, "expert_load:\n  file: loads.json\n"))
+    text = " ".join(plan_text(plan).split())
+
+    assert "experts' loads are those of loads.json" in text
+    assert [each.path for each in plan.decisions if each.path.startswith("expert_load")] == []
+
+
+@pytest.mark.parametrize(("num_away", "counted"), [(4, "."), (5, " and 1 more node."), (6, " and 2 more nodes.")])
+def test_nodes_that_are_not_used_fit_a_terminal(num_away, counted, with_line, plan_of):
+    """Some by name and reason, the others counted, in 80 columns."""
+    away = [f"{{name: n{index}, taints: [team=research:NoSchedule]}}" for index in range(num_away)]
+    nodes = ", ".join([*away, "{name: a}", "{name: b}", "{name: c}"])
+    text = plan_text(plan_of(with_line(8, f"  nodes: [{nodes}]")))
+
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"n3 (tainted team=research:NoSchedule){counted}" in " ".join(text.split())

@@ -1,0 +1,161 @@
+"""What `auto` becomes, and that every decided value and default is told with a reason."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.problems.errors import InfeasibleError, SpecError
+from tests.planner.layout.test_memory import PAIR, applied
+
+SMALL = applied(PAIR, {"prefill.redundant_experts": 0, "decode.max_requests": 1}) | {"model": "deepseek-v2-lite"}
+
+
+@pytest.fixture
+def compiled(plan_of):
+    """A function: the plan of a spec given as data."""
+    return lambda spec: plan_of(json.dumps(spec, indent=1))
+
+
+def decided(plan):
+    return {each.path: each.value for each in plan.decisions if each.why != "default"}
+
+
+@pytest.mark.parametrize(("phase", "ep_size"), [("prefill", 32), ("decode", 144)])
+def test_redundant_experts_are_as_many_as_the_published_system_has(phase, ep_size, compiled):
+    """32 at EP32, where all slots but one a GPU are taken, and at EP144, where 256 do not divide."""
+    plan = compiled(applied(PAIR, {f"{phase}.redundant_experts": "auto", f"{phase}.ep_size": ep_size}))
+
+    assert decided(plan) == {f"{phase}.redundant_experts": 32}
+
+
+def test_a_unit_is_the_smallest_that_holds_what_is_wanted(compiled):
+    """Decode: all requests at full length at once. In half as large a unit they do not fit."""
+    plan = compiled(applied(PAIR, {"decode.ep_size": "auto", "decode.redundant_experts": 0, "decode.max_requests": 20}))
+    (size,) = decided(plan).values()
+
+    smaller = compiled(
+        applied(PAIR, {"decode.ep_size": size // 2, "decode.redundant_experts": 0, "decode.max_requests": 20})
+    )
+
+    assert smaller.memory[1].full_requests < 20 <= plan.memory[1].full_requests
+
+
+def test_the_reason_says_what_a_fallback_holds(compiled):
+    """128 requests of 32,768 tokens fit on no GPU; the reason says how many do in the unit that is taken instead."""
+    plan = compiled(applied(PAIR, {"decode.ep_size": "auto"}))
+    held = plan.memory[1].full_requests
+    (why,) = (each.why for each in plan.decisions if each.path == "decode.ep_size")
+
+    assert 1 <= held < 128
+    assert why == (
+        f"the smallest unit of whole nodes whose GPUs each have room for {held} requests of 32,768 tokens, as none has "
+        "for 128"
+    )
+
+
+def test_a_unit_takes_the_whole_of_its_node(compiled):
+    """A model that one GPU holds is spread over all eight: no other unit could use the others."""
+    change = {"decode.ep_size": "auto", "decode.redundant_experts": "auto", "decode.max_requests": 1}
+    plan = compiled(applied(SMALL, change))
+
+    assert decided(plan) == {"decode.ep_size": 8, "decode.redundant_experts": 8}
+
+
+def test_a_single_gpu_gets_no_replicas(compiled):
+    """They would share no load, and the reason says so."""
+    plan = compiled(applied(SMALL, {"decode.ep_size": 1, "decode.redundant_experts": "auto"}))
+
+    assert decided(plan) == {"decode.redundant_experts": 0}
+    assert plan.decisions[0].why == "a replica on the only GPU would share no load"
+
+
+def test_requests_are_as_many_as_fit(compiled):
+    """One more, and its buffers and KV do not fit together."""
+    plan = compiled(applied(PAIR, {"decode.max_requests": "auto"}))
+    (most,) = decided(plan).values()
+    more = compiled(applied(PAIR, {"decode.max_requests": most + 1}))
+
+    assert plan.memory[1].full_requests >= most
+    assert more.memory[1].full_requests < most + 1
+
+
+def test_cpus_decide_nothing_by_memory(with_line, plan_of):
+    """A unit is one node, and the reason says why."""
+    plan = plan_of(with_line(11, "  ep_size: auto", with_line(12, "  redundant_experts: auto")))
+
+    assert decided(plan) == {"prefill.ep_size": 2, "prefill.redundant_experts": 2}
+    assert plan.decisions[0].why == "memory of a CPU is not known: one node"
+
+
+def test_defaults_are_told(plan_of):
+    """Every value that the spec does not say, in the plan's JSON too."""
+    told = {each["path"]: each["value"] for each in plan_of().as_json()["decisions"]}
+
+    assert told["prefill.units"] == 1
+    assert told["decode.max_requests"] == 32
+    assert "prefill.ep_size" not in told
+
+
+def test_with_a_schedule_its_windows_decide_how_many_units_there_are(compiled):
+    """The most that are ever on, told as decided and not as the default."""
+    windows = [
+        {"at": "08:00", "prefill_units": 2, "decode_units": 1},
+        {"at": "20:00", "prefill_units": 1, "decode_units": 1},
+    ]
+    plan = compiled(PAIR | {"schedule": {"windows": windows}})
+    told = [each for each in plan.decisions if each.path.endswith(".units")]
+
+    assert [(each.path, each.value) for each in told] == [("prefill.units", 2), ("decode.units", 1)]
+    assert {each.why for each in told} == {"the most that a window of the schedule has on"}
+
+
+def test_auto_and_the_number_it_becomes_plan_alike(compiled):
+    """Only what is told differs, and the digest is of what is planned."""
+    auto = compiled(applied(PAIR, {"prefill.redundant_experts": "auto"})).as_json()
+    written = compiled(PAIR).as_json()
+
+    assert {key for key in auto if auto[key] != written[key]} == {"decisions"}
+
+
+def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
+    """285 slots: of units that fill nodes, only one GPU holds them evenly, which leaves no two to share attention."""
+    changes = {"decode.ep_size": "auto", "decode.redundant_experts": 29, "decode.attention_tp": 2}
+    with pytest.raises(SpecError) as error:
+        compiled(applied(PAIR, changes))
+
+    assert [problem.message.partition(";")[0] for problem in error.value.problems] == [
+        "decode.redundant_experts (29) must be at most 0 (256 experts x 0 further GPUs)",
+        "decode.attention_tp (2) must divide ep_size (1) and gpus_per_node (8)",
+    ]
+
+
+AUTO_FIELDS = [f"{phase}.{field}" for phase in ("prefill", "decode") for field in ("ep_size", "redundant_experts")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    fields=st.sets(st.sampled_from([*AUTO_FIELDS, "decode.max_requests"]), min_size=1),
+    model=st.sampled_from(["deepseek-v3", "deepseek-v2-lite", "qwen3-235b-a22b", "kimi-k2"]),
+    gpu=st.sampled_from(["h800", "h20", "mi300x"]),
+    per_node=st.sampled_from([1, 4, 6, 8]),
+    tokens=st.sampled_from([100, 4096, 40_000]),
+)
+def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node, tokens, plan_of):
+    """Never a broken rule that the user did not break, and never a word where a number belongs."""
+    small = {"ep_size": 1, "redundant_experts": 0, "precision": "fp8", "max_request_tokens": tokens}
+    spec = PAIR | {
+        "model": model,
+        "cluster": {"gpu": gpu, "nodes": 2000, "gpus_per_node": per_node},
+        "prefill": small,
+        "decode": small,
+    }
+    spec = applied(spec, dict.fromkeys(fields, "auto"))
+    try:
+        plan = plan_of(json.dumps(spec, indent=1))
+    except InfeasibleError:
+        return
+
+    assert decided(plan).keys() == fields
+    assert all(isinstance(value, int) for value in decided(plan).values())

@@ -1,0 +1,107 @@
+"""Any spec plans, or is refused with a reason: random specs over the whole schema, and what must hold of a plan."""
+
+import json
+from collections import Counter
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from planner.compiler import check_fit, compile_plan
+from planner.plan.previous import read_previous
+from planner.problems.errors import InfeasibleError, SpecError, TidemillError
+from planner.spec.check import check_spec
+from tests.planner.spec.any_spec import EVERYTHING, specs
+from tests.planner.spec.spec_schema import kinds_in
+
+EACH = settings(
+    max_examples=2, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+
+UNKNOWN = {"S723": {"S720", "S721", "S722"}}  # what validate cannot know: what may come of it
+
+
+def test_any_spec_plans_or_is_refused_with_a_reason(spec_file, tmp_path):
+    """Every field with every kind of value it may have, twice: a sound plan, or problems with a reason and a way out.
+
+    Never a traceback, and nothing that validate does not say or name as left to plan; at least three in ten plan.
+    """
+    outcomes, drawn = Counter(), set()
+    for number, (path, kind) in enumerate(EVERYTHING):
+
+        @seed(number)
+        @EACH
+        @given(spec=specs(path, kind))
+        def plan_or_refuse(spec):
+            drawn.update(kinds_in(spec))
+            outcomes[plan_of(spec, spec_file, tmp_path)] += 1
+
+        plan_or_refuse()
+    share = outcomes["planned"] / outcomes.total()
+    print(f"{share:.0%} of {dict(outcomes)} plan")
+
+    assert sorted(set(EVERYTHING) - drawn) == []
+    assert share >= 0.3
+
+
+def plan_of(spec, spec_file, folder):
+    """What becomes of `spec`, which must be sound."""
+    checked = attempted(check_spec, spec_file(json.dumps(spec, indent=1), "any.yaml"))
+    plan = checked if isinstance(checked, SpecError) else attempted(compile_plan, checked)
+    if not isinstance(checked, SpecError):
+        assert_validate_agrees(attempted(check_fit, checked), plan)
+    if isinstance(plan, TidemillError):
+        assert all(problem.line and problem.reason and problem.fix for problem in plan.problems)
+        return type(plan).__name__
+    assert_sound(plan)
+    if not isinstance(spec["cluster"]["nodes"], int):
+        assert_nothing_moves(checked, plan, folder)
+    return "planned"
+
+
+def attempted(function, argument):
+    """Its result, or why there is none."""
+    try:
+        return function(argument)
+    except (SpecError, InfeasibleError) as error:
+        return error
+
+
+def assert_validate_agrees(validated, plan):
+    """Validate refuses nothing that plans; what plan refuses, it refuses too, or says that it leaves it to plan."""
+    refused = _rules(plan.problems) if isinstance(plan, TidemillError) else set()
+    if isinstance(validated, TidemillError):
+        assert type(validated) is type(plan)
+    else:
+        left = _rules(validated)
+        assert left - UNKNOWN.keys() <= refused
+        assert refused <= left | {rule for each in left & UNKNOWN.keys() for rule in UNKNOWN[each]}
+
+
+def _rules(problems):
+    return {problem.rule[:4] for problem in problems}
+
+
+def assert_nothing_moves(checked, plan, folder):
+    """Planned near itself, a plan keeps every unit's nodes and every slot's expert."""
+    (folder / "previous.json").write_text(json.dumps(plan.as_json()))
+    again = compile_plan(checked, read_previous(folder / "previous.json"))
+    assert [(unit.name, unit.nodes) for unit in again.units] == [(unit.name, unit.nodes) for unit in plan.units]
+    assert all(again.expert_maps[phase].moved_slots == 0 for phase in again.expert_maps)
+
+
+def assert_sound(plan):
+    """Disjoint units on usable nodes at every hour, a slot for every expert, memory that adds up, JSON that is JSON."""
+    on_nodes = [node for unit in plan.units for node in unit.nodes]
+    assert len(set(on_nodes)) == len(on_nodes)
+    assert not set(on_nodes) & plan.placement.unusable.keys()
+    for layout in plan.layouts:
+        assert layout.slots_per_gpu * layout.ep_size == layout.num_physical_experts
+        assert layout.ranks_per_node * layout.nodes_per_unit == layout.ep_size
+        for slots in plan.expert_maps[layout.phase].physical_to_logical:
+            assert set(slots) == set(range(layout.num_logical_experts))
+    for memory in plan.memory:
+        assert 0 < memory.kv_tokens * memory.kv_bytes_per_token <= memory.free
+    for step in plan.schedule.steps if plan.schedule else ():
+        active = [unit for unit in plan.units if unit.name in step.units]
+        assert sum(len(unit.nodes) for unit in active) == step.num_nodes <= plan.schedule.peak_nodes
+    assert all(objective.excess >= 0 for objective in plan.placement.objectives)
+    json.dumps(plan.as_json(), allow_nan=False)

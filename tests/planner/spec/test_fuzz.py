@@ -1,0 +1,14 @@
+"""Whatever is in a spec file, `plan` answers with an exit status of the contract, soon. More: `fuzzing.py`."""
+
+from tests.planner.spec.fuzzing import MAX_SECONDS, mutated_specs, outcome, warm_up
+
+
+def test_mutated_specs_are_planned_or_refused(tmp_path):
+    """500 of a fixed seed: planned, wrong or infeasible, never a traceback; and some of each are among them."""
+    warm_up()
+    outcomes = [outcome(content, tmp_path) for content in mutated_specs(seed=0, count=500)]
+    statuses = [status for status, _ in outcomes]
+
+    assert set(statuses) == {0, 2, 3}
+    assert statuses.count(0) >= 25
+    assert max(seconds for _, seconds in outcomes) < MAX_SECONDS  # a bomb that is expanded takes minutes

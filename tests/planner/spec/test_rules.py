@@ -1,0 +1,125 @@
+"""Every rule: what breaks it, and the exact message, value, rule, reason and fix."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.cli import main
+from planner.problems.errors import InfeasibleError
+from tests.planner.spec.wrong_specs import CASES, changed, with_load_file
+
+FEWEST_RULES = 60
+OTHER_STATUS = {"S816": 3, "S817": 3, "S903": 1, "S904": 1}  # of calls: infeasible, or failed at run time
+
+# Ids whose case is no text: a file that is not there or in another encoding, a search that finds no map,
+# and what validate leaves to plan.
+ELSEWHERE = {"test_yaml.py": {"S101", "S102"}, "../estimate/test_coverage.py": {"S722", "S723"}}
+
+
+@pytest.mark.parametrize("case", CASES["fields"], ids=lambda case: f"{case['rule']} {case['text'][:40]}")
+def test_a_broken_rule_says_what_where_why_and_what_instead(case, with_line, problems_of):
+    """One wrong line gives one problem, on that line, with exactly this message."""
+    found = [each for each in problems_of(with_line(case["line"], case["text"])) if each.rule.startswith(case["rule"])]
+
+    assert [problem.message for problem in found] == [case["message"]]
+    assert found[0].line == case.get("at", case["line"])
+
+
+@pytest.mark.parametrize("case", CASES["changed"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_wrong_sections_are_described(case, problems_of):
+    """The same for whole sections."""
+    found = [problem.message for problem in problems_of(changed(case)) if problem.rule.startswith(case["rule"])]
+
+    assert found == [case["message"]]
+
+
+@pytest.mark.parametrize("case", CASES["load_files"], ids=lambda case: f"{case['rule']} {case['file']}")
+def test_wrong_load_files_are_described(case, problems_of):
+    """A load file is read when the spec is checked, and its mistake has the line that names it."""
+    (problem,) = problems_of(with_load_file(case["file"]))
+
+    assert (problem.rule[:4], problem.line, problem.message) == (case["rule"], 26, case["message"])
+
+
+@pytest.mark.parametrize("case", CASES["infeasible"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_what_cannot_be_had_says_what_binds_by_how_much_and_what_would_do(case, plan_of):
+    """A right spec that no plan can meet: one message, with up to three changes."""
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(changed(case))
+
+    assert [problem.message for problem in error.value.problems] == [case["message"]]
+    assert error.value.problems[0].rule.startswith(case["rule"])
+
+
+@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["rule"])
+def test_what_the_runtime_cannot_run_says_so(case, plan_of):
+    """It plans; `why_not` has the message, and launch files are refused."""
+    plan = plan_of(changed(case))
+    found = [problem.message for problem in plan.refusals if problem.rule.startswith(case["rule"])]
+
+    assert found[:1] == [case["message"]]
+    assert case["message"] in plan.as_json()["why_not"]
+    with pytest.raises(InfeasibleError, match=case["rule"]):
+        plan.launch_files()
+
+
+@pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
+def test_a_wrong_call_says_what_is_wrong_with_it(case, spec_folder, spec_file, monkeypatch, capsys):
+    """One JSON document with exactly this message, and an exit status of the contract."""
+    spec_file()
+    monkeypatch.chdir(spec_folder)
+    status = main([*case["words"].split(), "--format", "json"])
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+
+    assert (error["rule"][:4], error["message"]) == (case["rule"], case["message"])
+    assert status == OTHER_STATUS.get(case["rule"], 2)
+
+
+def test_a_right_spec_has_no_problems(problems_of, spec_text):
+    """The spec that all cases break is right itself."""
+    assert problems_of(spec_text) == ()
+
+
+def test_measured_loads_are_taken(problems_of):
+    """A load file of the model's shape is right."""
+    assert problems_of(with_load_file("loads.json")) == ()
+
+
+def test_every_rule_has_a_case():
+    """A rule id in the planner's sources without a wrong spec in the tests fails here."""
+    sources = "".join(path.read_text() for path in Path(planner.__file__).parent.rglob("*.py"))
+    declared = set(re.findall(r'"(S\d{3})\b', sources))
+    tested = {case["rule"] for group in CASES.values() for case in group}.union(*ELSEWHERE.values())
+
+    assert declared == tested
+    assert len(declared) >= FEWEST_RULES
+
+
+@pytest.mark.parametrize(("file", "rule_ids"), ELSEWHERE.items())
+def test_cases_elsewhere_are_there(file, rule_ids):
+    """The other test files do name the ids that this one counts on them for."""
+    text = (Path(__file__).parent / file).read_text()
+
+    assert sorted(rule_id for rule_id in rule_ids if rule_id not in text) == []
+
+
+def test_a_field_that_is_wrong_silences_only_the_rules_that_read_it(with_line, problems_of):
+    """A broken ep_size does not hide a broken port, and is not judged twice."""
+    text = with_line(29, "  port: 9400", with_line(20, "  ep_size: many"))
+
+    assert [problem.path for problem in problems_of(text)] == ["decode.ep_size", "gateway.port"]
+
+
+def test_every_wrong_item_of_a_list_is_named(with_line, problems_of):
+    """Two nodes with wrong names, and a third that stands there twice: three mistakes."""
+    text = with_line(8, "  nodes: [{name: A_1}, {name: b}, {name: A_2}, {name: b}]")
+
+    assert [problem.path for problem in problems_of(text)] == [f"cluster.nodes.{index}.name" for index in (0, 2, 3)]
+
+
+def test_a_misspelt_section_is_one_mistake(with_line, problems_of):
+    """`decod` is there under a wrong name, not missing."""
+    assert [problem.path for problem in problems_of(with_line(18, "decod:"))] == ["decod"]

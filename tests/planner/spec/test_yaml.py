@@ -1,0 +1,82 @@
+"""Reading YAML: what stands there is what is read, and what cannot be read has a place."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.problems.errors import SpecError
+from planner.spec.yaml import parse_document, read_document
+
+CASES = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text())["files"]
+FILES = [tuple(case.values()) for case in CASES]
+
+
+@pytest.mark.parametrize(("rule_id", "text", "place", "message"), FILES)
+def test_what_is_not_a_spec_is_refused_with_its_place(rule_id, text, place, message):
+    """Each way of not being readable is one problem with a line and a column."""
+    with pytest.raises(SpecError) as error:
+        parse_document(text, "spec.yaml")
+
+    (problem,) = error.value.problems
+    assert (problem.rule[:4], [problem.line, problem.column], problem.message) == (rule_id, place, message)
+
+
+def test_deep_nesting_is_refused_before_it_can_hurt():
+    """S108: a hundred thousand brackets are one problem."""
+    with pytest.raises(SpecError) as error:
+        parse_document("a: " + "[" * 100_000, "spec.yaml")
+
+    assert str(error.value) == "spec.yaml:1:36: must nest at most 32 deep; no spec needs more; flatten it [S108]"
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    """S101: a path without a file is a problem, not a traceback."""
+    with pytest.raises(SpecError) as error:
+        read_document(tmp_path / "none.yaml")
+
+    assert str(error.value).endswith("must be a readable file; No such file or directory; check the path [S101]")
+
+
+def test_other_encodings_are_one_sentence(tmp_path):
+    """S102: a file that is not UTF-8 is a problem, not a traceback."""
+    path = tmp_path / "spec.yaml"
+    path.write_bytes("a: ü".encode("utf-16"))
+    with pytest.raises(SpecError) as error:
+        read_document(path)
+
+    assert str(error.value).endswith("must be UTF-8 text; byte 0 (0xff) is not UTF-8; save the file as UTF-8 [S102]")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_letter_of_another_encoding_has_its_place(mark, tmp_path):
+    """S102: in Latin-1 only that letter is wrong, and the message leads there; a byte order mark does not count."""
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(mark + "version: 1\nname: café\n".encode("latin-1"))
+    with pytest.raises(SpecError) as error:
+        read_document(path)
+
+    (problem,) = error.value.problems
+    assert (problem.line, problem.column, problem.reason) == (2, 10, "byte 20 (0xe9) is not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("yes", "yes"), ("on", "on"), ("1:30", "1:30"), ("0o17", "0o17"), ("0x1f", "0x1f"), ("1_000", "1_000")),
+        *(("true", True), ("~", None), ("", None), ("-3", -3), ("007", 7), ("1.5", 1.5), ("1e3", 1000.0)),
+        *(('"3"', "3"), ("'true'", "true"), ("9" * 19, "9" * 19), ("2026-01-01", "2026-01-01")),
+    ],
+)
+def test_plain_words_mean_what_they_look_like(text, value):
+    """None of YAML 1.1's surprises: what is not clearly a number, true, false or null is text."""
+    read = parse_document(f"a: {text}\n", "spec.yaml").data["a"]
+
+    assert (type(read), read) == (type(value), value)
+
+
+def test_keys_and_values_have_places():
+    """Nested keys are found by their dotted path, list items by their index."""
+    document = parse_document("a:\n  b: 1\n  c: [x, y]\n", "spec.yaml")
+
+    assert (document.keys["a.b"], document.values["a.b"], document.values["a.c.1"]) == ((2, 3), (2, 6), (3, 10))

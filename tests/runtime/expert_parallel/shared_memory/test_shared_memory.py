@@ -1,0 +1,84 @@
+"""Ranks of a node write to and read from the same memory, and agree on not having it."""
+
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from runtime.expert_parallel.group import GlooGroup, SoloGroup
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.expert_parallel.shared_memory.memory import _made, common_memory
+
+ADDRESS = "127.0.0.1"
+SIZE = 3
+NUM_BYTES = 3 * 4096 + 5
+
+
+@pytest.fixture
+def groups(free_port):
+    """The ranks of a unit, joined, in one process."""
+    groups, port = [GlooGroup(rank, SIZE) for rank in range(SIZE)], free_port()
+    meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in range(SIZE)]
+    with ThreadPoolExecutor(SIZE) as ranks:
+        list(ranks.map(GlooGroup.join, groups, meetings))
+    return groups
+
+
+def memories(groups, num_bytes=NUM_BYTES):
+    """What each rank gets."""
+    with ThreadPoolExecutor(SIZE) as ranks:
+        return list(ranks.map(common_memory, groups, [num_bytes] * len(groups)))
+
+
+def test_what_one_writes_the_others_read(groups):
+    """It is zero at first, as long as asked, and its bytes are the same ones for everybody."""
+    found = memories(groups)
+    assert [memory.tolist() for memory in found] == [[0] * NUM_BYTES] * SIZE
+
+    found[1][-1] = 7
+    found[2][0] = 9
+
+    assert [(memory[0].item(), memory[-1].item()) for memory in found] == [(9, 7)] * SIZE
+
+
+def test_two_are_two(groups):
+    """Who asks again gets other memory, and the first stays."""
+    first, second = memories(groups), memories(groups, 10)
+    first[0].fill_(1)
+
+    assert second[1].tolist() == [0] * 10
+    assert first[2].sum() == NUM_BYTES
+
+
+def test_one_rank_has_it_for_itself():
+    """A unit of one."""
+    assert len(common_memory(SoloGroup(), 8)) == 8
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        lambda: patch("os.memfd_create", side_effect=PermissionError),
+        lambda: patch("os.ftruncate", side_effect=OSError(errno.EFBIG, "File too large")),
+        lambda: patch("os.getpid", return_value=0),
+        lambda: patch(
+            "runtime.expert_parallel.shared_memory.memory._made", lambda token, num_bytes: _made(token ^ 1, num_bytes)
+        ),
+    ],
+    ids=["no file", "no file of this size", "no such process", "another unit's file there"],
+)
+def test_who_cannot_have_it_says_so_to_all(groups, elsewhere):
+    """As with ranks in containers of their own: nobody has memory then, and nobody another's file."""
+    before = files_in_memory()
+    with elsewhere():
+        found = memories(groups)
+
+    assert found == [None] * SIZE
+    assert files_in_memory() <= before
+
+
+def files_in_memory():
+    """The names of those that this process has open."""
+    return {link.name for link in map(Path.resolve, Path("/proc/self/fd").iterdir()) if "memfd:tidemill" in link.name}

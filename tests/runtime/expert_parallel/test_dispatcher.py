@@ -1,0 +1,304 @@
+"""Every (token, choice) pair reaches its slot and comes back in its place, on one rank or over real processes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.expert_parallel.dispatcher import SLOT_BYTES, AllToAllDispatcher, LocalDispatcher, PlainRows
+from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.hierarchical import (
+    COUNT_BYTES,
+    MAX_MESSAGE_BYTES,
+    LowLatencyDispatcher,
+    NodeDispatcher,
+    new_dispatcher,
+)
+from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
+from runtime.kernels.batch_invariant import Batched
+from runtime.model.deepseek import DeepseekV3
+from runtime.model.moe import ReplicaTable
+from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, SMALL_STEP_TOKENS, TOP_K, node_layouts
+from tests.runtime.rank_processes import run_ranks
+
+SLOTS_PER_RANK = 3
+TRAVELLING_BYTES = TOP_K * SLOT_BYTES + ROW_BYTES
+# form -> exchanges of a dispatch and its combine: sizes are one, rows one or, by relays, two; results one; in common
+# memory, the word that everybody has written is one
+EXCHANGES = {
+    "all_to_all": [2, 1],
+    "each_alone": [2, 1],
+    "by_node": [3, 1],
+    "by_uneven_node": [3, 1],
+    "low_latency": [1, 1],
+    "shared": [1, 1],
+    "shared_wide": [1, 1],
+    "not_shared": [2, 1],
+}
+FORMS = list(EXCHANGES)
+
+# tokens of each rank, one line a round
+ROUNDS = {
+    2: [(0, 0), (4, 6), (0, 3), (5, 0), (0, 0), (1, 1), (40, 2)],
+    4: [(0, 0, 0, 0), (4, 6, 1, 3), (0, 3, 0, 0), (0, 0, 0, 0), (9, 0, 0, 9), (1, 1, 1, 1), (30, 2, 17, 0)],
+}
+
+
+def scaled_by_slot(dispatcher, x, slots):
+    """What the ranks' "experts" compute, through `dispatcher`: each row times its slot's number plus one."""
+    dispatched = dispatcher.dispatch(x, slots).wait()
+    slot_of_row = torch.arange(len(dispatched.counts)).repeat_interleave(torch.tensor(dispatched.counts))
+    combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
+    return combined.rows_RD[combined.places], dispatched
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_tokens=st.integers(0, 12), top_k=st.integers(1, 4), num_slots=st.integers(1, 9), seed=st.integers(0, 999))
+def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
+    """Rows are grouped by slot, counted, and come back in the order of the pairs."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_tokens, HIDDEN, generator=generator)
+    slots = torch.randint(num_slots, (num_tokens, top_k), generator=generator)
+    combined, dispatched = scaled_by_slot(LocalDispatcher(num_slots, PlainRows(torch.float32)), x, slots)
+    pairs = [(token, slot) for token, choices in enumerate(slots.tolist()) for slot in choices]
+    by_slot = [x[token] for wanted in range(num_slots) for token, slot in pairs if slot == wanted]
+
+    assert dispatched.counts == [sum(slot == wanted for _, slot in pairs) for wanted in range(num_slots)]
+    assert torch.equal(dispatched.rows_RD, torch.stack(by_slot) if pairs else x.new_empty(0, HIDDEN))
+    assert combined.tolist() == [(x[token] * (slot + 1)).tolist() for token, slot in pairs]
+
+
+@pytest.fixture(scope="module", params=sorted(ROUNDS), ids="EP{}".format)
+def exchange(request, tmp_path_factory, free_port):
+    """(inputs, each rank's results) of all rounds, computed by real processes over gloo."""
+    size = request.param
+    folder = tmp_path_factory.mktemp("dispatch")
+    inputs = draw_inputs(size)
+    np.savez(folder / "input.npz", **{name: value.numpy() for name, value in inputs.items()})
+    run_ranks("dispatch_ranks.py", size, free_port(), SLOTS_PER_RANK, folder)
+    return size, inputs, [np.load(folder / f"{rank}.npz", allow_pickle=False) for rank in range(size)]
+
+
+def draw_inputs(size):
+    """Random slots in most rounds; in the last, everybody wants rank 1's first slot."""
+    generator = torch.Generator().manual_seed(size)
+    inputs = {}
+    for number, counts in enumerate(ROUNDS[size]):
+        for rank, count in enumerate(counts):
+            slots = torch.randint(size * SLOTS_PER_RANK, (count, TOP_K), generator=generator)
+            is_last = number == len(ROUNDS[size]) - 1
+            inputs[f"x_{number}_{rank}"] = torch.randn(count, HIDDEN, generator=generator)
+            inputs[f"slots_{number}_{rank}"] = torch.full_like(slots, SLOTS_PER_RANK) if is_last else slots
+    return inputs
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_equals_local(exchange, form):
+    """Every rank gets back, row for row and bit for bit, what it would compute with all slots at home."""
+    size, inputs, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        for rank in range(size):
+            x, slots = inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]
+            expected, _ = scaled_by_slot(LocalDispatcher(size * SLOTS_PER_RANK, PlainRows(torch.float32)), x, slots)
+            assert torch.equal(torch.from_numpy(results[rank][f"{form}_combined_{number}"]), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_brings_the_same_rows_in_the_same_order(exchange, form):
+    """Slot by slot, sources in order, then tokens: what experts compute together does not depend on the form."""
+    size, inputs, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        sources = [(inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]) for rank in range(size)]
+        for rank in range(size):
+            rows = results[rank][f"{form}_rows_{number}"]
+            own_slots = range(rank * SLOTS_PER_RANK, (rank + 1) * SLOTS_PER_RANK)
+            expected = [
+                x[pair // TOP_K].tolist()
+                for wanted in own_slots
+                for x, slots in sources
+                for pair, slot in enumerate(slots.flatten().tolist())
+                if slot == wanted
+            ]
+            assert rows.tolist() == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_counts_what_each_slot_got(exchange, form):
+    """The ranks' counts, one after another, are how often each slot was chosen on all ranks together."""
+    size, inputs, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        chosen = torch.cat([inputs[f"slots_{number}_{rank}"].flatten() for rank in range(size)])
+        counted = [count for rank in range(size) for count in results[rank][f"{form}_counts_{number}"].tolist()]
+        assert counted == chosen.bincount(minlength=size * SLOTS_PER_RANK).tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sizes_are_exchanged_once(exchange, form):
+    """In dispatch, or with the rows; combine goes the way back that is known by then."""
+    size, _, results = exchange
+
+    for number, tokens in enumerate(ROUNDS[size]):
+        is_normal = form == "low_latency" and max(tokens) > SMALL_STEP_TOKENS
+        for rank in range(size):
+            found = results[rank][f"{form}_exchanges_{number}"].tolist()
+            assert found == EXCHANGES["all_to_all" if is_normal else form]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_says_how_many_pairs_each_rank_got(exchange, form):
+    """Of this rank's tokens: what the imbalance is reckoned from."""
+    size, inputs, results = exchange
+
+    for number in range(len(ROUNDS[size])):
+        for rank in range(size):
+            chosen = inputs[f"slots_{number}_{rank}"].flatten() // SLOTS_PER_RANK
+            assert results[rank][f"{form}_sent_{number}"].tolist() == chosen.bincount(minlength=size).tolist()
+
+
+def crossing(inputs, number, rank, place_of_rank):
+    """Of a rank's tokens, how often one goes to another place, where several of its choices may be."""
+    places = torch.tensor(place_of_rank)
+    chosen = places[inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK].tolist()
+    return sum(len(set(places_chosen) - {place_of_rank[rank]}) for places_chosen in chosen)
+
+
+@pytest.mark.parametrize("form", ["all_to_all", "each_alone"])
+def test_a_token_goes_to_a_rank_once(exchange, form):
+    """However many of its choices are there: its bytes, with its slots; on ranks with a node each, so to a node."""
+    size, inputs, results = exchange
+    num_pairs = 0
+    for rank in range(size):
+        rows = 0
+        for number in range(len(ROUNDS[size])):
+            rows += crossing(inputs, number, rank, range(size))
+            num_pairs += int((inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK != rank).sum())
+            assert results[rank][f"{form}_bytes_{number}"] == rows * TRAVELLING_BYTES
+            if form == "each_alone":
+                assert results[rank][f"{form}_node_bytes_{number}"] == rows * TRAVELLING_BYTES
+        assert 0 < rows < num_pairs
+
+
+@pytest.mark.parametrize("form", ["by_node", "by_uneven_node"])
+def test_a_token_crosses_to_a_node_once(exchange, form):
+    """Between nodes go the tokens that the other node wants, each once with its slots: fewer than to ranks."""
+    size, inputs, results = exchange
+    nodes, last = node_layouts(size)[form], len(ROUNDS[size]) - 1
+    rows = [sum(crossing(inputs, number, rank, nodes) for number in range(last + 1)) for rank in range(size)]
+
+    assert [results[rank][f"{form}_node_bytes_{last}"] for rank in range(size)] == [
+        number * TRAVELLING_BYTES for number in rows
+    ]
+    if form == "by_node" and size > 2:  # the layout of which all_to_all was counted too
+        to_ranks = sum(int(results[rank][f"all_to_all_node_bytes_{last}"]) for rank in range(size))
+        assert sum(rows) * TRAVELLING_BYTES < to_ranks
+
+
+def test_small_steps_are_one_message_of_one_size(exchange):
+    """While no rank has more than fits, each pair of ranks exchanges the count and room for the most; then rows."""
+    size, inputs, results = exchange
+    message_bytes = COUNT_BYTES + SMALL_STEP_TOKENS * TRAVELLING_BYTES
+    was_large = False
+    for rank in range(size):
+        expected = 0
+        for number, tokens in enumerate(ROUNDS[size]):
+            if max(tokens) <= SMALL_STEP_TOKENS:
+                expected += (size - 1) * message_bytes
+            else:
+                was_large = True
+                expected += crossing(inputs, number, rank, range(size)) * TRAVELLING_BYTES
+            assert results[rank][f"low_latency_bytes_{number}"] == expected
+
+    assert was_large
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_small", "form"),
+    [
+        ((0,), 8, LocalDispatcher),
+        ((0, 0), 0, SharedDispatcher),
+        ((0, 0), 8, SharedDispatcher),
+        ((0, 1), 0, AllToAllDispatcher),
+        ((0, 0, 1, 1), 0, NodeDispatcher),
+        ((0, 0, 1, 1), 8, LowLatencyDispatcher),
+        ((0, 0, 1, 1), 9, NodeDispatcher),
+    ],
+)
+def test_the_form_fits_the_unit(nodes, max_small, form):
+    """No exchange at EP1, memory inside a node; else one message while it is short, and by node where it pays."""
+    x = torch.zeros(1, (MAX_MESSAGE_BYTES // 8 - TOP_K * SLOT_BYTES) // 4)
+    group, rows = new_group(0, len(nodes), nodes), PlainRows(torch.float32)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, x, max_small)
+
+    assert type(dispatcher) is form
+
+
+@pytest.mark.parametrize(("overlap", "form"), [("none", NodeDispatcher), ("five_stage", LowLatencyDispatcher)])
+def test_messages_have_room_for_a_micro_batch(small_config, overlap, form):
+    """Whose tokens are half of the step's: so more steps are small."""
+    half = MAX_MESSAGE_BYTES // (small_config.num_experts_per_tok * SLOT_BYTES + small_config.hidden_size * 4)
+    experts = [list(range(8))] * small_config.num_moe_layers
+    group, together = new_group(0, 4, (0, 0, 1, 1)), Batched()
+    model = DeepseekV3(
+        small_config, experts, group, torch.float32, together, OVERLAPS[overlap], small_step_tokens=2 * half
+    )
+
+    assert type(model.dispatcher) is form
+
+
+@st.composite
+def expert_maps(draw):
+    """(physical_to_logical of one layer, number of logical experts); every expert has a slot."""
+    experts = draw(st.integers(1, 8))
+    redundant = draw(st.lists(st.integers(0, experts - 1), max_size=6))
+    return draw(st.permutations([*range(experts), *redundant])), experts
+
+
+@given(drawn=expert_maps(), num_tokens=st.integers(0, 20), rank=st.integers(0, 3), seed=st.integers(0, 999))
+def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed):
+    """Whatever replica a token gets, it is one of the expert that the gate chose."""
+    expert_map, num_experts = drawn
+    generator = torch.Generator().manual_seed(seed)
+    experts = torch.randint(num_experts, (num_tokens, 3), generator=generator)
+    slots = ReplicaTable(expert_map, num_experts, rank).choose(experts)
+
+    assert slots.shape == experts.shape
+    assert torch.equal(torch.tensor(expert_map)[slots], experts)
+
+
+@given(drawn=expert_maps(), steps=st.lists(st.integers(0, 9), min_size=1, max_size=12), rank=st.integers(0, 3))
+def test_replicas_share_an_experts_tokens_equally(drawn, steps, rank):
+    """When all tokens choose one expert, over any steps, no two of its replicas differ by more than one token."""
+    expert_map, num_experts = drawn
+    expert = expert_map[0]
+    table = ReplicaTable(expert_map, num_experts, rank)
+    chosen = torch.cat([table.choose(torch.full((tokens, 1), expert)).flatten() for tokens in steps])
+    counts = [int((chosen == slot).sum()) for slot, held in enumerate(expert_map) if held == expert]
+
+    assert sum(counts) == sum(steps)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_every_replica_gets_tokens_under_random_choices():
+    """1,000 random tokens reach every slot, and replicas of one expert roughly equally."""
+    expert_map = [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 6]
+    experts = torch.rand(1000, 8, generator=torch.Generator().manual_seed(1)).topk(2).indices
+    slots = ReplicaTable(expert_map, 8, rank=0).choose(experts)
+    counts = slots.flatten().bincount(minlength=len(expert_map)).tolist()
+
+    assert min(counts) > 0
+    for expert in (1, 6):
+        replicas = [counts[slot] for slot, held in enumerate(expert_map) if held == expert]
+        assert max(replicas) < 1.5 * min(replicas)
+
+
+def test_one_token_steps_reach_every_replica():
+    """A request that decodes alone, one token a step, still uses all replicas in turn."""
+    table = ReplicaTable([0, 1, 0, 0], 2, rank=0)
+    chosen = {table.choose(torch.tensor([[0]])).item() for _ in range(6)}
+
+    assert chosen == {0, 2, 3}

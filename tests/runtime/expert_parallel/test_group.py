@@ -1,0 +1,49 @@
+"""What gloo says is told apart: a peer that is gone ends this rank as an echo, a bug of ours as what it is."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from runtime.errors import PeerLost
+from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.rendezvous import MeetingPoint
+
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture
+def pair(free_port):
+    """Two ranks of a unit, joined, in one process."""
+    groups, port = [GlooGroup(rank, 2) for rank in (0, 1)], free_port()
+    meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as ranks:
+        list(ranks.map(GlooGroup.join, groups, meetings))
+    return groups
+
+
+@pytest.mark.parametrize(
+    "collective", [lambda group: group.any(True), lambda group: group.all_to_all(torch.zeros(2, 3), [1, 1], [1, 1])]
+)
+def test_a_peer_that_is_gone_is_lost(pair, collective):
+    """Whichever collective notices it first, and in one line."""
+    del pair[1]._backend
+
+    with pytest.raises(PeerLost, match=r"^a rank of this unit is gone \(.+\)$"):
+        collective(pair[0])
+
+
+def test_a_wrong_call_is_no_lost_peer(pair):
+    """Sizes that do not fit the rows are our mistake: the rank must not end as if another had."""
+    with pytest.raises(RuntimeError, match="Split sizes") as error:
+        pair[0].all_to_all(torch.zeros(2, 3), [5, 1], [1, 1])
+
+    assert not isinstance(error.value, PeerLost)
+
+
+def test_ranks_that_disagree_are_no_lost_peers(pair):
+    """gloo notices what a rank would give itself and not take."""
+    with pytest.raises(RuntimeError, match="enforce fail") as error:
+        pair[0].all_to_all(torch.zeros(3, 3), [2, 1], [1, 2])
+
+    assert not isinstance(error.value, PeerLost)

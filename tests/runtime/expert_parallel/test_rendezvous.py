@@ -1,0 +1,75 @@
+"""The ranks of a unit meet, however late some of them are and whatever the leader's name said at first."""
+
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from runtime.errors import PeerLost
+from runtime.expert_parallel import group as parallel
+from runtime.expert_parallel import rendezvous
+from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.rendezvous import MeetingPoint
+
+ADDRESS = "127.0.0.1"
+NOBODY = "127.0.0.77"
+
+
+def test_ranks_whose_loading_takes_longer_than_a_step_still_join(monkeypatch, free_port):
+    """What bounds a step, in which a rank that hangs is lost, does not bound loading."""
+    monkeypatch.setattr(parallel, "STEP_TIMEOUT", timedelta(seconds=1))
+
+    assert _join_two(free_port(), late_s=2.5) == [True, True]
+
+
+def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(monkeypatch, free_port):
+    """In a cluster the name of a pod that was made anew says where the pod before it was, for a while."""
+    answers = [socket.gaierror("Name or service not known"), NOBODY, ADDRESS]
+
+    def look_up(host):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(rendezvous, "CALL_TIMEOUT", timedelta(seconds=1))
+    port = free_port()
+    threading.Thread(target=GlooGroup(0, 2).join, args=(_at(port, first=True),), daemon=True).start()
+    monkeypatch.setattr(socket, "gethostbyname", look_up)
+    GlooGroup(1, 2).join(_at(port, first=False))
+
+    assert answers == [ADDRESS]
+
+
+def test_a_leader_who_never_answers_is_named(monkeypatch, free_port):
+    """Nobody waits for ever, and the sentence says for whom."""
+    monkeypatch.setattr(rendezvous, "JOIN_TIMEOUT", timedelta(seconds=0.5))
+    monkeypatch.setattr(rendezvous, "CALL_TIMEOUT", timedelta(seconds=0.2))
+    port = free_port()
+
+    with pytest.raises(PeerLost, match=f"the unit's leader {ADDRESS}:{port} cannot be reached"):
+        GlooGroup(1, 2).join(_at(port, first=False))
+
+
+def _at(port: int, first: bool) -> MeetingPoint:
+    return MeetingPoint(ADDRESS, port, first, ADDRESS)
+
+
+def _join_two(port: int, late_s: float) -> list[bool]:
+    """What two ranks vote for together, of whom the second comes `late_s` after the first."""
+    votes = [False, False]
+
+    def rank(number: int) -> None:
+        time.sleep(number * late_s)
+        group = GlooGroup(number, 2)
+        group.join(_at(port, first=number == 0))
+        votes[number] = group.any(number == 1)
+
+    ranks = [threading.Thread(target=rank, args=(number,), daemon=True) for number in (0, 1)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(30)
+    return votes

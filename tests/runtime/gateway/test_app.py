@@ -1,0 +1,378 @@
+"""The gateway process from outside: the openai client in front, fake ranks behind. Real ranks are tested elsewhere."""
+
+import asyncio
+import http.client
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from runtime.protocol.messages import Abort, Failed, Prefill, Token
+from tests.runtime.gateway.conftest import LOGPROB, MAX_QUEUED_REQUESTS, MAX_REQUESTS
+
+MODEL = "org/tiny"
+EOS_ID = 1
+TOO_LONG = "context_length_exceeded"
+
+
+@pytest.fixture
+def ids(tokenizer):
+    """The ids of a text, without BOS."""
+    return lambda text: tokenizer.encoder.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture
+def raw_stream(gateway):
+    """An open streaming completion, as (connection, response): to be left half-read."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=10)
+    body = {"model": MODEL, "prompt": "mill", "stream": True, "max_tokens": 9}
+
+    def open_stream():
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        return connection
+
+    yield open_stream
+    connection.close()
+
+
+def test_the_served_model_is_listed(client):
+    """models.list and models.retrieve know the one model, slash in its name included."""
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_a_completion_is_the_text_of_its_tokens(client, pair, ids):
+    """Prompt in, text out, eos neither shown nor forgotten in the count."""
+    pair.reply = [*ids("grinds 日本語 👍"), EOS_ID]
+
+    answer = client.completions.create(model=MODEL, prompt="the mill", max_tokens=50, temperature=0, seed=5)
+
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == ("grinds 日本語 👍", "stop")
+    num_prompt_tokens = len(ids("the mill")) + 1  # BOS
+    assert answer.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": len(pair.reply),
+        "total_tokens": num_prompt_tokens + len(pair.reply),
+        "prompt_cache_hit_tokens": 0,
+        "prompt_cache_miss_tokens": num_prompt_tokens,
+    }
+
+
+def test_a_prefill_rank_is_told_all_it_needs(client, pair, ids):
+    """Prefill names the prompt, the sampling and where the decode rank takes KV."""
+    pair.reply = [EOS_ID]
+    client.completions.create(model=MODEL, prompt="mill", max_tokens=7, temperature=0.5, top_p=0.9, seed=5)
+
+    prefill = pair.prefill.hear()
+    assert isinstance(prefill, Prefill)
+    assert prefill.prompt_ids == [0, *ids("mill")]
+    assert (prefill.kv_host, prefill.kv_port) == ("10.0.0.9", 29600)
+    sampling = prefill.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (7, 0.5, 0.9, 5)
+    assert sampling.stop_ids == [EOS_ID]
+
+
+def test_a_finished_request_is_not_aborted(client, pair, ids):
+    """Ranks that are done hear nothing more."""
+    pair.reply = [*ids("tide"), EOS_ID]
+    for _ in range(2):
+        client.completions.create(model=MODEL, prompt="mill")
+
+    assert isinstance(pair.prefill.hear(), Prefill)
+    assert isinstance(pair.prefill.hear(), Prefill)
+    assert pair.decode.heard.empty()
+
+
+def test_a_chat_answers_as_the_assistant(client, pair, ids):
+    """The conversation goes through the checkpoint's template; length is said to be length."""
+    pair.reply = ids("tide")
+
+    answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "the mill"}])
+
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "tide", "length")
+    assert pair.prefill.hear().prompt_ids == [0, 2, *ids("the mill"), 3]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_stream_joins_to_the_text_and_ends_with_usage(client, pair, ids, is_chat):
+    """Streamed deltas are the text; with include_usage the last chunk has the usage and no choice."""
+    pair.reply = [*ids("grinds 日本語 👍"), EOS_ID]
+    options = {"model": MODEL, "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}}
+    if is_chat:
+        stream = client.chat.completions.create(messages=[{"role": "user", "content": "mill"}], **options)
+    else:
+        stream = client.completions.create(prompt="mill", **options)
+
+    *chunks, last = list(stream)
+
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert "".join((c.delta.content if is_chat else c.text) or "" for c in choices) == "grinds 日本語 👍"
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+    assert not last.choices
+    assert last.usage.completion_tokens == len(pair.reply)
+    if is_chat:
+        assert [c.delta.role for c in choices] == ["assistant"] + [None] * (len(choices) - 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_tells_logprobs_in_columns(client, pair, tokenizer, stream):
+    """Tokens, their logprobs, the likeliest in their places with the token itself, and where each begins."""
+    pair.reply = [*(tokenizer.token_bytes.index(letter) for letter in (b"a", b"\xc3", b"\xa9")), EOS_ID]
+
+    answer = client.completions.create(model=MODEL, prompt="mill", logprobs=1, stream=stream)
+
+    of_choices = [chunk.choices[0].logprobs for chunk in answer] if stream else [answer.choices[0].logprobs]
+    assert [token for logprobs in of_choices for token in logprobs.tokens] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
+    assert [offset for logprobs in of_choices for offset in logprobs.text_offset] == [0, 1, 1]
+    assert [value for logprobs in of_choices for value in logprobs.token_logprobs] == [LOGPROB] * 3
+    assert of_choices[0].top_logprobs[0] == {"<｜begin▁of▁sentence｜>": LOGPROB, "a": LOGPROB}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_tells_logprobs_in_rows(client, pair, ids, stream):
+    """An object for each token, with its bytes and the likeliest in its place; their bytes are the text."""
+    pair.reply = [*ids("grinds 日本語"), EOS_ID]
+    wish = {"messages": [{"role": "user", "content": "mill"}], "logprobs": True, "top_logprobs": 2}
+
+    answer = client.chat.completions.create(model=MODEL, stream=stream, **wish)
+
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    rows = [row for choice in choices for row in choice.logprobs.content]
+    assert bytes(byte for row in rows for byte in row.bytes).decode() == "grinds 日本語"
+    assert {row.logprob for row in rows} == {LOGPROB}
+    assert [(other.token, other.logprob, other.bytes) for other in rows[0].top_logprobs] == [
+        ("<｜begin▁of▁sentence｜>", LOGPROB, None),
+        ("<｜end▁of▁sentence｜>", LOGPROB - 1, None),
+    ]
+
+
+def test_an_answer_has_no_logprobs_unless_asked(client, pair, ids):
+    """The key is there, as OpenAI has it, and empty."""
+    pair.reply = [*ids("tide"), EOS_ID]
+
+    assert client.completions.create(model=MODEL, prompt="mill").choices[0].logprobs is None
+
+
+def test_the_first_chunk_comes_before_the_last_token(client, pair, ids):
+    """The decode rank keeps its last token until the client has seen the first chunk."""
+    pair.reply = [*ids("the tide"), EOS_ID]
+    pair.last_may_come.clear()
+
+    stream = client.completions.create(model=MODEL, prompt="mill", stream=True)
+    first = next(stream)
+    pair.last_may_come.set()
+
+    assert first.choices[0].text
+    assert first.choices[0].text + "".join(chunk.choices[0].text for chunk in stream) == "the tide"
+
+
+def test_decode_tokens_that_overtake_the_first_wait_for_it(client, pair, tokenizer):
+    """Two connections promise no order; the text has it all the same."""
+    first, second = (tokenizer.token_bytes.index(letter) for letter in (b"a", b"b"))
+
+    async def answer_out_of_order(prompt):
+        pair.decode.say(Token(prompt.request_id, second, None))
+        pair.decode.say(Token(prompt.request_id, EOS_ID, "stop"))
+        await asyncio.sleep(0.1)
+        pair.prefill.say(Token(prompt.request_id, first, None))
+
+    pair.prefill.on_prefill = answer_out_of_order
+
+    assert client.completions.create(model=MODEL, prompt="mill").choices[0].text == "ab"
+
+
+def test_several_prompts_give_several_choices(client, pair, ids):
+    """Two prompts at once: two requests to the ranks, two choices in their order, one usage."""
+    pair.reply = [*ids("tide"), EOS_ID]
+
+    answer = client.completions.create(model=MODEL, prompt=["mill", "the mill"])
+
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "tide"), (1, "tide")]
+    assert answer.usage.completion_tokens == 2 * len(pair.reply)
+    assert [len(pair.prefill.hear().prompt_ids) for _ in range(2)] == [1 + len(ids("mill")), 1 + len(ids("the mill"))]
+
+
+def test_a_stop_string_ends_the_answer_and_the_work(client, pair, ids):
+    """The text ends before the stop string, wherever tokens split it, and the decode rank hears Abort."""
+    pair.reply = [*ids("the tide grinds on and on"), EOS_ID]
+    pair.last_may_come.clear()
+
+    stream = client.completions.create(model=MODEL, prompt="mill", stop=["de gr", "never"], stream=True)
+    choices = [chunk.choices[0] for chunk in stream]
+    pair.last_may_come.set()
+
+    assert "".join(choice.text for choice in choices) == "the ti"
+    assert choices[-1].finish_reason == "stop"
+    assert isinstance(pair.decode.hear(), Abort)
+
+
+def test_a_stop_string_ends_its_own_prompt_only(client, pair, ids):
+    """Of two prompts, the one that met the stop string is aborted while the other still runs."""
+    pair.prefill.on_prefill = None
+
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.completions.create, model=MODEL, prompt=["mill", "tide"], stop="x")
+        first, second = pair.prefill.hear(), pair.prefill.hear()
+        pair.prefill.say(Token(first.request_id, *ids("x"), None))
+        assert pair.decode.hear() == Abort(first.request_id)
+        pair.prefill.say(Token(second.request_id, *ids("y"), "length"))
+
+    choices = [(choice.text, choice.finish_reason) for choice in answer.result().choices]
+    assert choices == [("", "stop"), ("y", "length")]
+
+
+def test_a_client_that_leaves_its_stream_aborts_it_at_both_ranks(raw_stream, pair, until, gateway):
+    """The prompt is computed and nobody reads: both ranks are told, and the gauges go back."""
+    connection = raw_stream()
+    prefill = pair.prefill.hear()
+    pair.prefill.say(Token(prefill.request_id, 40, None))
+    connection.getresponse().read(10)
+    until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the request runs")
+
+    connection.close()
+
+    assert pair.decode.hear() == Abort(prefill.request_id)
+    assert pair.prefill.hear() == Abort(prefill.request_id)
+    until(lambda: gateway.metric("tidemill_num_requests_running") == 0, "the request is forgotten")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_before_the_first_token_aborts_its_request(gateway, pair, stream):
+    """A waiting request is aborted as a running one is."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=10)
+    connection.request("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": "mill", "stream": stream}))
+    prefill = pair.prefill.hear()
+
+    connection.close()
+
+    assert pair.prefill.hear() == Abort(prefill.request_id)
+    assert pair.decode.hear() == Abort(prefill.request_id)
+
+
+def test_a_token_that_nobody_waits_for_is_answered_with_abort(pair):
+    """An Abort may come before the handover that it is about; the next token repeats it."""
+    pair.decode.say(Token("long-forgotten", 40, None))
+
+    assert pair.decode.hear() == Abort("long-forgotten")
+
+
+def test_a_rank_lost_before_the_first_token_is_a_503(client, pair):
+    """The caller gets a status and Retry-After, and the other rank an Abort."""
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.completions.create, model=MODEL, prompt="mill")
+        prefill = pair.prefill.hear()
+        pair.prefill.leave()
+        with pytest.raises(openai.InternalServerError) as error:
+            answer.result()
+
+    assert error.value.status_code == 503
+    assert error.value.response.headers["retry-after"] == "1"
+    assert error.value.body["code"] == "rank_failed"
+    assert "was lost" in error.value.body["message"]
+    assert pair.decode.hear() == Abort(prefill.request_id)
+
+
+def test_a_rank_lost_in_a_stream_ends_it_with_an_error_event(client, pair, ids):
+    """What was streamed stands, then comes an error that the client raises."""
+    pair.reply = [*ids("the tide"), EOS_ID]
+    pair.last_may_come.clear()
+
+    stream = client.completions.create(model=MODEL, prompt="mill", stream=True)
+    assert next(stream).choices[0].text
+    pair.decode.leave()
+
+    with pytest.raises(openai.APIError, match=f"rank 0 of unit {pair.decode.hello.unit} was lost"):
+        list(stream)
+    pair.last_may_come.set()
+
+
+def test_a_request_that_a_rank_gives_up_is_a_503_with_its_reason(client, pair):
+    """Failed is told to the caller."""
+
+    async def refuse(prompt):
+        pair.prefill.say(Failed(prompt.request_id, "the decode rank has no room"))
+
+    pair.prefill.on_prefill = refuse
+
+    with pytest.raises(openai.InternalServerError, match="the decode rank has no room"):
+        client.completions.create(model=MODEL, prompt="mill")
+
+
+def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
+    """What came first is kept; the next call is told to come again, is counted, and reaches no rank."""
+    answer_all, pair.prefill.on_prefill = pair.prefill.on_prefill, None
+    most, before = MAX_REQUESTS + MAX_QUEUED_REQUESTS, gateway.metric("tidemill_num_requests_rejected_total")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(client.completions.create, model=MODEL, prompt=["mill"] * (most - 1))
+        flying = [pair.prefill.hear() for _ in range(most - 1)]
+        with pytest.raises(openai.RateLimitError) as error:
+            client.completions.create(model=MODEL, prompt=["mill", "tide"], stream=True)
+        for prompt in flying:
+            pair.prefill.say(Token(prompt.request_id, EOS_ID, "stop"))
+        answered = first.result()
+    pair.reply, pair.prefill.on_prefill = [EOS_ID], answer_all
+    again = client.completions.create(model=MODEL, prompt=["mill"] * most)
+
+    assert (error.value.status_code, error.value.body["code"]) == (429, "overloaded")
+    assert error.value.response.headers["retry-after"] == "1"
+    assert "room for 1 more requests now, this call makes 2" in error.value.body["message"]
+    assert gateway.metric("tidemill_num_requests_rejected_total") == before + 2
+    assert len(answered.choices) == most - 1
+    assert len(again.choices) == most
+    assert pair.decode.heard.empty()
+
+
+def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
+    """Nobody can answer yet: the caller is told when to ask again."""
+    with pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(model=MODEL, prompt="mill")
+
+    assert (error.value.status_code, error.value.body["code"]) == (503, "not_ready")
+    assert error.value.response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/v1/nothing", None, 404, "not_found"),
+        ("GET", "/v1/completions", None, 405, "method_not_allowed"),
+        ("GET", "/v1/models/other", None, 404, "model_not_found"),
+        ("POST", "/v1/completions", '{"model": "other", "prompt": "x"}', 404, "model_not_found"),
+        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "min_p": 1}', 400, "unknown_parameter"),
+        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "n": 2}', 400, "unsupported_parameter"),
+        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "max_tokens": 1000}', 400, TOO_LONG),
+        ("POST", "/v1/completions", "{", 400, None),
+        ("POST", "/v1/completions", "[]", 400, None),
+        ("POST", "/v1/completions", "", 400, None),
+        ("POST", "/v1/completions", b'{"model": "\xff"}', 400, None),
+        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "\\ud800"}', 400, None),
+        ("POST", "/v1/completions", '{"prompt": ' + 100_000 * "[", 400, None),
+        ("POST", "/v1/chat/completions", '{"model": "org/tiny"}', 400, None),
+        ("POST", "/v1/completions", (8 * 2**20 + 1) * "x", 413, "request_too_large"),
+    ],
+)
+def test_every_error_has_openais_shape(gateway, method, path, body, status, code):
+    """Whatever is wrong, the body is {"error": {"message", "type", "param", "code"}}."""
+    answered, text = gateway.call(method, path, body)
+
+    error = json.loads(text)["error"]
+    assert (answered, error["code"]) == (status, code)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+
+
+def test_metrics_count_what_was_answered(gateway, client, pair, ids):
+    """Token counters grow by what the usage says, the histograms by one request."""
+    names = ("prompt_tokens_total", "generation_tokens_total", "e2e_request_latency_seconds_count")
+    names += ("time_to_first_token_seconds_count", "inter_token_latency_seconds_count")
+    pair.reply = [*ids("the tide"), EOS_ID]
+    before = [gateway.metric(f"tidemill_{name}") for name in names]
+    usage = client.completions.create(model=MODEL, prompt="mill").usage
+
+    grown = [gateway.metric(f"tidemill_{name}") - old for name, old in zip(names, before, strict=True)]
+    assert grown == [usage.prompt_tokens, usage.completion_tokens, 1, 1, usage.completion_tokens - 1]
+    assert gateway.metric("tidemill_num_requests_waiting") == 0

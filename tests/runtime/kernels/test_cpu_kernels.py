@@ -1,0 +1,356 @@
+"""Compiled loops against torch: in float64, or bit for bit where they only compare."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.kernels.batch_invariant import Batched, BatchInvariant
+from runtime.kernels.cpu import kernels as cpu_kernels
+from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.model.forward_batch import Chunk
+from runtime.model.layers import Linear
+from runtime.model.moe import LocalExperts, choose_experts
+from runtime.model.rope import rotate
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).bfloat16()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [1, 31, 160])
+@pytest.mark.parametrize("sums", [1, 2, 17])
+def test_each_row_is_multiplied_by_the_matrix(rows: int, size: int, sums: int) -> None:
+    """Any number of rows of any length, and of sums, give what float64 gives, up to FP32's rounding, or BF16's."""
+    x, w = random(rows, size), random(sums, size)
+    expected = x.double() @ w.double().T
+
+    y = cpu_kernels.linear(x, w, torch.float32)
+
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    assert cpu_kernels.linear(x, w).equal(y.bfloat16())
+
+
+def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """In float64."""
+    x, gate, up, down = (tensor.double() for tensor in (x, gate, up, down))
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+@pytest.mark.parametrize(("rows", "size", "width"), [(1, 24, 12), (3, 33, 17), (5, 64, 1)])
+def test_a_gated_mlp_is_rounded_once(rows: int, size: int, width: int) -> None:
+    """Between its matmuls nothing is narrowed: float64's result, up to one rounding to BF16 and FP32's."""
+    x, gate, up, down = random(rows, size), random(width, size), random(size, width).T, random(size, width)
+
+    y = cpu_kernels.gated_mlp(x, gate, up.contiguous(), down)
+
+    torch.testing.assert_close(y.double(), gated_mlp(x, gate, up, down), rtol=2**-8, atol=1e-3)
+
+
+def test_a_gate_of_any_size_opens_or_closes() -> None:
+    """Where e^x is beyond FP32, silu is the number itself or 0, and NaN stays NaN."""
+    x = torch.tensor([[100.0], [-100.0], [0.0], [torch.nan]]).bfloat16()
+    one = torch.ones(1, 1).bfloat16()
+
+    assert cpu_kernels.gated_mlp(x[:3], one, one, one).tolist() == [[9984.0], [pytest.approx(0, abs=1e-30)], [0.0]]
+    assert cpu_kernels.gated_mlp(x[3:], one, one, one).isnan().all()
+
+
+@pytest.mark.parametrize("counts", [[1], [0, 5, 1, 0, 2], [4, 8, 3, 7], [0, 0, 1]])
+def test_each_row_goes_through_the_expert_of_its_slot(counts: list[int]) -> None:
+    """Slots of any number of rows, none too, and the results take the rows' places."""
+    rows, gate_up, down = random(sum(counts), 33), random(len(counts), 2 * 17, 33), random(len(counts), 33, 17)
+    parts = zip(rows.split(counts), gate_up, down, strict=True)
+    expected = torch.cat([gated_mlp(x, *both.split(17), matrix) for x, both, matrix in parts])
+
+    cpu_kernels.experts_mlp(rows, counts, gate_up, down)
+
+    torch.testing.assert_close(rows.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row alone goes through the loops, beside others through torch, and its result differs by BF16's last place."""
+    projection = Linear(64, 48, bias=False, dtype=torch.bfloat16)
+    x = random(32, 64)
+    asked = []
+    monkeypatch.setattr(
+        cpu_kernels, "linear", lambda x, w, linear=cpu_kernels.linear: asked.append(len(x)) or linear(x, w)
+    )
+
+    alone, together = projection(x[:1]), projection(x)[:1]
+
+    assert asked == [1]
+    torch.testing.assert_close(alone, together, rtol=2**-7, atol=2**-7)
+
+
+def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> None:
+    """All slots at once give what slot after slot gives, in the rows' own places."""
+    experts = LocalExperts(4, small_config, torch.bfloat16, Batched())
+    for parameter in experts.parameters():
+        parameter.data = random(*parameter.shape) / 8
+    rows, counts = random(6, small_config.hidden_size), [3, 0, 1, 2]
+    expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
+
+    with torch.inference_mode():
+        results = experts(rows, counts)
+
+    assert results is rows
+    torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
+
+
+def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot's rows are filled up with those of the next slots, which get their own results all the same."""
+    experts = LocalExperts(6, small_config, torch.bfloat16, Batched())
+    for parameter in experts.parameters():
+        parameter.data = random(*parameter.shape) / 8
+    counts = [20, 0, 3, 40, 1, 17]
+    rows = random(sum(counts), small_config.hidden_size)
+    expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
+    seen = []
+    monkeypatch.setattr(
+        experts,
+        "expert",
+        lambda slot, rows, out, expert=experts.expert: seen.append(len(rows)) or expert(slot, rows, out),
+    )
+
+    with torch.inference_mode():
+        results = experts(rows, counts)
+
+    assert seen == [32, 16, 48, 16, 17]
+    assert results is rows
+    torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
+
+
+def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In deterministic mode the number of rows chooses no kernel."""
+    experts = LocalExperts(2, small_config, torch.bfloat16, BatchInvariant())
+    for parameter in experts.parameters():
+        parameter.data = random(*parameter.shape)
+    monkeypatch.setattr(cpu_kernels, "experts_mlp", partial(pytest.fail, "loops were asked for"))
+
+    with torch.inference_mode():
+        results = experts(random(2, small_config.hidden_size), [1, 1])
+
+    assert results.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (5, 33), (3, 2, 24), (0, 8)])
+def test_a_norm_is_rounded_once(shape: tuple[int, ...]) -> None:
+    """Rows of any length, aligned or not, in any number of dimensions: float64's norm, in the nearest BF16."""
+    x, weight = random(*shape) * 3, random(shape[-1])
+
+    y = cpu_kernels.rms_norm(x, weight, 1e-6)
+
+    expected = torch.nn.functional.rms_norm(x.double(), shape[-1:], weight.double(), 1e-6)
+    torch.testing.assert_close(y, expected.bfloat16(), rtol=2**-7, atol=0)
+    assert (y == expected.bfloat16()).double().mean() > 0.99 or not y.numel()
+
+
+def test_a_norm_of_no_numbers_is_none() -> None:
+    """NaN and infinity do not become numbers when they are rounded."""
+    y = cpu_kernels.rms_norm(torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0]]).bfloat16(), random(2), 1e-6)
+
+    assert y[:, 0].isnan().all()
+
+
+def test_a_gates_many_rows_are_multiplied_in_fp32() -> None:
+    """They give what float64 gives up to FP32's rounding, and FP32 that was never BF16 is not rounded afterwards."""
+    x, w = random(300, 160), random(24, 160)
+    precise = torch.randn(300, 160)
+
+    y, after = cpu_kernels.wide_linear(x, w), precise @ precise.T
+
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(after.double(), precise.double() @ precise.double().T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 70), (5, 5), (64, 64), (3, 130)])
+def test_a_query_weighs_the_keys_up_to_its_own(num_queries: int, num_keys: int) -> None:
+    """In place, float64's softmax of scores of any size, in the nearest BF16; keys that come later weigh nothing."""
+    scores = random(3, num_queries, num_keys) * 30
+    later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    expected = scores.double().masked_fill(later, -torch.inf).softmax(-1)
+
+    weights = cpu_kernels.causal_softmax(scores)
+
+    assert weights is scores
+    assert not weights[:, later].any()
+    torch.testing.assert_close(weights.double(), expected, rtol=2**-8, atol=1e-30)
+
+
+def test_one_query_weighs_as_among_others() -> None:
+    """A row's weights are its own, bit for bit: deterministic mode computes them here too."""
+    scores = random(2, 40, 100)
+    alone = [scores[:, t : t + 1, : 61 + t].contiguous() for t in range(40)]
+
+    weights = cpu_kernels.causal_softmax(scores)
+
+    for t, own in enumerate(alone):
+        assert cpu_kernels.causal_softmax(own).equal(weights[:, t : t + 1, : 61 + t])
+
+
+def test_weights_of_no_numbers_are_none() -> None:
+    """A score that is NaN shows in all weights of its row, and in no other's."""
+    scores = random(1, 2, 3)
+    scores[0, 1, 0] = torch.nan
+
+    weights = cpu_kernels.causal_softmax(scores)
+
+    assert weights[0, 1].isnan().all()
+    assert weights[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_an_mlps_halves_are_multiplied_in_one_pass(is_one: bool) -> None:
+    """silu(gate) * up of two tensors, or of the two halves of one, far from zero too: float64's, rounded once."""
+    gate, up = torch.linspace(-120, 120, 11 * 2 * 37).view(11, -1).bfloat16().chunk(2, -1)
+    if not is_one:
+        gate, up = gate.contiguous(), random(11, 37)
+    expected = F.silu(gate.double()) * up.double()
+
+    product = cpu_kernels.silu_product(gate, up)
+
+    torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "groups", "num_best", "topk_group", "top_k"),
+    [(64, 8, 2, 4, 8), (16, 1, 1, 1, 6), (12, 4, 1, 3, 2), (8, 4, 2, 1, 2)],
+)
+def test_experts_are_chosen_as_by_torch(
+    num_experts: int, groups: int, num_best: int, topk_group: int, top_k: int
+) -> None:
+    """The same experts in the same order, for the groupings of V3 and V2, scores below 0 (biased) included."""
+    scores = torch.randn(200, num_experts, generator=torch.Generator().manual_seed(0))
+
+    chosen = cpu_kernels.choose_experts(scores, groups, num_best, topk_group, top_k)
+
+    assert chosen.equal(choose_experts(scores, groups, num_best, topk_group, top_k))
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    """Ties are broken as they are numbered, below zero as above."""
+    for score in (0.5, -0.5):
+        chosen = cpu_kernels.choose_experts(torch.full((1, 12), score), 4, 2, 2, 3)
+
+        assert chosen.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "threads", "wins"),
+    [
+        (4, torch.bfloat16, 1, True),
+        (5, torch.bfloat16, 1, False),
+        (0, torch.bfloat16, 1, False),
+        (1, torch.float32, 1, False),
+        (1, torch.bfloat16, 2, False),
+    ],
+)
+def test_loops_are_for_few_rows_in_bf16_on_one_thread(rows: int, dtype: torch.dtype, threads: int, wins: bool) -> None:
+    """Everything else is torch's."""
+    torch.set_num_threads(threads)
+
+    assert cpu_kernels.matmul_wins(torch.zeros(rows, 8, dtype=dtype)) == wins
+
+
+@pytest.mark.parametrize("heads", [None, 1, 3])
+def test_heads_rotate_as_by_torch(heads: int | None) -> None:
+    """The last part of each head, or of each token, turns in place, and what is before it stays."""
+    shape = (5, 6 + 4) if heads is None else (5, heads, 6 + 4)
+    x, angles = random(*shape), torch.arange(10.0).view(5, 2)
+    cos, sin = angles.cos(), angles.sin()
+    over_heads = (slice(None),) if heads is None else (slice(None), None)
+    expected = torch.cat((x[..., :6], rotate(x[..., 6:], cos[over_heads], sin[over_heads])), -1)
+
+    cpu_kernels.rotate(x[..., 6:], cos, sin)
+
+    torch.testing.assert_close(x, expected, rtol=2**-7, atol=1e-6)
+    assert x[..., :6].equal(expected[..., :6])
+
+
+@pytest.mark.parametrize(("requests", "heads"), [(1, 1), (1, 8), (3, 5)])
+def test_latent_attention_is_absorbed_as_by_torch(requests: int, heads: int) -> None:
+    """Queries go through their head's map to keys, contexts through its map to values, and positions as they are."""
+    nope, rope, value, latent = 7, 4, 5, 17
+    up, q, context = (
+        random(heads * (nope + value), latent),
+        random(requests, heads, nope + rope),
+        random(3, heads, latent),
+    )
+    to_keys, to_values = up.double().unflatten(0, (heads, -1)).split((nope, value), 1)
+
+    absorbed = cpu_kernels.absorb_query(q, up, rope, value)
+    values = cpu_kernels.values(context, up, value)
+
+    expected = torch.einsum("bhn,hnl->bhl", q[..., :nope].double(), to_keys)
+    torch.testing.assert_close(absorbed[..., :latent].double(), expected, rtol=2**-8, atol=1e-3)
+    assert absorbed[..., latent:].equal(q[..., nope:])
+    expected = torch.einsum("bhl,hvl->bhv", context.double(), to_values).flatten(1)
+    torch.testing.assert_close(values.double(), expected, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_requests_attend_to_their_own_positions_in_their_pages(heads: int) -> None:
+    """Scores, softmax and sum of float64 over each request's positions, whatever else its last page holds."""
+    latent, page, lengths = 17, 8, [1, 8, 19]
+    pages, q, tables = random(6, page, 21), random(3, heads, 21), torch.tensor([[4, 0, 0], [2, 0, 0], [5, 3, 1]])
+    pages[4, 1:], pages[1, 3:] = torch.nan, torch.nan
+
+    contexts = cpu_kernels.attend(q, pages, tables, torch.tensor(lengths), latent, 0.3)
+
+    for query, table, length, context in zip(q.double(), tables, lengths, contexts, strict=True):
+        keys = pages[table].flatten(0, 1)[:length].double()
+        expected = (0.3 * query @ keys.T).softmax(-1) @ keys[:, :latent]
+        torch.testing.assert_close(context.double(), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, monkeypatch) -> None:
+    """A step of a model in BF16 has the same logits up to rounding whichever computes its attention."""
+    model = random_model(replace(small_config, max_position_embeddings=128), dtype=torch.bfloat16)
+    chunks = [Chunk([7], 70, [1, 0]), Chunk([3], 5, [2])]
+    logits = []
+    for max_scores in (2**14, 0):
+        monkeypatch.setattr(cpu_kernels, "MAX_SCORES", max_scores)
+        cache = LatentCache(small_config, 3 * PAGE_TOKENS, torch.bfloat16)
+        cache._pages.copy_(random(*cache._pages.shape))
+        with torch.inference_mode():
+            logits.append(model.next_logits([], chunks, cache))
+
+    torch.testing.assert_close(*logits, rtol=0, atol=0.15)  # of about 1; BF16 rounds scores and weights in torch
+    assert not logits[0].equal(logits[1])
+
+
+@pytest.mark.parametrize("pairs", [(0, 3), (1, 8), (40, 3)])
+def test_pairs_are_sorted_by_slot_as_by_torch(pairs: tuple[int, int]) -> None:
+    """Pairs of a slot are counted and stay in their order, and every pair knows its place."""
+    slots = torch.randint(9, pairs, generator=torch.Generator().manual_seed(0))
+
+    counts, order, places = cpu_kernels.sort_by_slot(slots, 10)
+
+    assert counts == slots.flatten().bincount(minlength=10).tolist()
+    assert order.equal(slots.flatten().argsort(stable=True))
+    assert order[places].equal(torch.arange(slots.numel()))
+
+
+def test_a_tokens_rows_are_weighed_where_they_lie() -> None:
+    """Each token's sum is that of float64, rounded once, wherever its rows are."""
+    rows, places, weights = random(12, 33), torch.randperm(12).view(4, 3), torch.rand(4, 3)
+
+    y = cpu_kernels.weighted_sum(rows, places, weights)
+
+    expected = (rows[places].double() * weights.double()[..., None]).sum(1)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-6)

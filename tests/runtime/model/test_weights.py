@@ -1,0 +1,348 @@
+"""A rank holds exactly its slots' tensors, they decide the text, and a checkpoint that is not whole is refused."""
+
+import json
+import re
+import shutil
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime.checkpoint import index_tensors
+from runtime.errors import CheckpointError
+from runtime.expert_parallel.group import GlooGroup, SoloGroup
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.model.engine import Engine
+from runtime.offline import greedy
+
+EP = 4
+EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.")
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def contiguous_map(demo_config):
+    return [list(range(demo_config.n_routed_experts)) for _ in range(demo_config.num_moe_layers)]
+
+
+@pytest.fixture(scope="module")
+def ranks(demo, redundant_map):
+    """The engines of four ranks, loaded and not joined."""
+    return [Engine(demo, redundant_map, GlooGroup(rank, EP), torch.float32) for rank in range(EP)]
+
+
+def solo(folder, expert_map):
+    return Engine(folder, expert_map, SoloGroup(), torch.float32)
+
+
+def experts_of(names, config):
+    """{(MoE layer, expert)} of tensor names."""
+    found = (EXPERT.match(name) for name in names)
+    return {(int(match[1]) - config.first_k_dense_replace, int(match[2])) for match in found if match}
+
+
+def test_each_rank_holds_exactly_its_slots_tensors(demo, demo_config, ranks, redundant_map):
+    """Its own experts, all three matrices of each, and everything that is not a routed expert; nothing else."""
+    everything = set(index_tensors(demo))
+    dense = {name for name in everything if not EXPERT.match(name)}
+
+    for rank, engine in enumerate(ranks):
+        slots = slice(rank * 9, (rank + 1) * 9)
+        own = {(layer, expert) for layer, experts in enumerate(redundant_map) for expert in experts[slots]}
+        names = set(engine.tensor_names)
+        assert len(names) == len(engine.tensor_names)
+        assert experts_of(names, demo_config) == own
+        assert len(names) == len(dense) + 3 * len(own)
+        assert dense <= names
+
+
+def test_the_ranks_hold_every_tensor_together(demo, ranks):
+    """The union over the ranks is the checkpoint."""
+    assert set().union(*(engine.tensor_names for engine in ranks)) == set(index_tensors(demo))
+
+
+def test_a_rank_has_no_room_for_other_experts(ranks, demo_config):
+    """Its parameters are nine slots a layer: the other experts' weights are not merely unused, they are not there."""
+    for engine in ranks:
+        stacked = [value for name, value in engine.model.named_parameters() if name.endswith("experts.gate_up")]
+        assert [len(value) for value in stacked] == [9] * demo_config.num_moe_layers
+
+
+def test_every_slot_holds_its_experts_values(demo, demo_config, ranks, redundant_map):
+    """Slot by slot, gate, up and down are the stored tensors of the expert which the map names."""
+    stored = load_file(demo / "model.safetensors")
+
+    for rank, engine in enumerate(ranks):
+        for moe_layer, experts in enumerate(redundant_map):
+            layer = moe_layer + demo_config.first_k_dense_replace
+            local = engine.model.model.layers[layer].mlp.experts
+            for slot, expert in enumerate(experts[rank * 9 : (rank + 1) * 9]):
+                prefix = f"model.layers.{layer}.mlp.experts.{expert}"
+                gate_up = [stored[f"{prefix}.{name}_proj.weight"].float() for name in ("gate", "up")]
+                assert torch.equal(local.gate_up[slot], torch.cat(gate_up))
+                assert torch.equal(local.down[slot], stored[f"{prefix}.down_proj.weight"].float())
+
+
+def test_progress_counts_every_tensor(demo, contiguous_map):
+    """From 1 to all of this rank's."""
+    seen = []
+    engine = Engine(demo, contiguous_map, SoloGroup(), torch.float32, lambda done, total: seen.append((done, total)))
+
+    assert seen == [(done, len(engine.tensor_names)) for done in range(1, len(engine.tensor_names) + 1)]
+
+
+def test_other_weights_in_a_slot_change_the_logits(demo, contiguous_map, prompts):
+    """Two experts' weights swapped in one layer, under a map that does not know, give other logits."""
+    engine = solo(demo, contiguous_map)
+    before = engine.prefill(prompts[:4])[0]
+    a, b = engine.model.load.rows[1].topk(2).indices.tolist()
+    experts = engine.model.model.layers[2].mlp.experts
+    with torch.no_grad():
+        for stacked in (experts.gate_up, experts.down):
+            stacked[[a, b]] = stacked[[b, a]]
+    after = engine.prefill(prompts[:4])[0]
+
+    assert (after - before).abs().max() > 0.1
+
+
+def test_a_permuted_map_moves_the_rows_and_not_the_logits(demo, contiguous_map, prompts):
+    """On one rank: each expert's rows are counted in its new slot, and the logits are the same."""
+    permuted = [
+        torch.randperm(len(layer), generator=torch.Generator().manual_seed(1)).tolist() for layer in contiguous_map
+    ]
+    engines = [solo(demo, expert_map) for expert_map in (contiguous_map, permuted)]
+    one, other = (engine.prefill(prompts[:4])[0] for engine in engines)
+    rows, permuted_rows = (engine.model.load.rows for engine in engines)
+
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(rows, permuted_rows)
+    assert torch.equal(rows.gather(1, torch.tensor(permuted)), permuted_rows)
+
+
+def test_a_permuted_map_moves_work_between_ranks_and_not_the_text(
+    demo, contiguous_map, redundant_map, prompts, free_port
+):
+    """At EP2: the ranks' row counters differ from map to map, their texts do not; both sent bytes to each other."""
+
+    def run(expert_map):
+        results = [None, None]
+
+        def rank(number, port):
+            group = GlooGroup(number, 2)
+            engine = Engine(demo, expert_map, group, torch.float32)
+            group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
+            text = greedy(engine, group, prompts[number:6:2], 8, set())
+            results[number] = text, engine.model.load.rows.sum(1).tolist(), engine.model.dispatcher.traffic.bytes_sent
+            group.any(False)
+
+        port = free_port()
+        threads = [threading.Thread(target=rank, args=(number, port), daemon=True) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return zip(*results, strict=True)
+
+    texts, rows, sent = run(contiguous_map)
+    other_texts, other_rows, other_sent = run([layer[::-1] for layer in contiguous_map])
+    third_texts, third_rows, third_sent = run(redundant_map)
+
+    assert texts == other_texts == third_texts
+    assert rows == other_rows[::-1]  # the reversed map gives each rank the other's experts
+    assert rows != other_rows
+    assert [sum(layer) for layer in zip(*rows, strict=True)] == [sum(layer) for layer in zip(*third_rows, strict=True)]
+    assert rows != third_rows
+    assert min(*sent, *other_sent, *third_sent) > 0
+
+
+@pytest.fixture
+def copied(demo, tmp_path):
+    """A copy of config and weights that a test may spoil."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(demo / name, tmp_path)
+    return tmp_path
+
+
+def refusal(folder, expert_map):
+    with pytest.raises(CheckpointError) as error:
+        solo(folder, expert_map)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_missing_tensor_is_named(copied, contiguous_map):
+    """With the file's folder."""
+    name = "model.layers.3.mlp.experts.17.up_proj.weight"
+    tensors = load_file(copied / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, copied / "model.safetensors")
+
+    assert f"has no tensor {name}" in refusal(copied, contiguous_map)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(copied, contiguous_map):
+    """What is stored, and what the config says."""
+    name = "model.layers.2.mlp.experts.5.down_proj.weight"
+    tensors = load_file(copied / "model.safetensors")
+    tensors[name] = tensors[name].T.contiguous()
+    save_file(tensors, copied / "model.safetensors")
+
+    assert refusal(copied, contiguous_map).endswith(f"{name} is stored as [64, 192], its config.json says [192, 64]")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 9, 1000, 0.5, 0.999, -1])
+def test_a_truncated_file_is_refused(copied, contiguous_map, kept):
+    """Cut in the header's size, in the header, in the data, or by one byte at the end."""
+    path = copied / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+
+    assert "truncated" in refusal(copied, contiguous_map)
+
+
+def test_a_file_that_goes_on_too_long_is_refused(copied, contiguous_map):
+    """As when two downloads were joined."""
+    with (copied / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+
+    assert "damaged" in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xff\x00\xfe",
+        b"{not json",
+        b"[1, 2]",
+        b"7",
+        b'{"a": 1}',
+        b'{"a": {}}',
+        b'{"a": {"dtype": "F32", "shape": [1]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": []}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": "x"}}',
+        b'{"a": {"dtype": "F32", "shape": 1, "data_offsets": [0, 0]}}',
+        b'{"a": ' + b"[" * 100_000,
+    ],
+    ids=lambda header: repr(header[:60]),
+)
+def test_a_garbage_header_is_refused(copied, contiguous_map, header):
+    """No JSON, or JSON that describes no tensors."""
+    (copied / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+    assert "safetensors" in refusal(copied, contiguous_map)
+
+
+def test_a_file_of_garbage_is_refused(copied, contiguous_map):
+    """Its first eight bytes promise a header of absurd size."""
+    (copied / "model.safetensors").write_bytes(b"<html>not found</html>" * 100)
+
+    assert "no safetensors file" in refusal(copied, contiguous_map)
+
+
+def test_missing_files_are_named(copied, contiguous_map):
+    """First the weights, then the config."""
+    (copied / "model.safetensors").unlink()
+    assert "cannot read" in refusal(copied, contiguous_map)
+
+    (copied / "config.json").unlink()
+    assert "config.json" in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": 256}, "is stored as"),
+        ({"num_hidden_layers": 6}, "the expert map has 4 MoE layers, the checkpoint 5"),
+        ({"vocab_size": 5000}, "is stored as"),
+        ({"n_routed_experts": 64}, "the expert map is not one of the checkpoint's 64 experts"),
+        ({"q_lora_rank": None}, "has no tensor model.layers.0.self_attn.q_proj.weight"),
+        ({"kv_lora_rank": "64"}, "kv_lora_rank is '64', a number is needed"),
+        ({"model_type": "llama"}, "model_type is 'llama', this runtime computes only 'deepseek_v3'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 40}}, "rope_scaling.original_max_position_embeddings is None"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method is 'awq'"),
+        ({"quantization_config": {"weight_block_size": [64, 64]}}, "quantization_config.weight_block_size is [64, 64]"),
+        ({"quantization_config": {"scale_fmt": "ue5m3"}}, "scale_fmt is 'ue5m3', this runtime computes only None and"),
+    ],
+    ids=str,
+)
+def test_a_config_of_another_model_is_refused(copied, contiguous_map, changes, words):
+    """Of other shapes, or of what this runtime cannot compute."""
+    path = copied / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    assert words in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", pytest.param("[" * 100_000, id="deep")])
+def test_a_config_that_is_no_json_object_is_refused(copied, contiguous_map, text):
+    """Cut off, or something else."""
+    (copied / "config.json").write_text(text)
+
+    assert "JSON" in refusal(copied, contiguous_map)
+
+
+def test_shards_are_read_through_their_index(copied, contiguous_map, prompts):
+    """Two shards with an index give what one file gives."""
+    tensors = load_file(copied / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({name: tensors[name] for name in held}, copied / file)
+    expected = solo(copied, contiguous_map).prefill(prompts[:1])[0]
+    (copied / "model.safetensors").unlink()
+    weight_map = {name: file for file, held in shards.items() for name in held}
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    assert torch.equal(solo(copied, contiguous_map).prefill(prompts[:1])[0], expected)
+
+
+def test_a_missing_shard_is_named(copied, contiguous_map):
+    """The index promises a file that is not there."""
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+
+    assert "gone.safetensors" in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/elsewhere.safetensors", "sub/a.safetensors", "..", ""])
+def test_a_shard_that_is_not_beside_its_index_is_refused(copied, contiguous_map, name):
+    """Whoever wrote the checkpoint does not choose which other files of this machine are read."""
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+
+    assert f"names the file {name!r}, which is not the name of a file beside it" in refusal(copied, contiguous_map)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_not_there(copied, contiguous_map):
+    """Too long for any file system."""
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "n" * 300}}))
+
+    assert "is not there" in refusal(copied, contiguous_map)
+
+
+def test_a_tensor_in_two_shards_is_refused(copied, contiguous_map):
+    """Which of them would count?"""
+    name = "model.norm.weight"
+    tensors = load_file(copied / "model.safetensors")
+    save_file({name: tensors[name] + 1}, copied / "other.safetensors")
+    weight_map = dict.fromkeys(tensors, "model.safetensors") | {"x": "other.safetensors"}
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    assert f"{name} is in two files, model.safetensors and other.safetensors" in refusal(copied, contiguous_map)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[(0, 8), (0, 8)], [(-8, 0), (0, 8)], [(4, 8), (8, 16)], [(0, 4), (8, 16)], [(8, 0), (8, 16)]],
+    ids=str,
+)
+def test_tensors_that_do_not_follow_each_other_are_refused(tmp_path, offsets):
+    """One over another, in the header, after a gap: the rule of the format, without which values are read as others."""
+    entries = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": each} for name, each in zip("ab", offsets, strict=True)
+    }
+    header = json.dumps(entries).encode()
+    data = bytes(max(end for _, end in offsets))
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+    with pytest.raises(CheckpointError, match=r"is damaged: . has bytes"):
+        index_tensors(tmp_path)

@@ -1,0 +1,164 @@
+"""Frames: what is written is read; what is not a frame is refused in one sentence, whatever the bytes."""
+
+import asyncio
+import hashlib
+import json
+import struct
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import WireError, WireVersionError
+from runtime.protocol.frames import FRAME_PREFIX_BYTES, MAX_HEADER_BYTES, VERSION, FrameReader, encode_frame
+from runtime.protocol.messages import Abort, FromGateway, FromRank, Handover, HandoverReply, Logprobs, Sampling
+
+ANY_MESSAGE = FromRank | FromGateway | Handover | HandoverReply
+MAX_PAYLOAD = 1000
+PREFIX = struct.Struct("!4sHHIQ")
+
+# Text as JSON can carry it: no lone surrogates.
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+numbers = st.integers(-(2**63), 2**63 - 1)
+types = get_args(ANY_MESSAGE)
+st.register_type_strategy(str, texts)
+st.register_type_strategy(int, numbers)
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+
+
+def built(kind):
+    """Any value of a message type, by its annotations."""
+    fields = {name: st.from_type(kind.__annotations__[name]) for name in kind.__struct_fields__}
+    return st.builds(kind, **fields)
+
+
+st.register_type_strategy(Sampling, built(Sampling))
+messages = st.one_of([built(kind) for kind in types])
+
+
+def read_all(data, kind=ANY_MESSAGE):
+    """Every frame of `data`, from a stream that then closes."""
+
+    async def read():
+        stream = asyncio.StreamReader()
+        stream.feed_data(data)
+        stream.feed_eof()
+        reader, frames = FrameReader(stream, kind, MAX_PAYLOAD), []
+        while (frame := await reader.read()) is not None:
+            frames.append(frame)
+        return frames
+
+    return asyncio.run(read())
+
+
+def refusal(data, kind=ANY_MESSAGE):
+    with pytest.raises(WireError) as error:
+        read_all(data, kind)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@given(st.lists(st.tuples(messages, st.binary(max_size=50)), max_size=4))
+def test_frames_round_trip(frames):
+    """Any messages and payloads, one after another, come out as they went in; then the close is None."""
+    data = b"".join(encode_frame(message, len(payload)) + payload for message, payload in frames)
+
+    assert read_all(data) == frames
+
+
+@given(messages, st.binary(min_size=1, max_size=50), st.data())
+def test_a_frame_cut_short_is_refused(message, payload, data):
+    """Wherever the peer leaves inside a frame, that is said."""
+    frame = encode_frame(message, len(payload)) + payload
+    cut = data.draw(st.integers(1, len(frame) - 1))
+
+    assert refusal(frame[:cut]) == "the peer closed the connection inside a frame"
+
+
+@given(st.binary(min_size=FRAME_PREFIX_BYTES, max_size=200).filter(lambda data: not data.startswith(b"TDML")))
+def test_garbage_is_refused(garbage):
+    """Bytes of another protocol."""
+    assert refusal(garbage) == "the peer does not speak Tidemill's wire protocol"
+
+
+def test_an_http_request_is_refused():
+    """Somebody's browser on the wrong port."""
+    assert "wire protocol" in refusal(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+
+
+@given(st.binary(max_size=100))
+def test_garbage_inside_a_header_is_refused(header):
+    """A right prefix before JSON that is none, or no message."""
+    refusal(PREFIX.pack(b"TDML", 1, 0, len(header), 0) + header)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'"\xff\xfe"',
+        b'{"type": "abort", "request_id": "\xff"}',
+        b'{"type": "abort", "request_id": 7}',
+        b'{"type": "abort", "request_id": "a", "surprise": 1}',
+        b'{"type": "abort"}',
+        b'{"type": "explode"}',
+        b'{"request_id": "a"}',
+        b"[" * 5000,
+        b"",
+    ],
+)
+def test_a_message_of_no_known_form_is_refused(header):
+    """Not UTF-8, of another type, with a key too many or too few, of an unknown tag, or absurdly nested."""
+    assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", 1, 0, len(header), 0) + header)
+
+
+def test_a_message_for_somebody_else_is_refused():
+    """Each end reads its own set: a gateway does not take what only gateways say."""
+    assert "cannot be read" in refusal(encode_frame(Abort("a")), FromRank)
+
+
+def test_another_version_names_both():
+    """The peer's and ours, whatever follows in its frame."""
+    with pytest.raises(WireVersionError, match=f"^the peer speaks wire version 9, this runtime {VERSION}$"):
+        read_all(PREFIX.pack(b"TDML", 9, 0, 2**32 - 1, 2**64 - 1))
+
+
+# Version -> sha256 of its messages' JSON Schema. A line that was released stays; other messages are another version.
+MESSAGES = {1: "dbfd4a336de04a7fc46b3041bf4914d775d5537b4ca8ab7514c808d26ab2471f"}
+
+
+def test_a_version_has_its_messages():
+    """Who changes a message raises `wire.VERSION`, and the planner's: an end that ignored half of it would be wrong."""
+    _, schemas = msgspec.json.schema_components([*types, Sampling, Logprobs])
+    fields = {
+        kind: {key: value for key, value in schema.items() if key != "description"} for kind, schema in schemas.items()
+    }
+
+    assert len(fields) == len(types) + 2
+    assert hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest() == MESSAGES[VERSION]
+
+
+@pytest.mark.parametrize(("header_bytes", "payload_bytes"), [(MAX_HEADER_BYTES + 1, 0), (2, MAX_PAYLOAD + 1)])
+def test_oversize_is_refused_before_it_is_read(header_bytes, payload_bytes):
+    """A promise of too many bytes is refused from the prefix alone."""
+    assert "over" in refusal(PREFIX.pack(b"TDML", 1, 0, header_bytes, payload_bytes))
+
+
+def test_the_largest_numbers_are_refused_too():
+    """No size overflows into something small."""
+    refusal(PREFIX.pack(b"TDML", 1, 0, 2**32 - 1, 2**64 - 1))
+
+
+def test_a_clean_close_is_none():
+    """A peer that leaves between frames has done nothing wrong."""
+    assert read_all(b"") == []
+
+
+def test_the_prefix_is_what_the_docstring_says():
+    """20 bytes, then the JSON, whose size it tells."""
+    frame = encode_frame(Abort("a"), 5)
+
+    assert FRAME_PREFIX_BYTES == PREFIX.size == 20
+    assert PREFIX.unpack(frame[:20]) == (b"TDML", 1, 0, len(frame) - 20, 5)
+    assert msgspec.json.decode(frame[20:]) == {"type": "abort", "request_id": "a"}

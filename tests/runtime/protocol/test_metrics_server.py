@@ -1,0 +1,72 @@
+"""The metrics port, asked over HTTP."""
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from runtime.errors import RuntimeFailure
+from runtime.protocol.metrics_server import serve_metrics
+
+
+@pytest.fixture
+def port():
+    """One that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def get(port, path):
+    """Status and text."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_process_is_ready_when_it_says_so(port):
+    """503 until then, so that whoever started the pod sends nobody there."""
+    states = iter([False, True])
+
+    with serve_metrics(CollectorRegistry(), "127.0.0.1", port, lambda: next(states)):
+        answers = [get(port, "/readyz"), get(port, "/readyz")]
+
+    assert answers == [(503, "not ready\n"), (200, "ready\n")]
+
+
+def test_metrics_are_shown_whether_ready_or_not(port):
+    """A unit that never gets ready is the one whose metrics are looked at."""
+    registry = CollectorRegistry()
+    Counter("steps", "Steps taken.", registry=registry).inc(3)
+
+    with serve_metrics(registry, "127.0.0.1", port, lambda: False):
+        status, text = get(port, "/metrics")
+
+    assert (status, "steps_total 3.0" in text) == (200, True)
+
+
+def test_a_taken_port_is_a_sentence():
+    """Not a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(RuntimeFailure) as error, serve_metrics(CollectorRegistry(), "127.0.0.1", number):
+            pass
+
+    assert str(error.value) == f"cannot listen on 127.0.0.1:{number} (metrics): address already in use"
+
+
+def test_an_ipv6_address_will_do():
+    """A pod has whatever its cluster gives it."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+            number = taken.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    with serve_metrics(CollectorRegistry(), "::1", number):
+        status = urllib.request.urlopen(f"http://[::1]:{number}/readyz", timeout=10).status
+
+    assert status == 200

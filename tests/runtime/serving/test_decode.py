@@ -1,0 +1,76 @@
+"""The decode policy of a rank: what a request generated, its first token included, decides how it goes on."""
+
+from types import SimpleNamespace
+
+import torch
+
+from runtime.kv.cache import LatentCache
+from runtime.protocol.messages import Abort, Handover, Sampling
+from runtime.serving.decode import MAX_REMEMBERED, Arrival, DecodePhase
+
+LOGITS = [3.0, 2.0, 1.0, -9.0]
+
+
+class SameLogits:
+    """An engine that always finds the same tokens likely."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def new_cache(self, num_tokens):
+        return LatentCache(self.config, num_tokens, torch.float32)
+
+    def step(self, prefilling, decoding, cache):
+        return torch.tensor([LOGITS] * len(decoding))
+
+
+def answers(config, *arrivals, steps=3, aborted=()):
+    """Request id -> the tokens that decode said; Abort for those of `aborted` comes before anything else."""
+    said = []
+    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256))
+    metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda _: None)
+    phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append), metrics)
+    for message in (*map(Abort, aborted), *arrivals):
+        phase.take(message)
+    for _ in range(steps):
+        phase.step()
+    return {
+        arrival.handover.request_id: [
+            token.token_id for token in said if token.request_id == arrival.handover.request_id
+        ]
+        for arrival in arrivals
+    }
+
+
+def arrival(config, request_id, **sampling):
+    latents = torch.zeros(config.num_hidden_layers, 2, config.latent_dim)
+    wishes = {"max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop_ids": []} | sampling
+    handover = Handover(request_id, "", [5, 6], list(latents.shape), "fp32", 0, Sampling(**wishes))
+    return Arrival(handover, latents)
+
+
+def test_penalties_count_the_token_that_prefill_drew(small_config):
+    """The first token is the likeliest, and has been said when decode begins; neighbours have their own counts."""
+    requests = [arrival(small_config, "plain"), arrival(small_config, "penalised", presence_penalty=1.5)]
+
+    assert answers(small_config, *requests) == {"plain": [0, 0, 0], "penalised": [1, 0, 0]}
+
+
+def test_max_tokens_counts_the_token_that_prefill_drew(small_config):
+    """Three tokens asked for are two here."""
+    assert answers(small_config, arrival(small_config, "short", max_tokens=3)) == {"short": [0, 0]}
+
+
+def test_an_abort_that_overtakes_its_handover_is_heeded(small_config):
+    """The request is dropped when it comes; others are not, however many were aborted and never came."""
+    requests = [arrival(small_config, name) for name in ("left", "stays")]
+    never_came = [f"never {number}" for number in range(100)]
+
+    assert answers(small_config, *requests, aborted=["left", *never_came]) == {"left": [], "stays": [0, 0, 0]}
+
+
+def test_aborts_of_requests_that_never_come_are_forgotten(small_config):
+    """What is remembered has a bound, and the oldest goes first."""
+    others = [f"never {number}" for number in range(MAX_REMEMBERED)]
+
+    assert answers(small_config, arrival(small_config, "old"), aborted=["old", *others]) == {"old": [0, 0, 0]}

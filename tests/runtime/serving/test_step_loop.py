@@ -1,0 +1,50 @@
+"""What all phases that the gateway speaks to do alike."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.protocol.messages import Failed, Sampling
+from tests.runtime.one_rank import Limits, Rank, Wish
+
+MOST = 2 * PAGE_TOKENS
+LIMITS = Limits(max_requests=4, max_request_tokens=MOST, max_batch_tokens=MOST, kv_tokens=MOST)
+
+
+class Kept(Rank):
+    """A rank that keeps what failed apart."""
+
+    def __init__(self, engine, kind):
+        super().__init__(engine, kind, LIMITS)
+        self.failed = {}
+
+    def say(self, message):
+        if isinstance(message, Failed):
+            self.failed[message.request_id] = message.reason
+        else:
+            super().say(message)
+
+
+def wish(name, prompt_tokens, max_tokens):
+    return Wish(name, [1] * prompt_tokens, Sampling(max_tokens, 0.0, 1.0, 0, []))
+
+
+@pytest.mark.parametrize("kind", ["mixed", "pair"])
+@pytest.mark.parametrize("too_long", [wish("too long", MOST, 1), wish("too long", MOST - 9, 10)])
+def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_config, kind, too_long):
+    """A gateway of a newer launch may allow more than this unit holds; one of just the limit is served."""
+    engine = SimpleNamespace(
+        new_cache=lambda num_tokens: LatentCache(small_config, num_tokens, torch.float32),
+        step=lambda prefilling, decoding, cache: torch.zeros(len(prefilling) + len(decoding), 4),
+    )
+    rank = Kept(engine, kind)
+    for each in (too_long, wish("just", MOST - 10, 10)):
+        rank.ask(each)
+    for _ in range(12):
+        rank.step()
+
+    assert rank.failed == {"too long": f"it could grow to {MOST + 1} tokens, this unit takes {MOST}"}
+    assert rank.done == {"just"}
+    assert not rank.has_work()

@@ -1,0 +1,249 @@
+"""Processes that end together, and the commands that start them: one sentence for each way to fail."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec
+from tests.runtime.launch_documents import sealed
+
+DEMO_SPEC = Path(__file__).parents[3] / "stacks" / "specs" / "demo.yaml"
+
+
+@pytest.fixture
+def launch_file(tmp_path):
+    """The demo's decode unit, as the planner writes it."""
+    path = tmp_path / "demo-decode-0.launch.json"
+    path.write_text(compile_plan(check_spec(DEMO_SPEC)).launch_files()[path.name])
+    return path
+
+
+def run_node(launch_file, cwd=None, env=None, **changes):
+    """`python -m runtime node` to its end, with some flags changed."""
+    flags = {"node": "node-1", "address": "127.79.0.3", "leader": "127.79.0.3", "gateway": "127.79.0.1"} | changes
+    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file)]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env)
+
+
+@pytest.fixture
+def waiting_node(launch_file):
+    """A real node and its two ranks, which load and then wait for the unit's other node: (process, rank pids)."""
+    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--node=node-1"]
+    flags = ["--address=127.79.0.4", "--leader=127.79.0.4", "--gateway=127.79.0.1"]
+    node = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+    ports = [json.loads(launch_file.read_text())["ports"]["metrics"] + rank for rank in (0, 1)]
+    wait_for(lambda: all(answers("127.79.0.4", port) for port in ports) or node.poll() is not None)
+    yield node, children_of(node.pid)
+    node.kill()
+    node.communicate()
+
+
+def assert_one_sentence(done, *words):
+    """Status 1, no traceback, and a last line that says what happened."""
+    last_line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert last_line.startswith("tidemill: ")
+    assert all(word in last_line for word in words), last_line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_launch_file_is_named(tmp_path):
+    """The path and the system's reason."""
+    assert_one_sentence(run_node(tmp_path / "none.json"), "none.json", "No such file")
+
+
+def test_a_node_that_the_unit_does_not_have_is_named(launch_file):
+    """With the nodes that it has."""
+    assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "node-1, node-2")
+
+
+def test_a_wrong_version_names_both(launch_file):
+    """The file's and the runtime's."""
+    launch_file.write_text(launch_file.read_text().replace('"version": 1', '"version": 7'))
+
+    assert_one_sentence(run_node(launch_file), "version 7", "reads version 1")
+
+
+def test_a_changed_launch_file_prints_both_digests(launch_file):
+    """What it says and what it is."""
+    document = json.loads(launch_file.read_text())
+    document["limits"]["max_requests"] += 1
+    launch_file.write_text(json.dumps(document))
+
+    done = run_node(launch_file)
+
+    assert_one_sentence(done, "launch_digest", document["launch_digest"])
+    assert done.stderr.count("sha256:") == 2
+
+
+def test_an_address_of_all_interfaces_is_refused(launch_file):
+    """Nothing here listens to the whole world."""
+    assert_one_sentence(run_node(launch_file, address="0.0.0.0"), "0.0.0.0 means all of them")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("demo-decode-0", "--address must be an IP address"), ("192.0.2.7", "cannot listen on 192.0.2.7")],
+)
+def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
+    """A name, or the address of another machine."""
+    assert_one_sentence(run_node(launch_file, address=address), words)
+
+
+def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
+    """An empty TIDEMILL_TRACE asks for nothing, and nothing is written to wherever the ranks were started."""
+    (tmp_path / "here").mkdir()
+    environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[3])}
+    done = run_node(launch_file, cwd=tmp_path / "here", env=environment, address="192.0.2.7")
+
+    assert_one_sentence(done, "cannot listen on 192.0.2.7")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_rank_records_what_it_did(launch_file, tmp_path):
+    """In the folder that TIDEMILL_TRACE names, under its unit and number; here until the first of two fails."""
+    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[3])}
+    run_node(launch_file, env=environment, node="node-2", address="192.0.2.7")
+    records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
+
+    assert records
+    assert set(records) <= {"demo-decode-0-2.json", "demo-decode-0-3.json"}
+    assert any(f'"pid": {name[-6]}, "args"' in record for name, record in records.items())
+
+
+def test_a_taken_port_is_named(launch_file):
+    """With its address and purpose; the rank beside it goes too."""
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    with socket.create_server(("127.79.0.3", port)):
+        done = run_node(launch_file)
+
+    assert_one_sentence(done, f"demo-decode-0 rank 1 ended with status 1: cannot listen on 127.79.0.3:{port} (metrics)")
+
+
+def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
+    """The config's bytes are not those that the plan was made for."""
+    document = sealed(json.loads(launch_file.read_text()), checkpoint__digest="sha256:" + "0" * 64)
+    launch_file.write_text(json.dumps(document))
+    done = run_node(launch_file)
+
+    assert_one_sentence(done, "config.json is sha256:", "the plan was made for sha256:0000")
+
+
+def test_ranks_die_with_a_killed_node(waiting_node):
+    """SIGKILL to the node leaves no rank behind."""
+    node, ranks = waiting_node
+    assert len(ranks) == 2
+
+    node.kill()
+    node.wait()
+
+    wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+
+
+def test_a_killed_rank_ends_its_node_with_the_reason(waiting_node):
+    """One rank is killed: the other goes too, and the node's last line names the signal."""
+    node, ranks = waiting_node
+    os.kill(ranks[1], signal.SIGKILL)
+    _, stderr = node.communicate(timeout=60)
+
+    assert node.returncode == 1
+    assert stderr.splitlines()[-1] == "tidemill: demo-decode-0 rank 1 was killed by SIGKILL"
+    assert "Traceback" not in stderr
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+PARENT = """
+import sys
+from runtime.processes import Child, wait_together
+wait_together([Child(name, ["generate", *sys.argv[1:]]) for name in ("one", "two")])
+"""
+
+
+def test_children_die_with_a_killed_parent(tmp_path):
+    """SIGKILL gives the parent no chance to clean up; the kernel does it."""
+    pipe = tmp_path / "never.json"  # reading it blocks, so the children stay
+    os.mkfifo(pipe)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, "bundled:demo", "--prompt-ids", str(pipe)])
+    children = wait_for(lambda: len(found := children_of(parent.pid)) == 2 and found)
+
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+SIBLINGS = """
+import sys
+from runtime.processes import ChildDied, Child, wait_together
+
+class Script(Child):
+    "A child that runs Python given as text."
+    def __init__(self, name, text):
+        import subprocess, threading
+        self.name, self._last_line = name, ""
+        self.process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+        self._relay = threading.Thread(target=self._pass_on_stderr, daemon=True)
+        self._relay.start()
+
+try:
+    wait_together([Script(f"child {number}", text) for number, text in enumerate(sys.argv[1:])])
+except ChildDied as error:
+    print(error, "| echo" if error.is_echo else "| cause", file=sys.stdout)
+"""
+SLEEP = "import time; time.sleep(600)"
+FAIL = "import sys; print('tidemill: no such thing', file=sys.stderr); sys.exit(1)"
+LOSE_PEER = "import sys; print('tidemill: a rank is gone', file=sys.stderr); sys.exit(75)"
+FAIL_LATER = f"import time; time.sleep(0.5); {FAIL}"
+
+
+@pytest.mark.parametrize(
+    ("children", "said"),
+    [
+        ((SLEEP, FAIL), "child 1 ended with status 1: no such thing | cause"),
+        ((LOSE_PEER, FAIL_LATER), "child 1 ended with status 1: no such thing | cause"),
+        ((LOSE_PEER, SLEEP), "child 0 ended with status 75: a rank is gone | echo"),
+        ((SLEEP, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), "child 1 was killed by SIGKILL | cause"),
+        (("", ""), ""),
+    ],
+    ids=["one fails", "the echo comes first", "only an echo", "killed", "all end well"],
+)
+def test_the_first_death_that_is_no_echo_is_the_cause(children, said):
+    """The others are killed, and the report names who died first of itself."""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", SIBLINGS, *children], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == said
+    assert time.monotonic() - began < 300  # the sleepers were not waited for
+
+
+def wait_for(found):
+    """What `found()` returns, once it is true."""
+    deadline = time.monotonic() + 60
+    while not (result := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return result
+
+
+def answers(address, port):
+    """Somebody listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
+
+
+def children_of(pid):
+    """The living children of a process."""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []

@@ -1,0 +1,104 @@
+"""The rank's line to the gateway, against a gateway that the test plays over a real socket."""
+
+import asyncio
+
+import pytest
+
+from runtime.errors import RuntimeFailure
+from runtime.protocol.frames import VERSION, FrameReader, encode_frame
+from runtime.protocol.messages import Abort, FromRank, Hello, Rejected, State
+from runtime.worker.gateway_connection import GatewayLink
+
+HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
+
+
+async def with_gateway(behave, use):
+    """Run `use(link, received)` against a server that treats each connection with `behave(frames, writer)`."""
+    received: list = []
+
+    async def serve(reader, writer):
+        await behave(FrameReader(reader, FromRank), writer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        return await asyncio.wait_for(use(GatewayLink("127.0.0.1", port, HELLO, received.append), received), 10)
+
+
+def test_a_rank_says_hello_and_its_state_on_every_connection():
+    """A gateway that comes back hears who calls and how far it is, without being asked."""
+    heard: list = []
+    twice = asyncio.Event()
+
+    async def behave(frames, writer):
+        heard.append([(await frames.read())[0], (await frames.read())[0]])
+        if len(heard) == 2:
+            twice.set()
+
+    async def use(link, received):
+        link.say_state(State("loading", 0.4))
+        running = asyncio.create_task(link.run())
+        await twice.wait()
+        running.cancel()
+
+    asyncio.run(with_gateway(behave, use))
+
+    assert heard == [[HELLO, State("loading", 0.4)]] * 2
+
+
+def test_what_the_gateway_says_reaches_the_rank():
+    """Messages are passed on in order."""
+
+    async def behave(frames, writer):
+        writer.write(encode_frame(Abort("a")) + encode_frame(Abort("b")))
+        await writer.drain()
+        await frames.read()
+
+    async def use(link, received):
+        running = asyncio.create_task(link.run())
+        while len(received) < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return received
+
+    assert asyncio.run(with_gateway(behave, use)) == [Abort("a"), Abort("b")]
+
+
+def test_a_refused_rank_ends_with_the_gateways_reason():
+    """It does not call again what will refuse it again."""
+
+    async def behave(frames, writer):
+        await frames.read()
+        writer.write(encode_frame(Rejected("its kv_digest is another")))
+
+    async def use(link, received):
+        await link.run()
+
+    with pytest.raises(RuntimeFailure, match="the gateway refuses this rank: its kv_digest is another"):
+        asyncio.run(with_gateway(behave, use))
+
+
+def test_a_gateway_of_another_version_is_called_again(monkeypatch, capsys):
+    """The rank says both versions once, and is there when the gateway has been replaced."""
+    monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_OTHER_VERSION_S", 0.01)
+    num_calls = 0
+
+    async def behave(frames, writer):
+        nonlocal num_calls
+        num_calls += 1
+        await frames.read()
+        right = encode_frame(Abort("a"))
+        writer.write(right if num_calls > 2 else right[:4] + (VERSION + 1).to_bytes(2) + right[6:])
+        await writer.drain()
+
+    async def use(link, received):
+        running = asyncio.create_task(link.run())
+        while not received:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return received
+
+    assert asyncio.run(with_gateway(behave, use))[0] == Abort("a")
+    assert capsys.readouterr().err == (
+        f"tidemill: waiting for another gateway: the peer speaks wire version {VERSION + 1}, this runtime {VERSION}\n"
+    )

@@ -1,0 +1,48 @@
+"""What a rank shows of its requests and its cache, read at the moment of a scrape."""
+
+import pytest
+import torch
+
+from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.launch import Limits, read_unit_launch
+from runtime.protocol.messages import Sampling
+from runtime.serving.request import Request
+from runtime.serving.scheduler import Scheduler
+from runtime.worker.rank_metrics import RankMetrics
+from tests.runtime.launch_documents import UNIT, sealed, write
+
+LIMITS = Limits(max_requests=4, max_request_tokens=64, max_batch_tokens=64, kv_tokens=4 * PAGE_TOKENS)
+
+
+@pytest.fixture
+def scheduler(small_config):
+    return Scheduler(LatentCache(small_config, LIMITS.kv_tokens, torch.float32), LIMITS)
+
+
+@pytest.fixture
+def sample(scheduler, tmp_path):
+    """Reads a metric of a rank with this scheduler."""
+    launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
+    metrics = RankMetrics(launch, rank=1)
+    metrics.watch_requests(scheduler)
+    labels = {"model_name": launch.model.name, "unit": launch.unit, "rank": "1"}
+    return lambda name: metrics.registry.get_sample_value(f"tidemill_{name}", labels)
+
+
+def test_requests_pages_and_preemptions_are_shown(scheduler, sample):
+    """Of three requests of two pages, two fit four pages; when both grow, the second leaves."""
+    requests = [Request(str(n), [1] * (PAGE_TOKENS + 1), Sampling(99, 0.0, 1.0, 0, [])) for n in range(3)]
+    for request in requests:
+        scheduler.add(request)
+
+    assert (sample("rank_requests_running"), sample("rank_requests_waiting")) == (0, 3)
+    assert sample("kv_cache_usage_perc") == 0
+    scheduler.schedule()
+    assert (sample("rank_requests_running"), sample("rank_requests_waiting")) == (2, 1)
+    assert sample("kv_cache_usage_perc") == 1
+
+    requests[0].generated = [1] * PAGE_TOKENS
+    scheduler.schedule()
+    assert (sample("rank_requests_running"), sample("rank_requests_waiting")) == (1, 2)
+    assert sample("kv_cache_usage_perc") == 3 / 4
+    assert sample("num_preemptions_total") == 1

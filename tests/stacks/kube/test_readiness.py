@@ -1,0 +1,71 @@
+"""When an object is ready, kind by kind, from one look at it."""
+
+import pytest
+
+from stacks.kube.readiness import missing
+
+GROUPS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}
+UNSEEN = "not yet seen by its controller"
+
+
+def live(kind, *, wanted=2, generation=3, **status):
+    status = {"observedGeneration": 3} | status
+    spec = {} if wanted is None else {"replicas": wanted}
+    return {
+        "apiVersion": GROUPS[kind],
+        "kind": kind,
+        "metadata": {"generation": generation},
+        "spec": spec,
+        "status": status,
+    }
+
+
+def deployment(**more):
+    return live("Deployment", **({"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2} | more))
+
+
+def stateful_set(**more):
+    same = {"currentRevision": "b", "updateRevision": "b"}
+    return live("StatefulSet", **({"readyReplicas": 2, "updatedReplicas": 2} | same | more))
+
+
+def unit(*conditions, **more):
+    found = [{"type": kind, "status": "True"} for kind in conditions or ("Available",)]
+    return live("LeaderWorkerSet", **({"readyReplicas": 2, "updatedReplicas": 2, "conditions": found} | more))
+
+
+TABLE = [
+    (deployment(), None),
+    (deployment(generation=4), UNSEEN),
+    (deployment(updatedReplicas=1), "1 of 2 pods updated"),
+    (deployment(availableReplicas=1), "1 of 2 pods available"),
+    (deployment(replicas=3), "1 pods of the version before still there"),
+    (deployment(wanted=None, replicas=1, updatedReplicas=1, availableReplicas=0), "0 of 1 pods available"),
+    (deployment(wanted=0, replicas=0, updatedReplicas=0, availableReplicas=0), None),
+    (live("Deployment", observedGeneration=0), UNSEEN),
+    (stateful_set(), None),
+    (stateful_set(generation=4), UNSEEN),
+    (stateful_set(readyReplicas=1), "1 of 2 pods ready"),
+    (stateful_set(currentRevision="a", updatedReplicas=1), "1 of 2 pods updated"),
+    (stateful_set(wanted=0, readyReplicas=0, updatedReplicas=0), None),
+    (unit(), None),
+    (unit(generation=4), UNSEEN),
+    (unit(readyReplicas=1), "1 of 2 groups ready"),
+    (unit(updatedReplicas=0), "0 of 2 groups updated"),
+    (unit("Progressing"), "an update of its groups is in progress"),
+    (live("LeaderWorkerSet", updatedReplicas=2), "0 of 2 groups ready"),  # absent means 0
+    (live("LeaderWorkerSet", wanted=0, generation=4), None),  # nothing to wait for, at night
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), TABLE)
+def test_an_object_is_ready_when_nothing_is_missing(found, expected):
+    """And what is missing is said in a few words."""
+    assert missing(found) == expected
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Namespace", "Job", "Service"])
+def test_other_kinds_are_ready_once_they_exist(kind):
+    """Also kinds of the same name in another group."""
+    assert missing({"apiVersion": "v1", "kind": kind, "metadata": {}}) is None
+    assert missing({"apiVersion": "example.org/v1", "kind": "Deployment", "metadata": {}}) is None
