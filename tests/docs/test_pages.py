@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES
+from tests.docs.rooms_table import ROOT
 from tests.planner.spec.spec_schema import all_kinds
 
 
