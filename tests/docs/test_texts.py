@@ -91,11 +91,11 @@ def test_every_decision_is_listed_once():
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem[:4])
 def test_a_decision_has_its_parts(path):
-    """Title with its number, a date, then Context and Choice, and perhaps Rejected and Figures, in this order."""
+    """A title with its number, a date, then Context, Choice, perhaps Rejected, perhaps Figures, in this order."""
     title, _, date, *_ = path.read_text().splitlines()
     parts = PART.findall(path.read_text())
 
     assert title.startswith(f"# {path.name[:4]}: ")
-    assert re.fullmatch(r"([1-9]\d? )?[A-Z][a-z]+ 20\d\d", date)
+    assert re.match(r"([1-9]\d? )?[A-Z][a-z]+ 20\d\d\b", date)
     assert parts == [each for each in ("Context", "Choice", "Rejected", "Figures") if each in parts]
     assert {"Context", "Choice"} <= set(parts)
