@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.rooms_table import ROOT, rooms
+from tests.test_layering import FLOORS
 
 PACKAGES = ("planner", "stacks")
 READMES = ("planner/README.md", "stacks/README.md", "stacks/provider/README.md", "templates/README.md")
@@ -25,6 +26,12 @@ def test_every_room_has_its_sentence(package):
     missing = [f"| `{name}` | {sentence} |" for name, sentence in rooms(package)]
 
     assert [row for row in missing if row not in text] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_floors_are_as_imports_may_go(package):
+    """A package's README says the order of its rooms as `test_layering.py` holds it."""
+    assert f"`{FLOORS[package]}`" in " ".join((ROOT / package / "README.md").read_text().split())
 
 
 def test_every_template_has_a_row():
