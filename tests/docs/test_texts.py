@@ -34,14 +34,6 @@ def test_the_floors_are_as_imports_may_go(package):
     assert f"`{FLOORS[package]}`" in " ".join((ROOT / package / "README.md").read_text().split())
 
 
-def test_every_template_has_a_row():
-    """The README of the templates says of each what object it is and what fills its holes."""
-    text = (ROOT / "templates" / "README.md").read_text()
-    names = [path.name.removesuffix(".yaml.j2") for path in (ROOT / "templates").glob("*.j2")]
-
-    assert sorted(name for name in names if f"| `{name}` |" not in text) == []
-
-
 @pytest.mark.parametrize("path", READMES)
 def test_a_readme_is_a_page(path):
     """A package's README has at most 900 words, as `wc -w` counts them."""

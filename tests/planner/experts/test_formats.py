@@ -1,12 +1,11 @@
 """Files of other engines, held by data written by hand after their sources (named in `formats.py`)."""
 
 import json
-from typing import get_args
 
 import pytest
 import yaml
 
-from planner.experts.formats import Engine, export_map, read_map
+from planner.experts.formats import export_map, read_map
 from planner.facts.loads import read_loads
 from planner.problems.errors import Violation
 
@@ -37,19 +36,9 @@ layer_updates_per_iter: 0
 """
 
 
-SGLANG = {"physical_to_logical_map": [[0, 1, 2, 3], [4, 5, 6, 7]]}
-
-EXAMPLES = {"sglang": SGLANG, "tensorrt-llm": yaml.safe_load(TENSORRT_LLM), "vllm": VLLM}  # JSON is YAML, too
-
-
-def test_every_engine_has_an_example():
-    """Each engine that a map can be exported for reads the file that was written here by hand."""
-    assert {engine: yaml.safe_load(export_map(engine, ROWS, 2, 3)) for engine in get_args(Engine)} == EXAMPLES
-
-
 def test_sglang_reads_physical_to_logical_map():
     """Its --init-expert-location takes this key and no other."""
-    assert json.loads(export_map("sglang", ROWS, 2, 0)) == SGLANG
+    assert json.loads(export_map("sglang", ROWS, 2, 0)) == {"physical_to_logical_map": [[0, 1, 2, 3], [4, 5, 6, 7]]}
 
 
 def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
