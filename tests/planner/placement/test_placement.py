@@ -61,8 +61,10 @@ def cases(draw, max_nodes=20):
 def placed(case, previous=None):
     """The placement of a case, or None where the cluster is too small."""
     cluster, layouts, schedule = case
-    spec = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
-    checked = SimpleNamespace(spec=spec, problem=lambda violation: violation.at("spec.yaml", 1, 1))
+    written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
+    checked = SimpleNamespace(
+        written=written, cluster=cluster, problem=lambda violation: violation.at("spec.yaml", 1, 1)
+    )
     try:
         return place_units(checked, layouts, previous)
     except InfeasibleError:
