@@ -10,11 +10,11 @@ good a placement is, in this order, each beside a bound (`quality.py`):
 How the files go together:
     place.py     the pass `place_units`: which search, and what becomes of a previous plan
     task.py      units, and cells of nodes that stand alike
-    quality.py   counts how good a split of them is, beside what none can beat (bound.py)
+    quality.py   counts how good an assignment is, beside what none can beat (bound.py)
     greedy.py    fill.py places units one by one, improve.py changes hands, step by step, in an arrangement.py: where
                  there are leaves first among them (leafwise.py), then among racks
     exact.py     small tasks to the end, as an integer program (program.py: HiGHS)
-    nodes.py     names for the nodes of a split
+    nodes.py     names for the nodes of an assignment
 
 It does not look at traffic between units: KV goes from any prefill to any decode.
 """
