@@ -2,14 +2,13 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
 
 import runtime
 from runtime.gateway.metrics import GatewayMetrics
-from runtime.kv.cache import LatentCache
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
@@ -70,7 +69,7 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
-    ranks.watch_requests(Scheduler(LatentCache(small_config, 64, torch.float32), launch.limits))
+    ranks.watch_requests(Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1), launch.limits))
     GatewayMetrics(gateway, launch.model.name)
     families = [*ranks.registry.collect(), *gateway.collect()]
     measured = {family.name + "_total" * (family.type == "counter"): family for family in families}
