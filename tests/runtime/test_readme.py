@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 
 import runtime
 from runtime.gateway.metrics import GatewayMetrics
-from runtime.kv.cache import LatentCache
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.on_cpu import new_cache
 
 FOLDER = Path(runtime.__file__).parent
 TABLES = [line.split("|")[1] for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| `")]
@@ -34,7 +34,7 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
-    ranks.watch_requests(Scheduler(LatentCache(small_config, 64, torch.float32), launch.limits))
+    ranks.watch_requests(Scheduler(new_cache(small_config, 64, torch.float32), launch.limits))
     GatewayMetrics(gateway, launch.model.name)
     families = [*ranks.registry.collect(), *gateway.collect()]
     names = {family.name + "_total" * (family.type == "counter") for family in families}
