@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from runtime.checkpoint import StoredTensor, index_tensors
 from runtime.errors import CheckpointError
-from runtime.model.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
+from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
 from runtime.model.moe import MixtureOfExperts
 
 __all__ = ["load"]
