@@ -1,7 +1,7 @@
-"""Units to nodes.
+"""Units onto nodes: how good a placement is, how good one can be, and the search for it.
 
-Each unit has its nodes to itself, one pod a node, on nodes that take pods and have the right GPUs. Within that, what is
-good is counted, in this order, each beside a bound (`quality.py`):
+Each unit has its nodes to itself, one pod a node, on nodes that take pods and have the right GPUs. Four counts say how
+good a placement is, in this order, each beside a bound (`quality.py`):
     1. whole units under as few leaf switches as possible
     2. states of the schedule that use few nodes leave whole racks free
     3. no rack and no power domain takes more decode units with it than it must
