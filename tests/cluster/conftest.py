@@ -1,6 +1,7 @@
 """Fixtures: each cluster is there once for the whole run, started by the first test that asks for it.
 
 A test asks for the least it needs: `api_server` stores and judges, `control_plane` also acts, `cluster` runs pods.
+Nobody waits for a build that was not asked for: what is not built yet skips its tests, except in CI, which builds it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,9 +23,15 @@ BUILD_TIMEOUT_S = 45 * 60  # 25 minutes on 2 cores; the lock may make us wait fo
 NODE_GRACE_S = 40
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """So that `-m "not cluster"` leaves them out."""
+    if _rank(item):
+        item.add_marker("cluster")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a cluster come last, so that it is not up beside the others, and may wait for its build."""
+    """Tests with a cluster come last, so that it is not up beside the others; in CI they may wait for its build."""
     items.sort(key=_rank)
     for item in filter(_rank, items):
         item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
@@ -43,10 +50,11 @@ def aloud(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager
 
 @pytest.fixture(scope="session")
 def toolchain(aloud: Callable[[], AbstractContextManager[None]]) -> Callable[..., list[Path]]:
-    """The paths of the products it is called with, after building them; skips where that is impossible."""
+    """The paths of the products it is called with; CI builds what is not there, elsewhere the test is skipped."""
 
     def obtain(*products: Product) -> list[Path]:
         preconditions.require(preconditions.missing(products))
+        preconditions.require_built(products)
         with aloud():
             return [build.obtain(each) for each in products]
 
