@@ -1,13 +1,43 @@
-"""Who may import whom. `stacks -> planner -> templates`; `runtime` stands alone; nothing imports `stacks`."""
+"""Who may import whom: between packages, and inside each package from room to room.
+
+`stacks -> planner -> templates`; `runtime` stands alone; nothing imports `stacks`. A room is a folder of a package, or
+a file beside the folders.
+"""
 
 import ast
 from graphlib import TopologicalSorter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = {"planner", "templates", "stacks", "runtime"}
+
+# package -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
+FLOORS = {
+    "planner": (
+        "cli > compiler, manifests, experts > plan > search, schedule > estimate > placement > cluster, layout"
+        " > spec > expert_map > facts > problems"
+    ),
+    "stacks": "cli, __main__ > program > provider, live > kube, local",
+    "runtime": (
+        "__main__ > offline > worker, gateway > serving > model > expert_parallel > kv > kernels > protocol"
+        " > launch, checkpoint, trace > errors"
+    ),
+}
+
+# room -> all that it may import of its package, where that is less than the floors below it
+NARROWER = {
+    "runtime.gateway": {"protocol", "launch", "checkpoint", "errors"},
+    "runtime.kernels": {"errors"},
+    "runtime.protocol": {"errors"},
+}
+
+WITHOUT_TORCH = ("runtime.gateway", "runtime.protocol")
+
+# package -> Python files outside rooms, `__init__.py` not counted
+MAX_LOOSE_FILES = {"planner": 2, "runtime": 6, "stacks": 2}
 
 # package -> what it may not import, at any depth
 FORBIDDEN = {
@@ -52,6 +82,106 @@ def test_packages_import_only_downwards(package):
     assert wrong == []
 
 
+def room_of(module):
+    """`planner.spec` for `planner.spec.check` and for `planner.spec`; a package itself is no room."""
+    return ".".join(module.split(".")[:2]) if module.partition(".")[0] in OURS else None
+
+
+def arrows(package):
+    """(room, imported room, where) of all imports between rooms of `package`; training scripts are not shipped."""
+    for path in modules(package):
+        if path.is_relative_to(ROOT / "runtime" / "demo"):
+            continue
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        room = ".".join(parts[:2])
+        for module, name in imports(path):
+            target = room_of(f"{module}.{name}" if module == package else module)
+            if target and target.startswith(f"{package}.") and target != room:
+                yield room, target, path.relative_to(ROOT).as_posix()
+
+
+def floors(package):
+    """The rooms of each floor, from the top."""
+    return [[f"{package}.{room}" for room in floor.split(", ")] for floor in FLOORS[package].split(" > ")]
+
+
+def broken(package, found):
+    """What the contracts of `package` forbid among the arrows `found`."""
+    floor_of = {room: number for number, rooms in enumerate(floors(package)) for room in rooms}
+    for room, target, where in found:
+        allowed = NARROWER.get(room)
+        if floor_of[room] >= floor_of[target] or (allowed is not None and target.split(".")[1] not in allowed):
+            yield f"{where}: {room} may not import {target}"
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_only_downwards(package):
+    """No room imports one of its own floor or of a floor above."""
+    assert list(broken(package, arrows(package))) == []
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_room_stands_on_a_floor(package):
+    """A new folder or file needs its place in the contract, and the contract names none that is gone."""
+    there = {
+        f"{package}.{path.stem}"
+        for path in (ROOT / package).iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+
+    assert there - {f"{package}.__init__", "runtime.demo"} == {room for floor in floors(package) for room in floor}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_arrow_against_the_contract_is_caught(package):
+    """Each room importing any room beside or above it breaks the contract."""
+    rooms = [(number, room) for number, floor in enumerate(floors(package)) for room in floor]
+    for (upper, above), (lower, below) in combinations(rooms, 2):
+        assert list(broken(package, [(below, above, "x.py")]))
+        if upper == lower:
+            assert list(broken(package, [(above, below, "x.py")]))
+
+
+@pytest.mark.parametrize(("room", "allowed"), NARROWER.items())
+def test_a_narrower_contract_is_caught_too(room, allowed):
+    """A room with a list of its own may import nothing else, however low it lies."""
+    package = room.split(".")[0]
+    others = {each for floor in floors(package) for each in floor} - {f"{package}.{each}" for each in allowed} - {room}
+
+    assert all(list(broken(package, [(room, other, "x.py")])) for other in others)
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_rooms_that_need_no_torch_import_none(room):
+    """Neither they nor anything that they import, at any depth."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules("runtime")}
+    waiting = [name for name in files if name.startswith(f"{room}.")]
+    seen = set(waiting)
+    while waiting:
+        for module, part in imports(files[waiting.pop()]):
+            assert module.partition(".")[0] != "torch"
+            new = {each for each in (module, f"{module}.{part}") if each in files} - seen
+            waiting += new
+            seen |= new
+
+
+@pytest.mark.parametrize(("package", "most"), MAX_LOOSE_FILES.items())
+def test_few_files_lie_outside_rooms(package, most):
+    """`ls` explains the architecture, so nearly everything has a room."""
+    loose = [path.name for path in (ROOT / package).glob("*.py") if path.name != "__init__.py"]
+
+    assert len(loose) <= most, loose
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_room_says_what_it_is(package):
+    """A room's `__init__.py` begins with one sentence."""
+    folders = (ROOT / package).rglob("__init__.py")
+    firsts = {path: (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines() for path in folders}
+
+    assert [str(path) for path, lines in firsts.items() if not lines or not lines[0].endswith((".", ":"))] == []
+
+
 @pytest.mark.parametrize("package", sorted(OURS))
 def test_no_file_imports_itself_in_a_circle(package):
     """Not by way of others either, nor inside a function: each file can be read after those that it imports."""
@@ -64,8 +194,8 @@ def test_no_file_imports_itself_in_a_circle(package):
     assert len(list(TopologicalSorter(imported).static_order())) == len(names)
 
 
-def test_only_the_provider_speaks_to_kubernetes():
-    """And in it only the file that makes the requests: everything else hands manifests around."""
+def test_only_one_file_speaks_to_kubernetes():
+    """The file that makes the requests; everything else hands manifests around."""
     importers = {
         path.relative_to(ROOT).as_posix()
         for path in modules("stacks")

@@ -31,7 +31,7 @@ def main(rank, size, port, slots_per_rank, folder):
     group = GlooGroup(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     exchanges = Counter()
-    group.all_to_all, Pipes.say = map(exchanges.counted, (group.all_to_all, Pipes.say))
+    group.all_to_all, Pipes.signal = map(exchanges.counted, (group.all_to_all, Pipes.signal))
     results = {}
     with np.load(folder / "input.npz", allow_pickle=False) as inputs:
         for form, dispatcher in forms(group, slots_per_rank):

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import resource, torch
-from runtime.memory import keep_freed_memory
+from runtime.kernels.cpu.memory import keep_freed_memory
 
 keep_freed_memory()
 faults = []

@@ -164,7 +164,7 @@ def test_a_killed_rank_ends_its_node_with_the_reason(waiting_node):
 
 PARENT = """
 import sys
-from runtime.processes import Child, wait_together
+from runtime.worker.children import Child, wait_together
 wait_together([Child(name, ["generate", *sys.argv[1:]]) for name in ("one", "two")])
 """
 
@@ -184,7 +184,7 @@ def test_children_die_with_a_killed_parent(tmp_path):
 
 SIBLINGS = """
 import sys
-from runtime.processes import ChildDied, Child, wait_together
+from runtime.worker.children import ChildDied, Child, wait_together
 
 class Script(Child):
     "A child that runs Python given as text."
