@@ -4,6 +4,7 @@ A test asks for the least it needs: `api_server` stores and judges, `control_pla
 Nobody waits for a build that was not asked for: what is not built yet skips its tests, except in CI, which builds it.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -42,6 +43,26 @@ def _rank(item: pytest.Item) -> int:
     return max((rank for rank, name in enumerate(ORDER, start=1) if name in names), default=0)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip here, before any fixture does: then `-rs` gives the reason in one line, not in one for each test."""
+    if _rank(item):
+        preconditions.require(_missing())
+        preconditions.require_built(build.EVERYTHING)
+    if "cluster" in getattr(item, "fixturenames", ()):
+        preconditions.require(_missing_for_nodes())
+
+
+@functools.cache
+def _missing() -> list[str]:
+    return preconditions.missing(build.EVERYTHING)
+
+
+@functools.cache
+def _missing_for_nodes() -> list[str]:
+    return preconditions.missing_for_nodes()
+
+
 @pytest.fixture(scope="session")
 def aloud(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[None]]:
     """A context whose words are seen while the tests run, for what takes minutes."""
@@ -50,11 +71,9 @@ def aloud(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager
 
 @pytest.fixture(scope="session")
 def toolchain(aloud: Callable[[], AbstractContextManager[None]]) -> Callable[..., list[Path]]:
-    """The paths of the products it is called with; CI builds what is not there, elsewhere the test is skipped."""
+    """The paths of the products it is called with; in CI, after building what is not there."""
 
     def obtain(*products: Product) -> list[Path]:
-        preconditions.require(preconditions.missing(products))
-        preconditions.require_built(products)
         with aloud():
             return [build.obtain(each) for each in products]
 
@@ -88,7 +107,6 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """Three real nodes with DNS and the LeaderWorkerSet controller. Use a namespace of your own."""
-    preconditions.require(preconditions.missing_for_nodes())
     toolchain(*CLUSTER_PRODUCTS)
     with ExitStack() as stack:
         with aloud():
