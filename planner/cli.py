@@ -20,7 +20,7 @@ from typing import Any, NoReturn, get_args
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import check_fit, compile_plan, deployable_from
 from planner.expert_map import Effort, ExpertMap, Policy, SplitRule, prepare
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.call import ExpertsCall
@@ -42,7 +42,7 @@ from planner.problems.errors import (
 from planner.spec.check import check_spec
 from planner.spec.schema import Spec
 
-__all__ = ["Parser", "add_commands", "add_format", "announce_compiling", "main", "run"]
+__all__ = ["Parser", "add_commands", "add_format", "add_given", "add_previous", "announce_compiling", "main", "run"]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -109,7 +109,7 @@ def add_commands(commands: Any) -> None:
     )
     plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
-    plan.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan to stay near: its units, its maps")
+    add_previous(plan)
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -118,10 +118,12 @@ def add_commands(commands: Any) -> None:
     render = _command(
         commands,
         "render",
-        "write a spec's Kubernetes manifests",
-        "Compile a spec and write its manifests, one object a file, with the launch files of its units.",
+        "write a plan's Kubernetes manifests",
+        "Write the manifests of a plan, one object a file, with the launch files of its units. "
+        "A spec is compiled first; a plan that tidemill plan wrote is rendered as it stands.",
     )
-    render.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
+    add_given(render)
+    add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
     add_format(render)
     render.set_defaults(command=_render)
@@ -192,6 +194,23 @@ def _add_experts(commands: Any) -> None:
     experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
     add_format(experts)
     experts.set_defaults(command=_experts)
+
+
+def add_given(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """The file that a command carries out; `default` says what it does without one, where it may be left out."""
+    told_apart = "a spec in YAML, or a plan in JSON, told apart by what the file holds"
+    parser.add_argument(
+        "given",
+        nargs="?" if default else None,
+        type=Path,
+        metavar="SPEC|PLAN.json",
+        help=f"{told_apart}; default: {default}" if default else told_apart,
+    )
+
+
+def add_previous(parser: argparse.ArgumentParser) -> None:
+    """The option of commands that plan."""
+    parser.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan to stay near: its units, its maps")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -313,9 +332,8 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.manifests.folder import write_folder  # these two need Jinja: who only validates should not wait for it
     from planner.manifests.render import render_files
 
-    spec = check_spec(arguments.spec)
     with announce_compiling():
-        plan = compile_plan(spec)
+        plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
     write_folder(arguments.output, files)
     if arguments.format == "json":

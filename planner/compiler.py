@@ -5,7 +5,9 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from planner.cluster.inventory import nodes_of
 from planner.estimate.coverage import (
@@ -26,17 +28,21 @@ from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.layout.working_memory import largest_step_field
 from planner.placement import check_room, place_units
+from planner.plan.deployable import Deployable
+from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
+from planner.plan.loaded import LoadedPlan
 from planner.plan.plan import Plan
-from planner.plan.previous import PreviousPlan
+from planner.plan.previous import PreviousPlan, read_previous
 from planner.plan.runnable import runtime_refusals
-from planner.problems.errors import InfeasibleError, Problem
+from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
+from planner.problems.fix import applied
 from planner.schedule.schedule import plan_schedule
-from planner.search.auto import decide
+from planner.search.auto import DEFAULT, Decision, decide
 from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["check_fit", "compile_plan"]
+__all__ = ["check_fit", "compile_plan", "deployable_from"]
 
 
 def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Plan:
@@ -44,7 +50,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
-    spec, decisions = decide(spec, _split)
+    spec, decisions = decide(spec, _memory_of)
     try:
         layouts, memory = _fit(spec)
         placement = place_units(spec, layouts, previous.nodes if previous else None)
@@ -71,6 +77,8 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
     documents = launch_documents(spec, placement.units, maps, memory)
     return Plan(
         spec=spec.written,
+        written=_with_defaults(spec, decisions),
+        inputs=spec.inputs,
         model=spec.model,
         gpu=spec.gpu,
         decisions=decisions,
@@ -89,12 +97,27 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
     )
 
 
+def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
+    """What the file at `path` deploys: a plan as it stands, or what a spec becomes near the `previous` plan.
+
+    Raises SpecError, CallError or InfeasibleError when the file deploys nothing.
+    """
+    given = read_given(path)
+    if isinstance(given, LoadedPlan):
+        if previous is not None:
+            rule, reason = "S911 must come with a spec", f"{path} is a plan, which is not planned again"
+            violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
+            raise CallError([violation.at("tidemill")])
+        return given.deployable
+    return compile_plan(given, read_previous(previous) if previous else None).deployable
+
+
 def check_fit(spec: ResolvedSpec) -> tuple[Problem, ...]:
     """What a placement of `spec` refuses, or may refuse; empty where it plans.
 
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
     """
-    spec, _ = decide(spec, _split)
+    spec, _ = decide(spec, _memory_of)
     try:
         layouts, _ = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
@@ -107,12 +130,18 @@ def check_fit(spec: ResolvedSpec) -> tuple[Problem, ...]:
     return tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
 
 
+def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """The spec's data with the defaults that were taken, as one would write it."""
+    defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
+    return applied(spec.document.data, defaults)
+
+
 def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
     layouts = tuple(lay_out(phase, spec.written, spec.model) for phase in spec.phases)
     return layouts, fit_memory(spec, layouts)
 
 
-def _split(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
+def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
     return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu.usable_bytes else None
 

@@ -30,7 +30,7 @@ from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kv.cache import PAGE_TOKENS, PageTable, num_pages
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from runtime.trace import join as join_traces
 from runtime.trace import recording
@@ -210,21 +210,11 @@ def _run_rank(job: Job) -> None:
     """Load, join, compute this rank's share, and leave it in the scratch folder."""
     assert job.rank is not None
     assert job.scratch is not None
+    keep_freed_memory()  # before there is any tensor
     folder = resolve(job.checkpoint)
-    config = read_model_config(folder)
     group = new_group(job.rank, job.ep)
     with Progress(disable=job.rank != 0 or not sys.stderr.isatty(), transient=True) as bars:
-        engine = Engine(
-            folder,
-            _expert_map(job, config),
-            group,
-            MATRICES[job.dtype],
-            _loading_bar(bars),
-            job.deterministic,
-            job.overlap,
-            [str(rank * job.nodes // job.ep) for rank in range(job.ep)] if job.split == "local_first" else None,
-        )
-    keep_freed_memory()
+        engine = Engine(_engine_config(job, folder), group, _loading_bar(bars))
     group.join(MeetingPoint(LOOPBACK, job.port or 0, job.rank == 0, LOOPBACK))
     share = _read_prompts(job.prompt_ids)[job.rank :: job.ep]
     with recording(None if job.trace is None else _trace_part(job.scratch, job.rank), job.rank):
@@ -235,6 +225,18 @@ def _run_rank(job: Job) -> None:
         named: dict[str, Any] = {str(turn): part[0].numpy() for turn, part in enumerate(logits) if part}
         np.savez(job.scratch / f"{job.rank}.npz", **named)
     group.any(False)  # nobody leaves while a peer still computes
+
+
+def _engine_config(job: Job, folder: Path) -> EngineConfig:
+    nodes = [str(rank * job.nodes // job.ep) for rank in range(job.ep)] if job.split == "local_first" else None
+    return EngineConfig(
+        checkpoint=folder,
+        expert_map=_expert_map(job, read_model_config(folder)),
+        dtype=MATRICES[job.dtype],
+        deterministic=job.deterministic,
+        overlap=job.overlap,
+        nodes=nodes,
+    )
 
 
 def _join(job: Job, scratch: Path) -> list[list[int]]:

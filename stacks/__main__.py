@@ -1,17 +1,14 @@
-"""The Pulumi program: one spec's plan on one cluster. `pulumi up` in this folder; README.md says how."""
-
-from pathlib import Path
+"""The Pulumi program: one plan on one cluster. `pulumi up` in this folder; README.md says how."""
 
 import pulumi
 
-from planner.compiler import compile_plan
 from planner.problems.errors import TidemillError
-from planner.spec.check import check_spec
+from stacks.program.config import configured_plan
 from stacks.program.deployment import deploy
 
 config = pulumi.Config()
 try:
-    plan = compile_plan(check_spec(Path(config.require("spec"))))
+    plan = configured_plan(config.get("spec"), config.get("plan"), config.get("previous"))
     deployment = deploy(plan, context=config.get("context"))
 except TidemillError as error:
     raise pulumi.RunError(str(error)) from None

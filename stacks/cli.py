@@ -19,10 +19,11 @@ from typing import Any
 
 from rich.console import Console
 
-from planner.cli import Parser, add_commands, add_format, announce_compiling, run
-from planner.compiler import compile_plan
-from planner.plan.plan import Plan
-from planner.spec.check import check_spec
+from planner.cli import Parser, add_commands, add_format, add_given, add_previous, announce_compiling, run
+from planner.compiler import deployable_from
+from planner.plan.deployable import Deployable
+from planner.plan.given import read_given
+from planner.plan.loaded import LoadedPlan
 from stacks.local.deployment import find_running, follow, require_runtime, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
@@ -48,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_local_commands(commands: Any) -> None:
-    up = commands.add_parser("up", help="run a spec's plan on this machine")
-    up.add_argument("spec", nargs="?", type=Path, default=DEMO, metavar="SPEC", help="default: the bundled demo")
+    up = commands.add_parser("up", help="run a plan on this machine")
+    add_given(up, default="the bundled demo")
+    add_previous(up)
     up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
     up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
     up.set_defaults(command=_up)
@@ -58,11 +60,11 @@ def _add_local_commands(commands: Any) -> None:
     down.set_defaults(command=_down)
 
     status = commands.add_parser("status", help="show what runs on this machine, or in a cluster")
-    status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show SPEC's units there")
+    status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
 
     for command in (down, status):
-        command.add_argument("spec", nargs="?", type=Path, metavar="SPEC", help="default: whatever runs")
+        add_given(command, default="whatever runs")
     for command in (up, down, status):
         add_format(command)
     commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
@@ -70,9 +72,8 @@ def _add_local_commands(commands: Any) -> None:
 
 def _up(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
-    spec = check_spec(arguments.spec)
     with announce_compiling():
-        plan = compile_plan(spec)
+        plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_runnable()
     running = _same_plan_running(plan)
     if running is not None:
@@ -91,13 +92,13 @@ def _up(arguments: argparse.Namespace) -> None:
     stop(folder)
 
 
-def _same_plan_running(plan: Plan) -> Record | None:
+def _same_plan_running(plan: Deployable) -> Record | None:
     folder = find_running(plan.name)
     record = folder.read() if folder else None
     if record is not None and record.plan_digest != plan.digest:
         raise LocalError(
             f"R107 {plan.name} already runs here with another plan",
-            f"running {record.plan_digest}, this spec is {plan.digest}",
+            f"running {record.plan_digest}, this one is {plan.digest}",
             "stop it first: tidemill down",
         )
     return record
@@ -151,7 +152,7 @@ def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
 
 
 def _down(arguments: argparse.Namespace) -> None:
-    folder = _find(arguments.spec)
+    folder = _find(arguments.given)
     if folder is not None:
         stop(folder)
     name = folder.name if folder else None
@@ -165,7 +166,7 @@ def _status(arguments: argparse.Namespace) -> None:
     if arguments.context is not None:
         _cluster_status(arguments)
         return
-    folder = _find(arguments.spec)
+    folder = _find(arguments.given)
     record = folder.read() if folder else None
     if arguments.format == "json":
         _print_json(_record_json(record) if record else NOTHING)
@@ -180,10 +181,11 @@ def _status(arguments: argparse.Namespace) -> None:
 def _cluster_status(arguments: argparse.Namespace) -> None:
     from stacks.live.status import ask_cluster  # loads the Kubernetes client, which nothing else here needs
 
-    plan = compile_plan(check_spec(arguments.spec or DEMO))
+    with announce_compiling():
+        plan = deployable_from(arguments.given or DEMO)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
-        _say(f"another plan is applied there: {live.plan_digest}; this spec is {plan.digest}")
+        _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
     if arguments.format == "json":
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
         _print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
@@ -193,8 +195,14 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
 
 
-def _find(spec: Path | None) -> RunFolder | None:
-    return find_running(check_spec(spec).written.name if spec else None)
+def _find(path: Path | None) -> RunFolder | None:
+    return find_running(_name_of(path) if path else None)
+
+
+def _name_of(path: Path) -> str:
+    """The name in a spec or a plan; nothing is planned for it."""
+    given = read_given(path)
+    return given.deployable.name if isinstance(given, LoadedPlan) else given.written.name
 
 
 def _generate(words: Sequence[str]) -> int:

@@ -1,1 +1,1 @@
-"""The nodes there are."""
+"""The nodes of the cluster, and which of them can be used."""

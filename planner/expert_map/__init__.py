@@ -7,8 +7,8 @@ Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked exam
     max over mean      load of the fullest GPU / mean load of all GPUs; 1.0 is perfect, and it is what a step waits for
     bound              what max over mean no map can be below, for these loads and sizes
 
-The way is that of DeepSeek's EPLB, carried on: give replicas to hot experts (`replicate`), pack slots onto GPUs
-(`pack`), then relieve the fullest GPU as long as anything does (`descend`, `search`). `bound` says how much better a
+The search begins as DeepSeek's EPLB does and goes on: give replicas to hot experts (`replicate`), pack slots onto GPUs
+(`pack`), then relieve the fullest GPU as long as anything helps (`descend`, `search`). `bound` says how much better a
 map could be at most.
 
 Source: github.com/deepseek-ai/EPLB.

@@ -1,1 +1,1 @@
-"""The `experts` command: a load matrix and sizes to a map, without a spec."""
+"""The `experts` command: measured loads and sizes to an expert map, without a spec."""

@@ -131,9 +131,10 @@ def _read_all(paths: Sequence[Path]) -> tuple[Loads, ...] | Problem:
     """A window from each file; or what is wrong with the first that is."""
     windows: list[Loads] = []
     for path in paths:
-        loads = read_loads(path, str(path), option=LOADS)
-        if isinstance(loads, Violation):
-            return loads.at(str(path))
+        found = read_loads(path, str(path), option=LOADS)
+        if isinstance(found, Violation):
+            return found.at(str(path))
+        loads = found.loads
         windows.append(loads)
         shape = (len(windows[0]), len(windows[0][0]))
         if (len(loads), len(loads[0])) != shape:

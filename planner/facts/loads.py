@@ -4,23 +4,35 @@ Loads are token counts, or means of them; `weigh` makes whole numbers of them, s
 integers and comes out alike on any machine.
 """
 
+import hashlib
+import io
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.problems.errors import Violation
 
-__all__ = ["Loads", "read_loads"]
+__all__ = ["LoadFile", "Loads", "read_loads"]
 
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
 
 
-def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Loads | Violation:
+@dataclass(frozen=True)
+class LoadFile:
+    """The loads in a file, and the sha256 of its bytes."""
+
+    loads: Loads
+    digest: str
+
+
+def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Violation:
     """The loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
-        rows = _read_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
+        content = path.read_bytes()
+        rows = _read_npy(content) if path.suffix == ".npy" else json.loads(content)
     except OSError as error:
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
@@ -31,14 +43,13 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
     if wrong := _what_is_wrong(rows):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         return Violation(option, written, rule, wrong, "correct the file")
-    return tuple(tuple(row) for row in rows)
+    return LoadFile(tuple(tuple(row) for row in rows), f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
-def _read_npy(path: Path) -> Any:
+def _read_npy(content: bytes) -> Any:
     import numpy  # only those who have such a file wait for it
 
-    with path.open("rb") as file:
-        return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
+    return numpy.lib.format.read_array(io.BytesIO(content), allow_pickle=False).tolist()
 
 
 def _sglang_counts(document: Any) -> Any:

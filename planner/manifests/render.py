@@ -13,7 +13,7 @@ import jinja2
 
 from planner.facts import names
 from planner.layout.unit import Unit
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 
 __all__ = ["KUSTOMIZATION", "render_files"]
@@ -38,7 +38,7 @@ class Manifest:
         return f"{kind}-{self.owner}.yaml"
 
 
-def render_files(plan: Plan) -> dict[str, str]:
+def render_files(plan: Deployable) -> dict[str, str]:
     """File name -> text of every object and of `kustomization.yaml`.
 
     Raises InfeasibleError when the bundled runtime cannot run the plan: its pods would only crash.
@@ -66,7 +66,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _manifests(plan: Plan) -> Iterator[Manifest]:
+def _manifests(plan: Deployable) -> Iterator[Manifest]:
     """In the order in which they can be created."""
     launch_files = plan.launch_files()
     yield from _shared(plan)
@@ -75,19 +75,19 @@ def _manifests(plan: Plan) -> Iterator[Manifest]:
         yield from _unit(plan, unit, launch_files[names.launch_file(unit.name)])
 
 
-def _shared(plan: Plan) -> Iterator[Manifest]:
-    namespace, account = plan.spec.kubernetes.namespace, names.runtime_account(plan.name)
+def _shared(plan: Deployable) -> Iterator[Manifest]:
+    namespace, account = plan.kubernetes.namespace, names.runtime_account(plan.name)
     labels = names.labels(plan.name, "plan")
     annotations = {names.digest_annotation("plan"): plan.digest}
     yield Manifest("namespace", namespace, {"name": namespace, "labels": labels, "annotations": annotations})
-    pull = _pull_secrets(plan.spec.kubernetes)
+    pull = _pull_secrets(plan.kubernetes)
     yield Manifest("serviceaccount", account, {"name": account, "namespace": namespace, "labels": labels, **pull})
 
 
-def _gateway(plan: Plan, launch_text: str) -> Iterator[Manifest]:
+def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     service = {
-        "namespace": plan.spec.kubernetes.namespace,
+        "namespace": plan.kubernetes.namespace,
         "labels": names.labels(plan.name, "gateway"),
         "selector": names.gateway_selector(plan.name),
         "ports": document["ports"],
@@ -96,22 +96,22 @@ def _gateway(plan: Plan, launch_text: str) -> Iterator[Manifest]:
     launch_config = names.launch_config(gateway, document["launch_digest"])
     workload = {
         **service,
-        **_pod(plan.spec.kubernetes, plan.spec.kubernetes.resources.gateway),
+        **_pod(plan.kubernetes, plan.kubernetes.resources.gateway),
         "annotations": _digests(document, "launch"),
         "launch_config": launch_config,
         "launch_file": names.GATEWAY_LAUNCH_FILE,
     }
-    yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.spec.kubernetes)})
+    yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
     yield Manifest("configmap", gateway, {**workload, "name": launch_config, "text": launch_text})
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     yield Manifest("service-registry", registry, {"name": registry, **service})
     yield Manifest("deployment", gateway, {"name": gateway, **workload})
 
 
-def _unit(plan: Plan, unit: Unit, launch_text: str) -> Iterator[Manifest]:
+def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
     service = {
         "name": unit.name,
-        "namespace": plan.spec.kubernetes.namespace,
+        "namespace": plan.kubernetes.namespace,
         "labels": names.labels(plan.name, unit.phase, unit.name, unit.phase),
         "selector": names.unit_selector(unit.name),
     }
@@ -119,7 +119,7 @@ def _unit(plan: Plan, unit: Unit, launch_text: str) -> Iterator[Manifest]:
     launch_config = names.launch_config(unit.name, document["launch_digest"])
     workload = {
         **service,
-        **_pod(plan.spec.kubernetes, plan.spec.kubernetes.resources.unit),
+        **_pod(plan.kubernetes, plan.kubernetes.resources.unit),
         "annotations": _digests(document, "launch", "unit"),
         "launch_config": launch_config,
         "launch_file": names.launch_file(unit.name),

@@ -1,7 +1,7 @@
-"""Units to nodes.
+"""Units onto nodes: how good a placement is, how good one can be, and the search for it.
 
-Each unit has its nodes to itself, one pod a node, on nodes that take pods and have the right GPUs. Within that, what is
-good is counted, in this order, each beside a bound (`quality.py`):
+Each unit has its nodes to itself, one pod a node, on nodes that take pods and have the right GPUs. Four counts say how
+good a placement is, in this order, each beside a bound (`quality.py`):
     1. whole units under as few leaf switches as possible
     2. states of the schedule that use few nodes leave whole racks free
     3. no rack and no power domain takes more decode units with it than it must
@@ -10,11 +10,11 @@ good is counted, in this order, each beside a bound (`quality.py`):
 How the files go together:
     place.py     the pass `place_units`: which search, and what becomes of a previous plan
     task.py      units, and cells of nodes that stand alike
-    quality.py   counts how good a split of them is, beside what none can beat (bound.py)
+    quality.py   counts how good an assignment is, beside what none can beat (bound.py)
     greedy.py    fill.py places units one by one, improve.py changes hands, step by step, in an arrangement.py: where
                  there are leaves first among them (leafwise.py), then among racks
     exact.py     small tasks to the end, as an integer program (program.py: HiGHS)
-    nodes.py     names for the nodes of a split
+    nodes.py     names for the nodes of an assignment
 
 It does not look at traffic between units: KV goes from any prefill to any decode.
 """

@@ -12,9 +12,9 @@ __all__ = ["Arrangement"]
 
 
 class Arrangement:
-    """A split, which `shift` changes."""
+    """An assignment, which `shift` changes."""
 
-    def __init__(self, task: Task, split: Assignment) -> None:
+    def __init__(self, task: Task, assignment: Assignment) -> None:
         self.task = task
         self.at: list[dict[int, int]] = [{} for _ in task.units]  # unit -> cell -> its nodes there
         self.in_cell: list[dict[int, int]] = [{} for _ in task.cells]  # cell -> unit -> its nodes there
@@ -27,11 +27,11 @@ class Arrangement:
         self._touching = [each for each in (self._leaves, self._racks, self._inner, self._powers) if each]
         self._kept = 0
         self._to_keep = sum(task.units[unit].num_nodes for unit in task.had_nodes)
-        for unit, cells in enumerate(split):
+        for unit, cells in enumerate(assignment):
             for cell, count in cells.items():
                 self._add(unit, cell, count)
 
-    def split(self) -> Assignment:
+    def assignment(self) -> Assignment:
         """As it stands now."""
         return [dict(cells) for cells in self.at]
 

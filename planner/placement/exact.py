@@ -1,6 +1,6 @@
 """The best placement there is, by integer programming, count after count.
 
-    minimise count k, over splits that are no worse than what was reached in counts 1 .. k - 1
+    minimise count k, over assignments that are no worse than what was reached in counts 1 .. k - 1
 
 with whole numbers, for a unit u, a cell c, a leaf, rack or power domain p, and a state s of the day
     x[u, c]   nodes of u in c:          sum over c = nodes of u,  sum over u <= nodes of c
@@ -35,9 +35,10 @@ def exact(
     bounds: Sequence[int] = (),
     options: Mapping[str, bool | int | float] = TREE_NODES,
 ) -> tuple[Assignment, tuple[Objective, ...]]:
-    """The best split, and its counts with what was proven of each.
+    """The best assignment, and its counts with what was proven of each.
 
-    `start`: any split. `bounds`: of its counts, where more is known than `measure` does. `options`: limits of HiGHS.
+    `start`: any assignment. `bounds`: of its counts, where more is known than `measure` does.
+    `options`: limits for HiGHS.
     """
     formulation = _Formulation(task, options)
     program = formulation.program
@@ -47,7 +48,7 @@ def exact(
         terms, constant = formulation.count(count.name)
         if measure(task, best)[number].value > proven[number]:
             found = program.minimise(terms, formulation.values(best))
-            best = formulation.split(found.values)
+            best = formulation.assignment(found.values)
             proven[number] = max(proven[number], found.bound + constant)
         program.between(proven[number] - constant, terms, measure(task, best)[number].value - constant)
     return best, tuple(replace(each, bound=bound) for each, bound in zip(measure(task, best), proven, strict=True))
@@ -59,7 +60,7 @@ class _Formulation:
     def __init__(self, task: Task, options: Mapping[str, bool | int | float]) -> None:
         self.program = Program(options)
         self._task = task
-        self._meaning: list[Callable[[Assignment], int]] = []  # column -> what it is in a split
+        self._meaning: list[Callable[[Assignment], int]] = []  # column -> what it is in an assignment
         self._takes = {
             (unit, cell): self._column(min(wanted.num_nodes, size), partial(_nodes, unit, cell))
             for unit, wanted in enumerate(task.units)
@@ -70,17 +71,17 @@ class _Formulation:
         for cell, size in enumerate(task.sizes):
             self.program.between(0, self._nodes_of(range(len(task.units)), [cell]), size)
 
-    def values(self, split: Assignment) -> list[int]:
+    def values(self, assignment: Assignment) -> list[int]:
         """Of the columns that there are so far."""
-        return [value(split) for value in self._meaning]
+        return [value(assignment) for value in self._meaning]
 
-    def split(self, values: tuple[int, ...]) -> Assignment:
+    def assignment(self, values: tuple[int, ...]) -> Assignment:
         """That the columns' `values` say."""
-        split: list[dict[int, int]] = [{} for _ in self._task.units]
+        assignment: list[dict[int, int]] = [{} for _ in self._task.units]
         for (unit, cell), column in self._takes.items():
             if values[column]:
-                split[unit][cell] = values[column]
-        return split
+                assignment[unit][cell] = values[column]
+        return assignment
 
     def count(self, name: str) -> tuple[Terms, int]:
         """Columns and rows for a count; it is a sum of terms and a constant."""
@@ -143,21 +144,21 @@ class _Formulation:
         return terms
 
 
-def _nodes(unit: int, cell: int, split: Assignment) -> int:
-    return split[unit].get(cell, 0)
+def _nodes(unit: int, cell: int, assignment: Assignment) -> int:
+    return assignment[unit].get(cell, 0)
 
 
-def _touch(unit: int, cells: Iterable[int], split: Assignment) -> int:
-    return int(any(cell in split[unit] for cell in cells))
+def _touch(unit: int, cells: Iterable[int], assignment: Assignment) -> int:
+    return int(any(cell in assignment[unit] for cell in cells))
 
 
-def _use(state: State, cells: Iterable[int], split: Assignment) -> int:
-    return int(any(_touch(unit, cells, split) for unit in state.units))
+def _use(state: State, cells: Iterable[int], assignment: Assignment) -> int:
+    return int(any(_touch(unit, cells, assignment) for unit in state.units))
 
 
-def _loss(lost: Iterable[int], places: Places, split: Assignment) -> int:
-    return max(sum(_touch(unit, cells, split) for unit in lost) for cells in places.cells)
+def _loss(lost: Iterable[int], places: Places, assignment: Assignment) -> int:
+    return max(sum(_touch(unit, cells, assignment) for unit in lost) for cells in places.cells)
 
 
-def _stay(unit: int, cell: int, had: int, split: Assignment) -> int:
-    return min(had, _nodes(unit, cell, split))
+def _stay(unit: int, cell: int, had: int, assignment: Assignment) -> int:
+    return min(had, _nodes(unit, cell, assignment))

@@ -27,13 +27,13 @@ def fillings(task: Task) -> Iterator[Assignment]:
 
 def fill(task: Task, placed: Assignment, order: Sequence[int] | None = None) -> Assignment:
     """`placed`, with cells for what its units still miss: near what they have, else snug."""
-    split = [dict(cells) for cells in placed]
-    room = Room(task, split)
+    assignment = [dict(cells) for cells in placed]
+    room = Room(task, assignment)
     for unit in _by_activity(task) if order is None else order:
-        missing = task.units[unit].num_nodes - sum(split[unit].values())
-        for cell, count in (room.around(split[unit], missing) if split[unit] else room.snug(missing)).items():
-            split[unit][cell] = split[unit].get(cell, 0) + count
-    return split
+        missing = task.units[unit].num_nodes - sum(assignment[unit].values())
+        for cell, count in (room.around(assignment[unit], missing) if assignment[unit] else room.snug(missing)).items():
+            assignment[unit][cell] = assignment[unit].get(cell, 0) + count
+    return assignment
 
 
 def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
@@ -50,10 +50,10 @@ def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     for unit in _alternating(task, _by_activity(task), set(task.lost)):
         for leaf, num_nodes in by_leaf[unit].items():
             wants[leaf].append((unit, num_nodes))
-    split: list[dict[int, int]] = [{} for _ in task.units]
+    assignment: list[dict[int, int]] = [{} for _ in task.units]
     for line, own in zip(lines, wants, strict=True):
-        _fill_line(task, line, own, split)
-    return split
+        _fill_line(task, line, own, assignment)
+    return assignment
 
 
 def _by_activity(task: Task) -> list[int]:
@@ -91,13 +91,13 @@ def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
 
 def _in_a_line(task: Task, order: Iterable[int]) -> Assignment:
     """Cell after cell."""
-    split: list[dict[int, int]] = [{} for _ in task.units]
-    _fill_line(task, _line(task), [(unit, task.units[unit].num_nodes) for unit in order], split)
-    return split
+    assignment: list[dict[int, int]] = [{} for _ in task.units]
+    _fill_line(task, _line(task), [(unit, task.units[unit].num_nodes) for unit in order], assignment)
+    return assignment
 
 
 def _fill_line(
-    task: Task, line: Iterable[int], wants: Iterable[tuple[int, int]], split: Sequence[dict[int, int]]
+    task: Task, line: Iterable[int], wants: Iterable[tuple[int, int]], assignment: Sequence[dict[int, int]]
 ) -> None:
     """Units, each with the nodes that it wants, into the empty cells of `line`, one after the other."""
     cells = iter(line)
@@ -109,7 +109,7 @@ def _fill_line(
                 cell = next(cells)
                 free = task.sizes[cell]
             taken = min(missing, free)
-            split[unit][cell] = taken
+            assignment[unit][cell] = taken
             free -= taken
             missing -= taken
 

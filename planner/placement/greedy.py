@@ -25,24 +25,28 @@ SHAKES = 12  # as above
 
 
 def greedy(task: Task) -> Assignment:
-    """A split with all units, near the best by the counts of `quality.py`."""
+    """An assignment with all units, near the best by the counts of `quality.py`."""
     starts = list(fillings(task))
-    if task.leaves and len(task.leaves.sizes) > 1 and not any(_is_best(measure(task, split)) for split in starts):
+    if (
+        task.leaves
+        and len(task.leaves.sizes) > 1
+        and not any(_is_best(measure(task, assignment)) for assignment in starts)
+    ):
         starts.insert(0, _leaves_first(task))
-    return _searched(task, starts, MAX_TRIES, lambda split: measure(task, split))
+    return _searched(task, starts, MAX_TRIES, lambda assignment: measure(task, assignment))
 
 
 def _leaves_first(task: Task) -> Assignment:
     leafwise = by_leaf(task)
     found = _searched(
-        leafwise, fillings(leafwise), LEAF_TRIES, lambda split: measure(task, in_their_leaves(task, split))
+        leafwise, fillings(leafwise), LEAF_TRIES, lambda assignment: measure(task, in_their_leaves(task, assignment))
     )
     return in_their_leaves(task, found)
 
 
 def better(task: Task, one: Assignment, other: Assignment) -> Assignment:
     """By the counts in their order; `one` if they are equal."""
-    return min(one, other, key=lambda split: [objective.value for objective in measure(task, split)])
+    return min(one, other, key=lambda assignment: [objective.value for objective in measure(task, assignment)])
 
 
 def _searched(
@@ -50,8 +54,8 @@ def _searched(
 ) -> Assignment:
     """The best that is found in so many tries; of equals the last, so that shakes go on from ever new ones."""
 
-    def values(split: Assignment) -> list[int]:
-        return [objective.value for objective in measured(split)]
+    def values(assignment: Assignment) -> list[int]:
+        return [objective.value for objective in measured(assignment)]
 
     starts = sorted(starts, key=values)[:STARTS]
     best, left = starts[0], tries
@@ -71,9 +75,9 @@ def _is_best(objectives: Objectives) -> bool:
     return all(objective.is_proven for objective in objectives)
 
 
-def _shaken(task: Task, split: Assignment, random: Random, num_units: int) -> Assignment:
-    """`split` with some units taken out, and placed again from cells that are drawn."""
-    shaken = [dict(cells) for cells in split]
+def _shaken(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
+    """`assignment` with some units taken out, and placed again from cells that are drawn."""
+    shaken = [dict(cells) for cells in assignment]
     units = random.sample(range(len(task.units)), min(num_units, len(task.units)))
     for unit in units:
         shaken[unit] = {}

@@ -24,14 +24,14 @@ Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together: beyond, shakes find more in less time
 
 
-def improved(task: Task, split: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
-    """The best that steps, each of them to a better placement, lead to from `split`, and how many `tries` it took.
+def improved(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
+    """The best that steps, each of them to a better placement, lead to from `assignment`, and how many `tries` it took.
 
-    `goal`: counts that nothing is below. By rating: of two splits with equal counts, the one that is less crowded.
+    `goal`: counts that nothing is below. By rating: of two assignments with equal counts, the one that is less crowded.
     """
-    arrangement = Arrangement(task, split)
+    arrangement = Arrangement(task, assignment)
     rating = arrangement.rating()
-    best, best_counts = split, arrangement.counts()
+    best, best_counts = assignment, arrangement.counts()
     tried, found = 0, True
     while found:
         found = False
@@ -46,7 +46,7 @@ def improved(task: Task, split: Assignment, tries: int, goal: Sequence[int]) -> 
                 continue
             rating, found = now, True
             if arrangement.counts() <= best_counts:
-                best, best_counts = arrangement.split(), arrangement.counts()
+                best, best_counts = arrangement.assignment(), arrangement.counts()
     return best, tried
 
 

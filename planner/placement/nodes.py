@@ -1,4 +1,4 @@
-"""Names for a split: which nodes of its cells each unit takes.
+"""Names for an assignment: which nodes of its cells each unit takes.
 
 A unit keeps the nodes that it had, at the ranks that it had them: what has not moved loads nothing anew. All others
 are taken in the order of the spec, rack by rack.
@@ -10,20 +10,22 @@ from itertools import islice
 from planner.cluster.inventory import Node
 from planner.placement.task import Assignment, Task
 
-__all__ = ["nodes_of_split"]
+__all__ = ["nodes_of_assignment"]
 
 
-def nodes_of_split(task: Task, split: Assignment, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+def nodes_of_assignment(
+    task: Task, assignment: Assignment, before: Mapping[str, Sequence[str]]
+) -> list[tuple[str, ...]]:
     """Of each unit its nodes, in the order of its ranks. `before`: those of a previous placement, each of one unit."""
     places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
     kept = [
         _kept(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
-        for unit, cells in zip(task.units, split, strict=True)
+        for unit, cells in zip(task.units, assignment, strict=True)
     ]
     taken = {node.name for nodes in kept for node in nodes}
     left = [iter([node for node in cell.nodes if node.name not in taken]) for cell in task.cells]
     result = []
-    for unit, cells, own in zip(task.units, split, kept, strict=True):
+    for unit, cells, own in zip(task.units, assignment, kept, strict=True):
         nodes = list(own)
         for cell, count in cells.items():
             nodes += islice(left[cell], count - sum(places[node.name][0] == cell for node in own))

@@ -14,7 +14,7 @@ from planner.layout.unit import Unit
 from planner.placement.fill import fill
 from planner.placement.greedy import MAX_TRIES, better, greedy
 from planner.placement.improve import improved
-from planner.placement.nodes import nodes_of_split
+from planner.placement.nodes import nodes_of_assignment
 from planner.placement.quality import Objective, measure
 from planner.placement.task import Assignment, Task, Wanted, task_of
 from planner.problems.errors import InfeasibleError, Violation
@@ -39,9 +39,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Found:
-    """A split, what is known of how good it is, and where it is from."""
+    """An assignment, what is known of how good it is, and where it is from."""
 
-    split: Assignment
+    assignment: Assignment
     objectives: tuple[Objective, ...]
     method: str
     why: str
@@ -62,7 +62,7 @@ def place_units(
     task = task_of(wanted, usable, spec.written.schedule, before)
     if task.had_nodes:
         found = _near_previous(task, found)
-    on_nodes = nodes_of_split(task, found.split, before)
+    on_nodes = nodes_of_assignment(task, found.assignment, before)
     place_of = {node.name: node for node in usable}
     ranks = {layout.phase: layout.ranks_per_node for layout in layouts}
     units = tuple(
@@ -86,21 +86,21 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
 
 def _fresh(task: Task) -> _Found:
     """The best that is found without regard to earlier plans."""
-    split = greedy(task)
-    return _proven(task, split, measure(task, split))
+    assignment = greedy(task)
+    return _proven(task, assignment, measure(task, assignment))
 
 
-def _proven(task: Task, split: Assignment, objectives: tuple[Objective, ...]) -> _Found:
-    """`split`, or a better one from the exact search, where that is needed and the task is small enough."""
+def _proven(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Found:
+    """`assignment`, or a better one from the exact search, where that is needed and the task is small enough."""
     if all(objective.is_proven for objective in objectives):
-        return _Found(split, objectives, "greedy", "every count is at its bound")
+        return _Found(assignment, objectives, "greedy", "every count is at its bound")
     size = f"{len(task.units)} units x {len(task.cells)} places"
     if len(task.units) * len(task.cells) > EXACT_SIZE:
-        return _Found(split, objectives, "greedy", f"{size} are over {EXACT_SIZE}, too many for the exact search")
+        return _Found(assignment, objectives, "greedy", f"{size} are over {EXACT_SIZE}, too many for the exact search")
     from planner.placement.exact import exact  # HiGHS and numpy, which most plans do without
 
-    split, objectives = exact(task, split, [objective.bound for objective in objectives])
-    return _Found(split, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
+    assignment, objectives = exact(task, assignment, [objective.bound for objective in objectives])
+    return _Found(assignment, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
 
 
 def _near_previous(task: Task, fresh: _Found) -> _Found:
@@ -111,20 +111,20 @@ def _near_previous(task: Task, fresh: _Found) -> _Found:
     if [objective.value for objective in objectives[: len(worst)]] <= worst and objectives[-1].is_proven:
         return _Found(kept, objectives, "previous", "as good as anew, and nothing moves that could stay")
     best, goal = kept, [objective.bound for objective in objectives]
-    for start in (kept, fresh.split):
+    for start in (kept, fresh.assignment):
         best = better(task, best, improved(task, start, MAX_TRIES // 2, goal)[0])
     return _proven(task, best, _with_bounds(measure(task, best), fresh.objectives))
 
 
 def _stayed(task: Task) -> Assignment:
     """What units have of their nodes of before."""
-    split: list[dict[int, int]] = []
+    assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
         cells: dict[int, int] = {}
         for cell, count in had.items():
             cells[cell] = min(count, unit.num_nodes - sum(cells.values()))
-        split.append({cell: count for cell, count in cells.items() if count})
-    return split
+        assignment.append({cell: count for cell, count in cells.items() if count})
+    return assignment
 
 
 def _with_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]) -> tuple[Objective, ...]:

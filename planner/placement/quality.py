@@ -44,23 +44,23 @@ class Objective:
         return self.excess == 0
 
 
-def measure(task: Task, split: Assignment) -> tuple[Objective, ...]:
-    """All counts of `split`, most important first."""
+def measure(task: Task, assignment: Assignment) -> tuple[Objective, ...]:
+    """All counts of `assignment`, most important first."""
     counts = [
-        _leaves(task, split),
-        _racks(task, split),
-        _loss(task, split, "rack_loss", "rack", task.racks),
-        _loss(task, split, "power_loss", "power domain", task.powers),
-        _moves(task, split),
+        _leaves(task, assignment),
+        _racks(task, assignment),
+        _loss(task, assignment, "rack_loss", "rack", task.racks),
+        _loss(task, assignment, "power_loss", "power domain", task.powers),
+        _moves(task, assignment),
     ]
     return tuple(count for count in counts if count is not None)
 
 
-def _leaves(task: Task, split: Assignment) -> Objective | None:
+def _leaves(task: Task, assignment: Assignment) -> Objective | None:
     leaves = task.leaves
     if leaves is None:
         return None
-    value = sum(len(_touched(cells, leaves)) for cells in split)
+    value = sum(len(_touched(cells, leaves)) for cells in assignment)
     bound = sum(fewest(leaves.largest_first, unit.num_nodes) for unit in task.units)
     if task.kinds and value > bound:
         bound += min_extra_leaves(leaves.sizes, task.kinds, _larger_than_a_leaf(task, leaves))
@@ -73,40 +73,40 @@ def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:
     return sum(large), sum(fewest(leaves.largest_first, num_nodes) for num_nodes in large)
 
 
-def _racks(task: Task, split: Assignment) -> Objective | None:
+def _racks(task: Task, assignment: Assignment) -> Objective | None:
     largest_first = task.racks.largest_first if task.racks else sorted(chain(*task.racks_of_leaves), reverse=True)
     if not largest_first:
         return None
-    value = _racks_in_use(task, split, task.racks) if task.racks else _racks_needed(task, split)
+    value = _racks_in_use(task, assignment, task.racks) if task.racks else _racks_needed(task, assignment)
     bounds = [fewest(largest_first, sum(task.units[unit].num_nodes for unit in state.units)) for state in task.states]
     bound = sum(state.weight * least for state, least in zip(task.states, bounds, strict=True))
     if value > bound and task.leaves and task.kinds and task.racks_of_leaves:
-        whole = _racks_of_whole_units(task, split, task.leaves, task.kinds)
+        whole = _racks_of_whole_units(task, assignment, task.leaves, task.kinds)
         bound = sum(map(mul, map(max, bounds, whole), (state.weight for state in task.states)))
     return Objective("racks", value, bound, "racks in use, summed over the states of the day")
 
 
-def _racks_in_use(task: Task, split: Assignment, racks: Places) -> int:
-    touched = [_touched(cells, racks) for cells in split]
+def _racks_in_use(task: Task, assignment: Assignment, racks: Places) -> int:
+    touched = [_touched(cells, racks) for cells in assignment]
     return sum(state.weight * len(set().union(*(touched[unit] for unit in state.units))) for state in task.states)
 
 
-def _racks_needed(task: Task, split: Assignment) -> int:
+def _racks_needed(task: Task, assignment: Assignment) -> int:
     """Where cells are whole leaves: as few racks of each as hold the nodes that are on there."""
     value = 0
     for state in task.states:
         nodes: Counter[int] = Counter()
         for unit in state.units:
-            nodes.update(split[unit])
+            nodes.update(assignment[unit])
         value += state.weight * sum(fewest(task.cells[cell].racks, count) for cell, count in nodes.items())
     return value
 
 
-def _racks_of_whole_units(task: Task, split: Assignment, leaves: Places, kinds: Kinds) -> list[int]:
+def _racks_of_whole_units(task: Task, assignment: Assignment, leaves: Places, kinds: Kinds) -> list[int]:
     """Of each state, at least: units are whole but for as many as there are leaves here that units do not need."""
     extra = sum(
         len(_touched(cells, leaves)) - fewest(leaves.largest_first, unit.num_nodes)
-        for unit, cells in zip(task.units, split, strict=True)
+        for unit, cells in zip(task.units, assignment, strict=True)
     )
     table = racks_by_whole_units(task.racks_of_leaves, kinds)
     (small, num_small), (big, num_big) = kinds
@@ -114,24 +114,24 @@ def _racks_of_whole_units(task: Task, split: Assignment, leaves: Places, kinds: 
     return [min_racks(table, num_small and sizes.count(small), num_big and sizes.count(big), extra) for sizes in states]
 
 
-def _loss(task: Task, split: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
+def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
     """A place that is touched by two units stops both; every unit touches as many places as it needs at least."""
     if places is None or not task.lost:
         return None
-    touched = Counter(place for unit in task.lost for place in _touched(split[unit], places))
+    touched = Counter(place for unit in task.lost for place in _touched(assignment[unit], places))
     min_touched = sum(fewest(places.largest_first, task.units[unit].num_nodes) for unit in task.lost)
     phase = task.units[task.lost[0]].phase
     meaning = f"{phase} units that the loss of one {kind} stops, at worst"
     return Objective(name, max(touched.values()), -(-min_touched // len(places.sizes)), meaning)
 
 
-def _moves(task: Task, split: Assignment) -> Objective | None:
+def _moves(task: Task, assignment: Assignment) -> Objective | None:
     """Units take the nodes that they had before any others; a node that is gone, or of a larger unit, is no move."""
     if not task.had_nodes:
         return None
     value = sum(
         task.units[unit].num_nodes - sum(min(count, task.before[unit].get(cell, 0)) for cell, count in cells.items())
-        for unit, cells in enumerate(split)
+        for unit, cells in enumerate(assignment)
         if unit in task.had_nodes
     )
     bound = sum(max(0, task.units[unit].num_nodes - sum(task.before[unit].values())) for unit in sorted(task.had_nodes))

@@ -16,13 +16,13 @@ BySize = dict[int, dict[int, None]]  # free nodes -> places that have so many; w
 class Room:
     """Free nodes of each cell; `take` and `give` change them."""
 
-    def __init__(self, task: Task, split: Assignment) -> None:
-        """Of `task`, less what the units have in `split`."""
+    def __init__(self, task: Task, assignment: Assignment) -> None:
+        """Of `task`, less what the units have in `assignment`."""
         self.free = list(task.sizes)
         self._shelf_of, self._leaf_of, self._cells = _shelves(task)
         self._in_shelf = [0] * len(self._cells)
         self._in_leaf = [0] * (1 + max(self._leaf_of))
-        for cells in split:
+        for cells in assignment:
             for cell, count in cells.items():
                 self.free[cell] -= count
         for cell, count in enumerate(self.free):

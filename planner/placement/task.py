@@ -1,8 +1,8 @@
 """What is to be placed, as whole numbers: units that want nodes, and cells that have them.
 
 A cell is all usable nodes with the same leaf switch, rack and power domain: which of them a unit has makes no
-difference, save for moves from a previous placement. So what is searched is a split, how many nodes of each cell each
-unit takes, and nodes get their names afterwards (`nodes.py`).
+difference, save for moves from a previous placement. So what is searched is an assignment, how many nodes of each cell
+each unit takes, and nodes get their names afterwards (`nodes.py`).
 
 A state is a set of units that are on together, weighted with the windows of the day that have it.
 """

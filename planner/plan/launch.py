@@ -23,11 +23,12 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.schema import PhaseSpec
 
-__all__ = ["launch_documents"]
+__all__ = ["LaunchDocument", "launch_digest", "launch_documents", "unit_digest"]
 
 LAUNCH_VERSION = 1
 KV_WIRE_VERSION = 1
-NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "gateway", "ports")  # where things are, not what the ranks compute
+# Where things are, and the digests themselves: not what the ranks compute.
+NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
 
 LaunchDocument = dict[str, Any]
 
@@ -42,6 +43,16 @@ def launch_documents(
         for unit in units
     }
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, kv_tokens[spec.phases[-1]])}
+
+
+def unit_digest(document: LaunchDocument) -> str:
+    """Digest what the ranks of a unit must share to join."""
+    return digest_of({key: value for key, value in document.items() if key not in NOT_IN_UNIT_DIGEST})
+
+
+def launch_digest(document: LaunchDocument) -> str:
+    """Digest a document, but for this digest itself."""
+    return digest_of({key: value for key, value in document.items() if key != "launch_digest"})
 
 
 def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tokens: int) -> LaunchDocument:
@@ -68,8 +79,7 @@ def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tok
             "metrics": Ports.METRICS,
         },
     }
-    joined = {key: value for key, value in document.items() if key not in NOT_IN_UNIT_DIGEST}
-    return _sealed(document | {"unit_digest": digest_of(joined)})
+    return _sealed(document | {"unit_digest": unit_digest(document)})
 
 
 def _gateway_document(spec: ResolvedSpec, kv_tokens: int) -> LaunchDocument:
@@ -140,4 +150,4 @@ def _kv_tokens(spec: PhaseSpec, phase: Phase, memory: Sequence[MemoryPlan]) -> i
 
 
 def _sealed(document: LaunchDocument) -> LaunchDocument:
-    return document | {"launch_digest": digest_of(document)}
+    return document | {"launch_digest": launch_digest(document)}

@@ -1,7 +1,8 @@
 """The plan: all decisions, frozen, as one JSON document with a digest.
 
-It is what a review reads, what `render` and `up` carry out, and what a later plan is compared with. Nothing in it
-depends on the machine, the hour or the folder in which it was made.
+It is what a review reads, and what a later plan is compared with; `render` and `up` carry out its `Deployable`. The
+document is complete: it holds the spec, the launch documents and the digest of every file that was read, so it can be
+carried out without planning again. Nothing in it depends on the machine, the hour or the folder in which it was made.
 """
 
 from collections.abc import Mapping
@@ -15,21 +16,23 @@ from planner.estimate.links import PhaseTraffic
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.catalog import ASSUMED, Gpu, Model
-from planner.facts.digest import digest_of, pretty_json
+from planner.facts.digest import digest_of
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
 from planner.placement import Placement
+from planner.plan.deployable import Deployable, plan_digest
+from planner.plan.launch import LaunchDocument
 from planner.plan.map_json import map_json, one_more_slot_json
-from planner.problems.errors import InfeasibleError, Problem
+from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.search.auto import Decision
 from planner.spec.schema import Spec
 
 __all__ = ["PLAN_VERSION", "Plan"]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Plan:
     """What `compile_plan` decided for `spec`."""
 
     spec: Spec
+    written: Mapping[str, Any]  # the spec as its user would write it, with defaults and with numbers for `auto`
+    inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
     model: Model
     gpu: Gpu
     decisions: tuple[Decision, ...]  # what the spec leaves open
@@ -50,7 +55,7 @@ class Plan:
     places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     failures: tuple[FailureReport, ...]
-    launch_documents: Mapping[str, dict[str, Any]]  # by file name
+    launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
 
     @property
@@ -63,14 +68,27 @@ class Plan:
         """All of them, phase by phase."""
         return self.placement.units
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """Of all that is decided and expected: equal digests, equal plans, however they were found."""
-        return digest_of(_without_reasons(self._content()))
+        """Digest all that is deployed: equal digests, equal deployments, whatever is expected of them."""
+        return plan_digest(self._content, self.spec)
+
+    @cached_property
+    def deployable(self) -> Deployable:
+        """What of it is carried out."""
+        return Deployable(
+            name=self.name,
+            digest=self.digest,
+            kubernetes=self.spec.kubernetes,
+            gateway=self.spec.gateway,
+            units=self.units,
+            launch_documents=self.launch_documents,
+            refusals=self.refusals,
+        )
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's plan JSON."""
-        return self._content() | {"digest": self.digest}
+        """Return the contract's plan JSON."""
+        return self._content | {"digest": self.deployable.digest}
 
     @property
     def sources(self) -> dict[str, str]:
@@ -88,25 +106,14 @@ class Plan:
         """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
         return next((each.weights.slot for each in self.memory if each.phase == phase), None)
 
-    def launch_files(self) -> dict[str, str]:
-        """File name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
-        self.require_runnable()
-        return {name: pretty_json(document) for name, document in self.launch_documents.items()}
-
-    def require_runnable(self) -> None:
-        """Raise InfeasibleError, with every reason, when the bundled runtime cannot run the plan."""
-        if self.refusals:
-            raise InfeasibleError(self.refusals)
-
-    def unit_document(self, unit: Unit) -> dict[str, Any]:
-        """The launch document of `unit`."""
-        return self.launch_documents[names.launch_file(unit.name)]
-
+    @cached_property
     def _content(self) -> dict[str, Any]:
         return {
             "version": PLAN_VERSION,
             "name": self.name,
+            "spec": self.written,
             "spec_digest": digest_of(self.spec.model_dump(mode="json")),
+            "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
             "gpu": _gpu_json(self.gpu),
@@ -118,6 +125,7 @@ class Plan:
             "failures": {each.phase: _failures_json(each) for each in self.failures},
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
+            "launch_documents": self.launch_documents,
             "expert_maps": {
                 each.sha256: map_json(each) | {"coverage": self._coverage_json(each)}
                 for each in self.expert_maps.values()
@@ -174,27 +182,9 @@ class Plan:
             "nodes": list(unit.nodes),
             "ranks": len(unit.ranks),
             "why": unit.why,
-            "unit_digest": self.unit_document(unit)["unit_digest"],
+            "unit_digest": self.launch_documents[names.launch_file(unit.name)]["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
-
-
-def _without_reasons(content: dict[str, Any]) -> dict[str, Any]:
-    """A plan without where its numbers are from, how it was searched, and what it was compared with.
-
-    The same spec planned anew and planned after itself differ in these, as do `auto` and the number that it becomes,
-    and run alike.
-    """
-    told = ("sources", "assumed", "decisions", "why_not", "placement")
-    kept = {key: value for key, value in content.items() if key not in told}
-    return kept | {
-        "units": [_without(each, "why") for each in content["units"]],
-        "balance": {phase: _without(each, "moves") for phase, each in content["balance"].items()},
-    }
-
-
-def _without(section: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name != key}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:

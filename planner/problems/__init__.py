@@ -1,1 +1,1 @@
-"""What went wrong, and how to mend it."""
+"""What went wrong, in four parts, and how to mend it."""

@@ -1,1 +1,1 @@
-"""Which units are on when."""
+"""Which units are on at which time of the day."""

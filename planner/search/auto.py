@@ -44,15 +44,15 @@ class Decision:
     why: str
 
 
-def decide(spec: ResolvedSpec, split: MemoryOf) -> tuple[ResolvedSpec, tuple[Decision, ...]]:
-    """`spec` with numbers for every `auto`, which `split` tries, and all that was decided or taken by default.
+def decide(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, tuple[Decision, ...]]:
+    """`spec` with numbers for every `auto`, which `memory_of` tries, and all that was decided or taken by default.
 
     Raises SpecError when no number would do.
     """
     decisions: list[Decision] = []
     for phase in spec.phases:
         if any(_is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
-            numbers, num_held = _decide(spec, phase, split)
+            numbers, num_held = _decide(spec, phase, memory_of)
             decisions += _reasons(spec, phase, numbers, num_held)
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
     decisions += _of_windows(spec.written)
@@ -64,7 +64,7 @@ def decide(spec: ResolvedSpec, split: MemoryOf) -> tuple[ResolvedSpec, tuple[Dec
     return spec, (*decisions, *(each for each in defaults if each.path not in decided))
 
 
-def _decide(spec: ResolvedSpec, phase: Phase, split: MemoryOf) -> tuple[Numbers, int]:
+def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:
     """The first layout that holds what is wanted, else the first that holds one request, else the last.
 
     With it, how many of the wanted requests it holds at full length.
@@ -74,12 +74,12 @@ def _decide(spec: ResolvedSpec, phase: Phase, split: MemoryOf) -> tuple[Numbers,
     held: list[tuple[Numbers, int]] = []
     for numbers in _layouts(spec, phase):
         tried = _trial(spec, phase, numbers)
-        plan = split(tried, phase)
+        plan = memory_of(tried, phase)
         if plan is None:
             return numbers, wanted
         held.append((numbers, min(plan.full_requests, wanted) if plan.short <= 0 else 0))
         if held[-1][1] == wanted:
-            most = {"max_requests": _most_requests(tried, phase, split)} if wants_most else {}
+            most = {"max_requests": _most_requests(tried, phase, memory_of)} if wants_most else {}
             return numbers | most, wanted
     return next((each for each in held if each[1]), held[-1])
 
@@ -124,12 +124,12 @@ def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[i
     return [fewest, 0]
 
 
-def _most_requests(spec: ResolvedSpec, phase: Phase, split: MemoryOf) -> int:
+def _most_requests(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
     """The largest number of requests of full length that fit at a time, at least 1: buffers grow with it too."""
     least, most = 1, MAX_REQUESTS
     while least < most:
         middle = (least + most + 1) // 2
-        plan = split(_trial(spec, phase, {"max_requests": middle}), phase)
+        plan = memory_of(_trial(spec, phase, {"max_requests": middle}), phase)
         fits = plan is not None and plan.full_requests >= middle
         least, most = (middle, most) if fits else (least, middle - 1)
     return least

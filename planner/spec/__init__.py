@@ -1,1 +1,1 @@
-"""What is written, and what is wrong with it."""
+"""What a user writes, and what is wrong with it."""

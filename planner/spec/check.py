@@ -8,7 +8,7 @@ a field that is wrong silences only the rules that read it. This is also the onl
 It does not plan: whether the cluster is large enough is not asked here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from planner.facts.catalog import GPUS, MODELS, Gpu, Model
 from planner.facts.loads import Loads, read_loads
-from planner.facts.model_config import ModelConfig, read_model_config
+from planner.facts.model_config import read_model_config
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import Problem, SpecError, Violation
 from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean
@@ -27,7 +27,7 @@ from planner.spec.layout_rules import broken_rules
 from planner.spec.schema import ClusterSpec, GpuSpec, PhaseSpec, Spec
 from planner.spec.yaml import Document, read_document
 
-__all__ = ["ResolvedSpec", "check_document", "check_spec", "with_values"]
+__all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
 Found = TypeVar("Found")
 
@@ -45,6 +45,7 @@ class ResolvedSpec:
     config_digest: str | None  # of the checkpoint's config.json; None for a model of the catalog
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
+    inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
     document: Document
 
     @property
@@ -75,7 +76,7 @@ def check_document(document: Document) -> ResolvedSpec:
     """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
     fields = check_fields(document.data)
     named = _Named(Path(document.file).parent, fields.values, document.data)
-    values = fields.values | named.resolved | _given_keys(document, fields.misspelt) | _units(fields.values)
+    values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
     in_range = (_heeding_rules(violation, values) for violation in fields.violations)
     violations = [*in_range, *named.violations, *broken_rules(values)]
     if violations:
@@ -87,8 +88,16 @@ def check_document(document: Document) -> ResolvedSpec:
         config_digest=named.resolved.get("model.digest"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
+        inputs=named.inputs,
         document=document,
     )
+
+
+def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:
+    """Return what is wrong with the data of a spec, as far as that can be told without the files that it names."""
+    fields = check_fields(data)
+    values = fields.values | _given_keys(data, fields.misspelt) | _units(fields.values)
+    return [*fields.violations, *broken_rules(values)]
 
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
@@ -127,6 +136,7 @@ class _Named:
         self.folder = folder
         self.violations: list[Violation] = []
         self.resolved: dict[str, Any] = {}
+        self.inputs: dict[str, str] = {}
         self._resolve(values)
         if "cluster.gpu.memory" in values:
             self._keep_own_gpu(data["cluster"]["gpu"])
@@ -135,24 +145,31 @@ class _Named:
         if "model" in values:
             self._keep("model.shapes", _catalog_entry("S304", "model", values["model"], MODELS))
         if "model.config" in values:
-            self._keep_config(self._read(read_model_config, values["model.config"]))
+            self._keep_config(values["model.config"])
         if "cluster.gpu" in values:
             self._keep("cluster.device", _catalog_entry("S305", "cluster.gpu", values["cluster.gpu"], GPUS))
         if values.get("expert_load.file"):
-            self._keep("expert_load.loads", self._read(read_loads, values["expert_load.file"]))
+            self._keep_loads(values["expert_load.file"])
 
-    def _read(self, reader: Callable[[Path, str], Found], written: str) -> Found:
-        return reader(self.folder / written, written)
-
-    def _keep_config(self, found: ModelConfig | Violation) -> None:
+    def _keep_config(self, written: str) -> None:
+        found = read_model_config(self.folder / written, written)
         if isinstance(found, Violation):
             self.violations.append(found)
         else:
+            self.inputs[written] = found.digest
             self.resolved |= {
                 "model.shapes": found.model,
                 "model.type": found.model_type,
                 "model.digest": found.digest,
             }
+
+    def _keep_loads(self, written: str) -> None:
+        found = read_loads(self.folder / written, written)
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        else:
+            self.inputs[written] = found.digest
+            self.resolved["expert_load.loads"] = found.loads
 
     def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
         """A GPU that the spec describes, unless it does so wrongly, which has been said."""
@@ -187,11 +204,11 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
     return Gpu(device="cuda", sources=dict.fromkeys(known, "the spec"), **known)
 
 
-def _given_keys(document: Document, misspelt: frozenset[str]) -> dict[str, Any]:
+def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:
     """Which keys are written, be it misspelt, for the rules that some exclude others."""
-    sections = {name: section for name, section in document.data.items() if isinstance(section, dict)}
+    sections = {name: section for name, section in data.items() if isinstance(section, dict)}
     given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
-    written = frozenset(name for name, section in document.data.items() if section is not None)
+    written = frozenset(name for name, section in data.items() if section is not None)
     return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
 
 

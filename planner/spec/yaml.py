@@ -23,7 +23,7 @@ import yaml
 from planner.problems.errors import Problem, SpecError, Violation
 from planner.spec.yaml_mistakes import explain
 
-__all__ = ["Document", "parse_document", "read_document"]
+__all__ = ["Document", "decode_document", "parse_document", "read_content", "read_document"]
 
 MAX_DEPTH = 32  # the spec itself nests four deep
 
@@ -59,10 +59,21 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """The document in the file at `path`. Raises SpecError when there is none."""
+    return decode_document(read_content(path), path)
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of the file at `path`. Raises SpecError when it cannot be read."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes()
     except OSError as error:
         raise _refused(path, "S101 must be a readable file", error.strerror or str(error), "check the path") from None
+
+
+def decode_document(content: bytes, path: Path) -> Document:
+    """The document in `content`, which was read from `path`. Raises SpecError when there is none."""
+    try:
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode()
         reason = f"byte {error.start} ({error.object[error.start]:#04x}) is not UTF-8"

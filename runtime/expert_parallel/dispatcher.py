@@ -1,26 +1,35 @@
 """Dispatch and combine: every (token, choice) pair goes to the rank that holds its slot, is computed there, comes back.
 
     slots are numbered rank by rank: slot s lives on rank s // slots_per_rank
-    dispatch   x [T, D], slots [T, K]  ->  rows [R, D] grouped by local slot, and how many each slot got
-    combine    rows [R, D], computed   ->  each choice's output back at its token's rank, and where it lies there
+    dispatch   x [T, D], slots and weights [T, K]  ->  rows at this rank, by local slot, and how many each slot got
+    combine    what the experts made of the rows   ->  each token's weighted sum over its choices
 
 Both begin an exchange and return at once; what comes of it is had by `wait()`. Between the two the caller may compute,
 which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, sizes first.
 
+A dispatcher declares what its caller must know, and the caller asks for nothing else:
+
+    rows               contiguous: slot after slot, as many as came; or masked: room for Z rows in each slot. Counts are
+                       tensors either way, so that no layer waits for the host.
+    weights_applied    by combine, while it adds; or by the experts, because combine adds rows as they come
+    sums_in_order      a token's choices are added in their order, so the sum does not depend on where experts are.
+                       Deterministic mode admits no other dispatcher.
+
 A token goes to a rank once, however many of its slots are there. Worked example: slots 0-2 on rank 0, 3-5 on rank 1. A
 token of rank 0 wants slots 4, 1 and 5: rank 1 gets one row, "4 1 5" and the activations, and makes two of it; rank 0
-keeps one. Back come two rows, the outputs of slots 4 and 5.
+keeps one. Back come two rows, the outputs of slots 4 and 5. The weights stay at home, where the sum is made.
 
-The weighted sum over a token's choices is the caller's, in the order of the choices, so that it does not depend on
-the layout. `LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it.
+`LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it.
 A rank without tokens still takes part: the collectives are a group's, not a token's.
 
-Models: torchtitan's `TokenDispatcher` (one interface, Local and AllToAll), DeepEP (vocabulary).
+Models: torchtitan (`TokenDispatcher`: one interface, Local and AllToAll); DeepEP (the words). DeepEP's low-latency form
+has masked rows and a combine that weighs, its normal form contiguous rows and a combine that does not.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -28,21 +37,25 @@ import torch
 from torch import Tensor
 
 from runtime.expert_parallel.group import Group
-from runtime.kernels.cpu import kernels as cpu_kernels
+from runtime.kernels.ops import Ops, inverse
 
 __all__ = [
     "SLOT_BYTES",
     "AllToAllDispatcher",
+    "ChoiceRows",
     "Combined",
+    "ContiguousRows",
     "Dispatched",
     "ExchangeTime",
+    "ExpertRows",
     "LocalDispatcher",
+    "MaskedRows",
     "Pending",
     "PlainRows",
     "RowFormat",
     "TokenDispatcher",
     "Traffic",
-    "sort_by_slot",
+    "WeightsApplied",
 ]
 
 SLOT_BYTES = 4  # torch.int32: of one of the slots in front of a row
@@ -62,32 +75,82 @@ class Pending(Generic[T]):
         return self.finish(self.arrive())
 
 
+class WeightsApplied(Enum):
+    """Where the gate's weights meet the experts' results."""
+
+    BY_COMBINE = auto()
+    BY_EXPERTS = auto()  # rows come with their weights, and combine adds what it is given
+
+
 @dataclass(frozen=True)
-class Dispatched:
-    """Rows at this rank, grouped by local slot, and the way back."""
+class ContiguousRows:
+    """`counts_M` rows of each local slot, slot after slot."""
 
     rows_RD: Tensor
-    counts: list[int]  # rows of each local slot, in order
-    sent: list[int]  # this rank's pairs for each rank
+    counts_M: Tensor
+    weights_R: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
+
+    def weigh(self, results_RD: Tensor) -> Tensor:
+        """Multiply the experts' results by the rows' weights."""
+        assert self.weights_R is not None
+        return results_RD * self.weights_R[:, None].to(results_RD.dtype)
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """The same number of rows in each local slot, of which the first `counts_M` mean something."""
+
+    rows_MZD: Tensor
+    counts_M: Tensor
+    weights_MZ: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
+
+    def weigh(self, results_MZD: Tensor) -> Tensor:
+        """Multiply the experts' results by the rows' weights."""
+        assert self.weights_MZ is not None
+        return results_MZD * self.weights_MZ[..., None].to(results_MZD.dtype)
+
+
+ExpertRows = ContiguousRows | MaskedRows
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """Rows at this rank, and the way back."""
+
+    rows: ExpertRows
+    sent_W: Tensor  # this rank's pairs for each rank
     way_back: Any  # what the dispatcher itself needs in combine
 
 
+class Combined(Protocol):
+    """What the experts made of this rank's tokens, arrived."""
+
+    def sum(self) -> Tensor:
+        """Return the weighted sum over each token's choices, [T, D]."""
+
+
 @dataclass(frozen=True)
-class Combined:
-    """What the experts made of this rank's tokens: a row for each (token, choice) pair, not in the pairs' order."""
+class ChoiceRows:
+    """A row for each (token, choice) pair, in any order; they are added in the order of the choices."""
 
     rows_RD: Tensor
-    places: Tensor  # [T x K]: the row of each pair
+    row_of_pair_TK: Tensor
+    weights_TK: Tensor
+    ops: Ops
+
+    def sum(self) -> Tensor:
+        """Return the weighted sum over each token's choices, [T, D]."""
+        return self.ops.weighted_sum(self.rows_RD, self.row_of_pair_TK, self.weights_TK)
 
 
 class RowFormat(Protocol):
     """How a token's activations travel: rows of bytes, because they may be of several types (codes and scales)."""
 
     def encode(self, x_TD: Tensor) -> Tensor:
-        """[T, bytes], uint8."""
+        """Return rows of bytes, [T, X], uint8."""
 
-    def decode(self, bytes_RB: Tensor) -> Tensor:
-        """Of rows that `encode` gave, what the experts take: [R, ...]."""
+    def decode(self, bytes_RX: Tensor) -> Tensor:
+        """Return what the experts take of rows that `encode` gave: [R, ...]."""
 
 
 class PlainRows:
@@ -101,9 +164,9 @@ class PlainRows:
         assert x_TD.dtype == self.dtype
         return x_TD.contiguous().view(torch.uint8)
 
-    def decode(self, bytes_RB: Tensor) -> Tensor:
+    def decode(self, bytes_RX: Tensor) -> Tensor:
         """The same memory."""
-        return bytes_RB.view(self.dtype)
+        return bytes_RX.view(self.dtype)
 
 
 @dataclass
@@ -144,45 +207,53 @@ class TokenDispatcher(Protocol):
     """The seam: Local, AllToAll, Node (`hierarchical.py`), Shared (`shared_memory/dispatcher.py`), later DeepEP."""
 
     traffic: Traffic
+    weights_applied: WeightsApplied
+    sums_in_order: bool
 
     def begin_step(self, num_tokens: int) -> None:
-        """This rank has at most so many tokens in a dispatch of this step. A collective."""
+        """Hear that this rank has at most so many tokens in a dispatch of this step. A collective."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
-        """Bring results back."""
+    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+        """Bring results, which lie as the rows did, back to their tokens."""
 
 
 class LocalDispatcher:
     """All slots are here: sorting is all there is to do."""
 
-    def __init__(self, num_slots: int, row_format: RowFormat) -> None:
-        self.num_slots = num_slots
-        self.row_format = row_format
+    weights_applied = WeightsApplied.BY_COMBINE
+    sums_in_order = True
+
+    def __init__(self, num_slots: int, row_format: RowFormat, ops: Ops) -> None:
+        self.num_slots, self.row_format, self.ops = num_slots, row_format, ops
         self.traffic = Traffic()
 
     def begin_step(self, num_tokens: int) -> None:
         """There is nobody to agree with."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
-        counts, pair_order, places = sort_by_slot(x_TD, slots_TK, self.num_slots)
-        rows = self.row_format.encode(x_TD).index_select(0, pair_order // slots_TK.shape[1])
-        rows_RD = self.row_format.decode(rows)
-        return _here(Dispatched(rows_RD, counts, [len(rows_RD)], places))
+        counts_M, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.num_slots)
+        rows = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
+        sent_W = counts_M.sum(0, keepdim=True)
+        way_back = row_of_pair.view(slots_TK.shape), weights_TK
+        return _here(Dispatched(ContiguousRows(self.row_format.decode(rows), counts_M), sent_W, way_back))
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """They are here, sorted."""
-        return _here(Combined(rows_RD, dispatched.way_back))
+        row_of_pair_TK, weights_TK = dispatched.way_back
+        return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
 
 
 @dataclass(frozen=True)
 class _WayBack:
     received: list[int]  # pairs of each rank that have their slots here
-    grouping: Tensor  # [R]: which of them, in the order of arrival, stands in each place of rows_RD
-    places: Tensor  # [T x K]: where the result of each of this rank's own pairs will lie
+    sent: list[int]  # this rank's pairs for each rank
+    arrival_of_row: Tensor  # [R]: which of the received pairs, in the order of arrival, is in each row
+    row_of_pair_TK: Tensor  # where the result of each of this rank's own pairs will lie
+    weights_TK: Tensor
 
 
 class AllToAllDispatcher:
@@ -191,42 +262,55 @@ class AllToAllDispatcher:
     Results come back pair by pair: they are different rows, and summed in the order of the choices.
     """
 
-    def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat) -> None:
-        self.group = group
-        self.slots_per_rank = slots_per_rank
-        self.row_format = row_format
+    weights_applied = WeightsApplied.BY_COMBINE
+    sums_in_order = True
+
+    def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat, ops: Ops) -> None:
+        self.group, self.slots_per_rank, self.row_format, self.ops = group, slots_per_rank, row_format, ops
         self.traffic = Traffic()
 
     def begin_step(self, num_tokens: int) -> None:
         """Any number is dispatched alike."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Put the slots in front of each row; exchange; make of what came a row for each slot that is here."""
-        sent = self.sizes(slots_TK).sum(1).tolist()
-        places = _inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
+        sent_W = self.sizes(slots_TK).sum(1)
+        sent = sent_W.tolist()
+        row_of_pair = inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK)
 
         def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
-            from_each, rows_NX = arrived
-            slots_NK = self.slots_of(rows_NX, slots_TK.shape[1])
-            row, choice = (slots_NK // self.slots_per_rank == self.group.rank).nonzero(as_tuple=True)
-            slots = slots_NK[row, choice] - self.group.rank * self.slots_per_rank
-            grouping = slots.argsort(stable=True)
-            bytes_RB = rows_NX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[grouping])
-            sources = torch.arange(self.group.size).repeat_interleave(from_each)[row]
+            from_each_W, rows_RX = arrived
+            slots_RK = self.slots_of(rows_RX, slots_TK.shape[1])
+            row, choice = (slots_RK // self.slots_per_rank == self.group.rank).nonzero(as_tuple=True)
+            slots = slots_RK[row, choice] - self.group.rank * self.slots_per_rank
+            arrival_of_row = slots.argsort(stable=True)
+            bytes_RX = rows_RX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[arrival_of_row])
+            sources = torch.arange(self.group.size, device=row.device).repeat_interleave(from_each_W)[row]
             received = sources.bincount(minlength=self.group.size).tolist()
-            counts = slots.bincount(minlength=self.slots_per_rank).tolist()
-            return Dispatched(self.row_format.decode(bytes_RB), counts, sent, _WayBack(received, grouping, places))
+            counts_M = slots.bincount(minlength=self.slots_per_rank)
+            way_back = _WayBack(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
+            return Dispatched(ContiguousRows(self.row_format.decode(bytes_RX), counts_M), sent_W, way_back)
 
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, group_by_slot)
 
-    def addressed(self, bytes_TB: Tensor, slots_TK: Tensor) -> Tensor:
-        """Rows as they travel, [T, X] bytes: the token's slots, then its activations."""
-        return torch.cat((slots_TK.int().view(torch.uint8), bytes_TB), 1)
+    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+        """Each pair's result goes to its token's rank."""
+        way: _WayBack = dispatched.way_back
+        rows = results.index_select(0, inverse(way.arrival_of_row))
+        exchange = partial(self.group.all_to_all, rows, way.received, way.sent)
+        arrival = self.group.begin(self.traffic.combine.timed(exchange))
+        return Pending(
+            arrival.result, lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops)
+        )
 
-    def slots_of(self, rows_NX: Tensor, top_k: int) -> Tensor:
-        """The slots in front of such rows, [N, K]."""
-        return rows_NX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
+    def addressed(self, bytes_TX: Tensor, slots_TK: Tensor) -> Tensor:
+        """Return rows as they travel, [T, X] bytes: the token's slots, then its activations."""
+        return torch.cat((slots_TK.int().view(torch.uint8), bytes_TX), 1)
+
+    def slots_of(self, rows_RX: Tensor, top_k: int) -> Tensor:
+        """Return the slots in front of such rows, [R, K]."""
+        return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         """What brings every row to its ranks: how many came from each, and they, sources in order. Sizes, then rows."""
@@ -234,20 +318,20 @@ class AllToAllDispatcher:
 
         def sizes_then_rows() -> tuple[Tensor, Tensor]:
             one_each = [1] * self.group.size
-            from_each = self.group.all_to_all(sizes, one_each, one_each)
-            return from_each, self.give(rows, sizes.tolist(), from_each.tolist())
+            from_each_W = self.group.all_to_all(sizes, one_each, one_each)
+            return from_each_W, self.give(rows, sizes.tolist(), from_each_W.tolist())
 
         return sizes_then_rows
 
-    def for_each(self, rows_NX: Tensor, is_for_NG: Tensor) -> tuple[Tensor, Tensor]:
+    def for_each(self, rows_RX: Tensor, is_for_RW: Tensor) -> tuple[Tensor, Tensor]:
         """The rows for each rank, rank by rank, a row that is for several once for each; and how many each gets."""
-        _, rows = is_for_NG.T.nonzero(as_tuple=True)
-        return rows_NX.index_select(0, rows), is_for_NG.sum(0)
+        _, rows = is_for_RW.T.nonzero(as_tuple=True)
+        return rows_RX.index_select(0, rows), is_for_RW.sum(0)
 
-    def among(self, ranks_NK: Tensor) -> Tensor:
-        """[N, G], whether each rank is one of a row's."""
-        is_among_NG = torch.zeros(len(ranks_NK), self.group.size, dtype=torch.bool)
-        return is_among_NG.scatter_(1, ranks_NK, True)
+    def among(self, ranks_RK: Tensor) -> Tensor:
+        """[R, W], whether each rank is one of a row's."""
+        is_among_RW = ranks_RK.new_zeros(len(ranks_RK), self.group.size, dtype=torch.bool)
+        return is_among_RW.scatter_(1, ranks_RK, True)
 
     def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """One all-to-all of rows of bytes, counted."""
@@ -262,36 +346,12 @@ class AllToAllDispatcher:
             if self.group.nodes[rank] != self.group.nodes[self.group.rank]:
                 self.traffic.bytes_to_other_nodes += number * row_bytes
 
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Pending[Combined]:
-        """Each pair's result goes to its token's rank."""
-        way: _WayBack = dispatched.way_back
-        rows = rows_RD.index_select(0, _inverse(way.grouping))
-        exchange = partial(self.group.all_to_all, rows, way.received, dispatched.sent)
-        arrival = self.group.begin(self.traffic.combine.timed(exchange))
-        return Pending(arrival.result, lambda returned: Combined(returned, way.places))
-
     def sizes(self, slots_TK: Tensor) -> Tensor:
-        """Pairs for each slot of each rank, [ranks, slots_per_rank]."""
+        """Pairs for each slot of each rank, [W, M]."""
         num_slots = self.group.size * self.slots_per_rank
         return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
-
-
-def sort_by_slot(x_TD: Tensor, slots_TK: Tensor, num_slots: int) -> tuple[list[int], Tensor, Tensor]:
-    """How many pairs each slot has; the pair that stands in each place, slot after slot; the place of each pair."""
-    if cpu_kernels.suits(x_TD):
-        return cpu_kernels.sort_by_slot(slots_TK, num_slots)
-    slots = slots_TK.flatten()
-    pair_order = slots.argsort(stable=True)
-    return slots.bincount(minlength=num_slots).tolist(), pair_order, _inverse(pair_order)
 
 
 def _here(value: T) -> Pending[T]:
     """Nothing is under way."""
     return Pending(lambda: value, lambda arrived: arrived)
-
-
-def _inverse(order: Tensor) -> Tensor:
-    """Where each element stands in `order`, a permutation."""
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
-    return places

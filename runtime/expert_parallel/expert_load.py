@@ -20,12 +20,13 @@ class ExpertLoad:
         """`local_experts` `[num_moe_layers, slots_per_rank]`: the logical expert in each slot of this rank."""
         self.local_experts = local_experts
         self.rows = torch.zeros_like(local_experts)
-        self.sent = torch.zeros(len(local_experts), num_ranks, dtype=torch.long)
+        self.sent = local_experts.new_zeros(len(local_experts), num_ranks)
+        self._rows_of_layer, self._sent_of_layer = list(self.rows), list(self.sent)
 
-    def add(self, moe_layer: int, counts: list[int], sent: list[int]) -> None:
-        """One dispatch of one layer."""
-        self.rows.numpy()[moe_layer] += counts
-        self.sent.numpy()[moe_layer] += sent
+    def add(self, moe_layer: int, counts_M: Tensor, sent_W: Tensor) -> None:
+        """Count one dispatch of one layer, where the counts are: nobody waits for them."""
+        self._rows_of_layer[moe_layer].add_(counts_M)
+        self._sent_of_layer[moe_layer].add_(sent_W)
 
     def imbalance(self) -> Tensor:
         """Of each layer, the most that a rank got of this rank's tokens over the mean, at least 1; 1 before any."""

@@ -1,7 +1,7 @@
 """The gateway: OpenAI's HTTP in front, the ranks' TCP connections behind, text and tokens between.
 
 Why it exists: clients speak text and one model name, ranks speak token ids and know only their unit. The gateway is
-the one process that sees both, so it is also where requests are placed and timed. It imports no torch.
+the one process that sees both, so it is also where requests are placed, limited and timed. It imports no torch.
 
 A request's life, in the order of the files:
     1. app.py          takes the HTTP call, answers it, notices when its client leaves
@@ -9,9 +9,10 @@ A request's life, in the order of the files:
     3. calls.py        turns the body into prompts of token ids and sampling (with tokenizer.py)
     4. generation.py   follows each prompt from Prefill to its last token
     5. registry.py     knows the ranks and their state (rank_connection.py is one of them), router.py chooses two
-    6. detokenizer.py  turns tokens into text that never breaks a character or a stop string
+    6. detokenizer.py  turns tokens into text that never breaks a character or a stop string (logprobs.py goes with it)
     7. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
-`serve.py` binds the three ports and runs it all; client.py is the client's side of a call, and how it leaves.
+serve.py binds the three ports and runs it all. metrics.py measures. client.py is the client's side of a call:
+a body of bounded size, and noticing that the client left.
 
-It does not queue or limit requests, check keys, cache, or move a request off a lost rank.
+It does not queue requests, check keys, cache, or move a request off a lost rank.
 """

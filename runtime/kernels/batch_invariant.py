@@ -24,6 +24,7 @@ Source of the idea: Thinking Machines, "Defeating Nondeterminism in LLM Inferenc
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -31,8 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure
+from runtime.kernels.ops import Ops, own
 
-__all__ = ["TILE_ROWS", "BatchInvariant", "Batched", "Batching", "check_machine", "own"]
+__all__ = ["TILE_ROWS", "BatchInvariant", "Batched", "Batching", "check_machine"]
 
 TILE_ROWS = 16
 TILE_POSITIONS = 64
@@ -41,43 +43,79 @@ TILE_POSITIONS = 64
 class Batching(Protocol):
     """The two forms compute the same up to rounding; `Batched` is the fast one."""
 
-    is_batched: bool  # how many rows there are may decide by what kernel they are computed
+    is_invariant: bool  # a row's bits do not depend on how many rows are computed with it
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """`function` of tensors with a row for each token, [T, ...] each; it returns one such tensor or several."""
+        """Call `function` of tensors with a row a token, [T, ...] each; it returns one such tensor or several."""
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """`attend(q_THQ, kv_SHX, k_rope_SP)`: [T, ...]; the queries are of the last T of S positions, from 0 on."""
+        """Call `attend` with the queries of the last T of S positions, from 0 on: [T, ...]."""
 
-    def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """`attend(q_BHC, latent_BSC, lengths_B)`: [B, ...]."""
+    def attend_pages(
+        self,
+        ops: Ops,
+        q_BHC: Tensor,
+        pages_JSC: Tensor,
+        tables_BJ: Tensor,
+        lengths_B: Tensor,
+        rank: int,
+        scale: float,
+    ) -> Tensor:
+        """Let each request attend to its first `lengths_B` latents, which lie in the pages of its table: [B, H, L]."""
+
+    def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Compute rows that lie slot after slot, `counts_M` of each, in their own memory."""
+
+    def masked_experts(
+        self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
+    ) -> Tensor:
+        """Compute the first `counts_M` of each slot's rows: [M, Z, D]."""
 
 
 class Batched:
     """One call for all."""
 
-    is_batched = True
+    is_invariant = False
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """All rows at once."""
+        """Call it with all rows at once."""
         return function(*rows)
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """All queries at once."""
+        """Attend with all queries at once."""
         return attend(q_THQ, kv_SHX, k_rope_SP)
 
-    def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """All requests at once, padded to the longest."""
-        return attend(q_BHC, latent_BSC, lengths_B)
+    def attend_pages(
+        self,
+        ops: Ops,
+        q_BHC: Tensor,
+        pages_JSC: Tensor,
+        tables_BJ: Tensor,
+        lengths_B: Tensor,
+        rank: int,
+        scale: float,
+    ) -> Tensor:
+        """Take all requests at once."""
+        return ops.attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, rank, scale)
+
+    def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Take all slots at once."""
+        return ops.experts(rows_RD, counts_M, gate_up_MXD, down_MDI)
+
+    def masked_experts(
+        self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
+    ) -> Tensor:
+        """Take all slots at once."""
+        return ops.masked_experts(rows_MZD, counts_M, gate_up_MXD, down_MDI)
 
 
 class BatchInvariant:
     """Deterministic: a row's bits depend on that row, a request's on that request."""
 
-    is_batched = False
+    is_invariant = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Tile by tile; no rows are one tile of zeros, of which none comes back."""
+        """Go tile by tile; no rows are one tile of zeros, of which none comes back."""
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
         tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
@@ -86,7 +124,7 @@ class BatchInvariant:
         return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Tile by tile, as positions lie and not as the chunk does."""
+        """Go tile by tile, as positions lie and not as the chunk does."""
         start, end = len(kv_SHX) - len(q_THQ), len(kv_SHX)
         before, after = start % TILE_POSITIONS, -end % TILE_POSITIONS
         q, kv = _with_zeros(q_THQ, before, after), _with_zeros(kv_SHX, 0, after)
@@ -97,13 +135,38 @@ class BatchInvariant:
         ]
         return torch.cat(tiles)[before : before + len(q_THQ)]
 
-    def requests(self, attend: Callable[..., Tensor], q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """Request by request."""
+    def attend_pages(
+        self,
+        ops: Ops,
+        q_BHC: Tensor,
+        pages_JSC: Tensor,
+        tables_BJ: Tensor,
+        lengths_B: Tensor,
+        rank: int,
+        scale: float,
+    ) -> Tensor:
+        """Go request by request."""
+        latent_BSC = ops.read_pages(pages_JSC, tables_BJ)
         contexts = [
-            attend(own(q_BHC[b : b + 1]), own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1])
+            ops.attend(own(q_BHC[b : b + 1]), own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1], rank, scale)
             for b, length in enumerate(lengths_B.tolist())
         ]
-        return torch.cat(contexts) if contexts else attend(q_BHC, latent_BSC, lengths_B)
+        return torch.cat(contexts) if contexts else ops.attend(q_BHC, latent_BSC, lengths_B, rank, scale)
+
+    def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Go slot by slot and tile by tile."""
+        for slot, rows in enumerate(rows_RD.split(counts_M.tolist())):
+            if len(rows):
+                rows.copy_(self.rows(partial(_expert, ops, gate_up_MXD[slot], down_MDI[slot]), rows))
+        return rows_RD
+
+    def masked_experts(
+        self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
+    ) -> Tensor:
+        """Go slot by slot and tile by tile too; the rows beyond a slot's count stay as they are."""
+        for slot, count in enumerate(counts_M.tolist()):
+            self.experts(ops, rows_MZD[slot, :count], counts_M[slot : slot + 1], gate_up_MXD[slot:], down_MDI[slot:])
+        return rows_MZD
 
 
 @torch.inference_mode()
@@ -124,6 +187,10 @@ def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtyp
                 )
 
 
+def _expert(ops: Ops, gate_up_XD: Tensor, down_DI: Tensor, rows_RD: Tensor) -> Tensor:
+    return ops.expert(rows_RD, gate_up_XD, down_DI)
+
+
 def _tile(rows: Tensor, start: int) -> Tensor:
     """The rows from `start`, as many as a tile has, in memory of their own."""
     tile = rows[start : start + TILE_ROWS]
@@ -134,8 +201,3 @@ def _tile(rows: Tensor, start: int) -> Tensor:
 def _with_zeros(rows: Tensor, before: int, after: int) -> Tensor:
     """Rows of zeros around `rows`."""
     return F.pad(rows, (*(0, 0) * (rows.dim() - 1), before, after))
-
-
-def own(x: Tensor) -> Tensor:
-    """A copy whose address and strides tell nothing of what lay around `x`."""
-    return x.clone(memory_format=torch.contiguous_format)

@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,18 +21,24 @@ from runtime.kernels.precision import DTYPES
 from runtime.launch import KvLayout, UnitLaunch
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, Handover, HandoverReply, Refused
-from runtime.worker.rank_metrics import RankMetrics
 
-__all__ = ["KvReceiver", "KvSender"]
+__all__ = ["KvReceiver", "KvSender", "TransferCounters"]
 
 REPLY_TIMEOUT_S = 30.0
+
+
+class TransferCounters(Protocol):
+    """Who counts what was handed over."""
+
+    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float) -> None:
+        """Hear that one request was handed over and accepted."""
 
 
 class KvSender:
     """The prefill rank's side."""
 
-    def __init__(self, metrics: RankMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, counters: TransferCounters) -> None:
+        self._counters = counters
         self._connections: dict[tuple[str, int], _Connection] = {}
 
     async def send(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
@@ -47,7 +54,7 @@ class KvSender:
             raise RuntimeFailure(f"its KV could not be sent to {host}:{port}: {str(error) or 'no answer'}") from None
         if isinstance(reply, Refused):
             raise RuntimeFailure(f"the decode rank at {host}:{port} refused it: {reply.reason}")
-        self._metrics.kv_sent(len(payload), len(frame), time.perf_counter() - began)
+        self._counters.kv_sent(len(payload), len(frame), time.perf_counter() - began)
 
 
 class KvReceiver:

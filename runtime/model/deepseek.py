@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from runtime.expert_parallel.dispatcher import PlainRows, TokenDispatcher
 from runtime.expert_parallel.expert_load import ExpertLoad
+from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import Group
-from runtime.expert_parallel.hierarchical import new_dispatcher
 from runtime.expert_parallel.overlap import OVERLAPS, Flow, Overlap, Pause
-from runtime.kernels.batch_invariant import Batching
-from runtime.kernels.precision import unquantized_dtype
+from runtime.kernels.backend import Backend
 from runtime.kv.cache import LatentCache, LayerPages
 from runtime.model.config import ModelConfig
 from runtime.model.forward_batch import Chunk, ForwardBatch, cut
 from runtime.model.fp8 import E4M3, Fp8Experts, Fp8Linear, Fp8Rows, round_scales_up
-from runtime.model.layers import GatedMlp, RmsNorm, linear
+from runtime.model.layers import Embedding, GatedMlp, Linear, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable
 from runtime.model.rope import RotaryTable
@@ -44,30 +43,32 @@ class DeepseekV3(nn.Module):
         config: ModelConfig,
         expert_map: PhysicalToLogical,
         group: Group,
-        dtype: torch.dtype,
-        batching: Batching,
+        backend: Backend,
         overlap: Overlap = OVERLAPS["none"],
         nodes: Sequence[str] | None = None,
-        small_step_tokens: int = 0,
     ) -> None:
-        """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`)."""
+        """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`).
+
+        Raises RuntimeFailure when `backend` is deterministic and the unit's dispatcher is not.
+        """
         super().__init__()
-        self.config, self.batching, self.overlap, self.nodes = config, batching, overlap, nodes
-        self.load = ExpertLoad(torch.tensor(expert_map).chunk(group.size, 1)[group.rank], group.size)
-        self.dispatcher = self._dispatcher(group, dtype, small_step_tokens)
+        self.config, self.backend, self.batching = config, backend, backend.batching
+        self.overlap, self.nodes = overlap, nodes
+        experts = torch.tensor(expert_map, device=backend.device)
+        self.load = ExpertLoad(experts.chunk(group.size, 1)[group.rank], group.size)
+        self.dispatcher = self._dispatcher(group)
         self.rotary = RotaryTable(
-            config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn
+            config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn, backend.device
         )
+        unquantized, ops = backend.unquantized_dtype, backend.ops
         self.model = nn.Module()
-        self.model.embed_tokens = nn.utils.skip_init(
-            nn.Embedding, config.vocab_size, config.hidden_size, dtype=unquantized_dtype(dtype)
-        )
+        self.model.embed_tokens = Embedding(config.vocab_size, config.hidden_size, unquantized, backend.device)
         self.model.layers = nn.ModuleList(
-            Layer(layer, config, dtype, self._feed_forward(layer, expert_map, group.rank, dtype), batching)
+            Layer(layer, config, backend, self._feed_forward(layer, expert_map, group.rank))
             for layer in range(config.num_hidden_layers)
         )
-        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
-        self.lm_head = linear(config.hidden_size, config.vocab_size, unquantized_dtype(dtype))
+        self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized, ops)
+        self.lm_head = linear(config.hidden_size, config.vocab_size, unquantized, ops)
         if config.power_of_two_scales:
             round_scales_up(self)
 
@@ -96,7 +97,7 @@ class DeepseekV3(nn.Module):
             if function := _row_function(module):
                 parameters = list(module.parameters())
                 shapes = (type(module), *(parameter.shape for parameter in parameters))
-                functions[shapes] = function, parameters[0].shape[-1], unquantized_dtype(parameters[0].dtype)
+                functions[shapes] = function, parameters[0].shape[-1], self.backend.unquantized_dtype
         return list(functions.values())
 
     def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[ForwardBatch]:
@@ -104,7 +105,7 @@ class DeepseekV3(nn.Module):
         for share in self.overlap.shares(_num_tokens(prefilling) + _num_tokens(decoding)):
             prompts, prefilling = cut(prefilling, share)
             requests, decoding = cut(decoding, share - _num_tokens(prompts))
-            steps.append(ForwardBatch(prompts, requests))
+            steps.append(ForwardBatch(prompts, requests, self.backend.device))
         self.begin_step(steps)
         return steps
 
@@ -126,34 +127,33 @@ class DeepseekV3(nn.Module):
     def _head(self, x_TD: Tensor) -> Tensor:
         return self.lm_head(self.model.norm(x_TD)).float()
 
-    def _dispatcher(self, group: Group, dtype: torch.dtype, small_step_tokens: int) -> TokenDispatcher:
-        row_format = Fp8Rows(self.config.power_of_two_scales) if dtype == E4M3 else PlainRows(dtype)
-        x_1D = torch.zeros(1, self.config.hidden_size, dtype=unquantized_dtype(dtype))
-        top_k, slots_per_rank = self.config.num_experts_per_tok, self.load.rows.shape[1]
-        max_tokens = max(self.overlap.shares(small_step_tokens))
-        return new_dispatcher(group, slots_per_rank, top_k, row_format, x_1D, max_tokens)
+    def _dispatcher(self, group: Group) -> TokenDispatcher:
+        config, backend = self.config, self.backend
+        row_format = Fp8Rows(config.power_of_two_scales) if backend.dtype == E4M3 else PlainRows(backend.dtype)
+        x_1D = torch.zeros(1, config.hidden_size, dtype=backend.unquantized_dtype, device=backend.device)
+        slots_per_rank = self.load.rows.shape[1]
+        return new_dispatcher(group, slots_per_rank, config.num_experts_per_tok, row_format, x_1D, backend)
 
-    def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int, dtype: torch.dtype) -> nn.Module:
-        config = self.config
+    def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int) -> nn.Module:
+        config, backend = self.config, self.backend
         moe_layer = layer - config.first_k_dense_replace
         if moe_layer < 0:
-            return GatedMlp(config.hidden_size, config.intermediate_size, dtype)
-        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts, rank, self.nodes)
-        return MixtureOfExperts(config, dtype, moe_layer, replicas, self.dispatcher, self.load, self.batching)
+            return GatedMlp(config.hidden_size, config.intermediate_size, backend.dtype, backend.ops)
+        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts, rank, backend.device, self.nodes)
+        return MixtureOfExperts(config, backend, moe_layer, replicas, self.dispatcher, self.load)
 
 
 class Layer(nn.Module):
     """Attention, then dense MLP or mixture of experts, each after a norm and added to what came in."""
 
-    def __init__(
-        self, index: int, config: ModelConfig, dtype: torch.dtype, feed_forward: nn.Module, batching: Batching
-    ) -> None:
+    def __init__(self, index: int, config: ModelConfig, backend: Backend, feed_forward: nn.Module) -> None:
         super().__init__()
-        self.index, self.batching = index, batching
+        self.index, self.batching = index, backend.batching
         self.span = partial(span, layer=index)
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
-        self.self_attn = LatentAttention(config, dtype, batching)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
+        norm = config.hidden_size, config.rms_norm_eps, backend.unquantized_dtype, backend.ops
+        self.input_layernorm = RmsNorm(*norm)
+        self.self_attn = LatentAttention(config, backend)
+        self.post_attention_layernorm = RmsNorm(*norm)
         self.mlp = feed_forward
 
     def forward(
@@ -164,7 +164,7 @@ class Layer(nn.Module):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
             pages.write(step.slot_mapping_T, self.self_attn.latent(normed_TD, cos, sin))
             if answering is not step:
-                x_TD, normed_TD, cos, sin = (rows[step.ends_C - 1] for rows in (x_TD, normed_TD, cos, sin))
+                x_TD, normed_TD, cos, sin = (rows[step.answering_A] for rows in (x_TD, normed_TD, cos, sin))
             queries = self.self_attn.begin(normed_TD, cos, sin, answering)
         yield Pause.HALF_ATTENDED
         with self.span("attention 2"):
@@ -186,7 +186,7 @@ def _num_tokens(chunks: Sequence[Chunk]) -> int:
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
     """What the module does to rows, if that is what it does; its first parameter's last dimension is a row's size."""
     match module:
-        case nn.Linear() | Fp8Linear() | RmsNorm() | GatedMlp() | Gate():
+        case Linear() | Fp8Linear() | RmsNorm() | GatedMlp() | Gate():
             return module
         case LocalExperts():
             return partial(module.expert, 0)

@@ -7,6 +7,7 @@ It does not schedule: `serving/scheduler.py` chooses what a step works on.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,16 +16,30 @@ from torch import Tensor
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.overlap import OVERLAPS
-from runtime.kernels.batch_invariant import Batched, BatchInvariant, check_machine
-from runtime.kernels.cpu import kernels as cpu_kernels
-from runtime.kernels.precision import unquantized_dtype
+from runtime.kernels.backend import choose_backend
+from runtime.kernels.batch_invariant import check_machine
 from runtime.kv.cache import PAGE_TOKENS, LatentCache, num_pages
 from runtime.model import weights
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
 from runtime.model.forward_batch import Chunk
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "EngineConfig"]
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What a rank's engine is told before it starts."""
+
+    checkpoint: Path  # a folder
+    expert_map: PhysicalToLogical
+    dtype: torch.dtype  # of the matrices
+    deterministic: bool = False
+    overlap: str = "none"
+    nodes: Sequence[str] | None = None  # of each rank, for tokens that prefer replicas near them; None for none
+    device: torch.device = CPU  # where every tensor of the model is made
 
 
 class Engine:
@@ -32,39 +47,22 @@ class Engine:
 
     def __init__(
         self,
-        folder: Path,
-        expert_map: PhysicalToLogical,
+        config: EngineConfig,
         group: Group,
-        dtype: torch.dtype,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        deterministic: bool = False,
-        overlap: str = "none",
-        nodes: Sequence[str] | None = None,
-        small_step_tokens: int = 0,
     ) -> None:
-        """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible.
-
-        Steps of up to `small_step_tokens` a rank are worth dispatching at low latency; 0: there are none.
-        """
-        self.config = read_model_config(folder)
-        self.dtype = dtype
-        _check_expert_map(expert_map, self.config)
-        self.model = DeepseekV3(
-            self.config,
-            expert_map,
-            group,
-            dtype,
-            BatchInvariant() if deterministic else Batched(),
-            OVERLAPS[overlap],
-            nodes,
-            small_step_tokens,
-        )
-        self.tensor_names = weights.load(self.model, folder, progress)
-        if deterministic:
-            torch.set_num_threads(1)
+        """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
+        if config.deterministic:
+            torch.set_num_threads(1)  # before the backend is chosen, which depends on it
+        self.config = read_model_config(config.checkpoint)
+        _check_expert_map(config.expert_map, self.config)
+        self.backend = choose_backend(config.device, config.dtype, config.deterministic)
+        overlap = OVERLAPS[config.overlap]
+        self.model = DeepseekV3(self.config, config.expert_map, group, self.backend, overlap, config.nodes)
+        self.tensor_names = weights.load(self.model, config.checkpoint, progress)
+        self.backend.ops.prepare()
+        if config.deterministic:
             check_machine(self.model.row_wise())
-        elif cpu_kernels.suits(self.model.lm_head.weight):
-            cpu_kernels.prepare()
 
     @property
     def token_shape(self) -> tuple[int, int]:
@@ -72,8 +70,8 @@ class Engine:
         return self.config.num_hidden_layers, self.config.latent_dim
 
     def new_cache(self, num_tokens: int) -> LatentCache:
-        """An empty KV cache with room for at least so many tokens."""
-        return LatentCache(self.config, num_tokens, unquantized_dtype(self.dtype))
+        """Return an empty KV cache with room for at least so many tokens."""
+        return LatentCache(*self.token_shape, num_tokens, self.backend.unquantized_dtype, self.backend.device)
 
     @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:

@@ -9,8 +9,9 @@ absent: a rank steps with its unit even when it has nothing to do.
 It holds tensors about the tokens, not their values: those flow through the model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -60,43 +61,43 @@ def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chu
 
 
 class ForwardBatch:
-    """`prefilling` chunks in order, then `decoding` ones of one token each, as tensors."""
+    """`prefilling` chunks in order, then `decoding` ones of one token each, as tensors on `device`."""
 
-    def __init__(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> None:
-        self._prefilling, self._decoding = prefilling, decoding
+    def __init__(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], device: torch.device) -> None:
+        self._prefilling, self._decoding, self._device = prefilling, decoding, device
         chunks = [*prefilling, *decoding]
-        self.token_ids_T = _integers(token for chunk in chunks for token in chunk.token_ids)
-        self.positions_T = _integers(position for chunk in chunks for position in range(chunk.start, chunk.end))
-        self.slot_mapping_T = _integers(
-            place for chunk in chunks for place in slot_mapping(chunk.table, chunk.start, chunk.end)
+        self.token_ids_T = self._integers(token for chunk in chunks for token in chunk.token_ids)
+        self.positions_T = self._integers(position for chunk in chunks for position in range(chunk.start, chunk.end))
+        self.slot_mapping_T = self._integers(
+            slot for chunk in chunks for slot in slot_mapping(chunk.table, chunk.start, chunk.end)
         )
-        self.ends_C = _integers(len(chunk.token_ids) for chunk in chunks).cumsum(0)[_ends(chunks)]
+        self.answering_A = self._integers(_last_tokens(chunks))
         self.lengths = [len(chunk.token_ids) for chunk in prefilling]
         self.sizes = sum(self.lengths), len(decoding)  # tokens of prompts, tokens of decoding requests
-        self.contexts = [
-            _integers(slot_mapping(chunk.table, 0, chunk.end)) for chunk in prefilling
-        ]  # what a chunk sees
-        self.tables_BP = _padded([chunk.table for chunk in decoding])
-        self.lengths_B = _integers(chunk.end for chunk in decoding)
+        self.contexts = [  # what a chunk sees
+            self._integers(slot_mapping(chunk.table, 0, chunk.end)) for chunk in prefilling
+        ]
+        self.tables_BJ = self._padded([chunk.table for chunk in decoding])
+        self.lengths_B = self._integers(chunk.end for chunk in decoding)
 
     def answering(self) -> "ForwardBatch":
-        """Of the same requests, only the tokens whose logits are asked for: those at `ends_C` - 1."""
+        """The same requests with only the tokens whose logits are asked for, those at `answering_A`."""
         if not self._prefilling:
             return self
-        return ForwardBatch([chunk.last for chunk in self._prefilling if not chunk.goes_on], self._decoding)
+        last = [chunk.last for chunk in self._prefilling if not chunk.goes_on]
+        return ForwardBatch(last, self._decoding, self._device)
+
+    def _integers(self, values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.long, device=self._device)
+
+    def _padded(self, tables: list[PageTable]) -> Tensor:
+        """[B, J]; a shorter table ends with page 0, whose content nobody looks at."""
+        max_pages = max(map(len, tables), default=0)
+        pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
+        return self._integers(pages).view(len(tables), max_pages)
 
 
-def _ends(chunks: Sequence[Chunk]) -> Tensor:
-    """[chunks], whether logits are asked for after it."""
-    return torch.tensor([not chunk.goes_on for chunk in chunks], dtype=torch.bool)
-
-
-def _integers(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.long)
-
-
-def _padded(tables: list[PageTable]) -> Tensor:
-    """`[B, most pages]`; a shorter table ends with page 0, whose content nobody looks at."""
-    most = max(map(len, tables), default=0)
-    padded = [table + [0] * (most - len(table)) for table in tables]
-    return torch.tensor(padded, dtype=torch.long).view(len(tables), most)
+def _last_tokens(chunks: Sequence[Chunk]) -> Iterator[int]:
+    """Where the last token of each chunk is among all, of those after which logits are asked for."""
+    ends = accumulate(len(chunk.token_ids) for chunk in chunks)
+    return (end - 1 for chunk, end in zip(chunks, ends, strict=True) if not chunk.goes_on)

@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.kernels.batch_invariant import Batching
+from runtime.expert_parallel.dispatcher import ContiguousRows, ExpertRows
+from runtime.kernels.backend import Backend
 from runtime.model.config import ModelConfig
 
 __all__ = [
@@ -58,18 +59,18 @@ def num_blocks(size: int) -> int:
 
 def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
     """Each row's groups, by itself: a row's codes and scales do not depend on other rows."""
-    groups_RGB = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    scales_RG = _scales(groups_RGB.abs().amax(-1))
+    groups_RFX = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    scales_RF = _scales(groups_RFX.abs().amax(-1))
     if power_of_two:
-        scales_RG = _rounded_up(scales_RG)
-    codes = (groups_RGB / scales_RG[..., None]).to(E4M3)
-    return Quantised(codes.flatten(1)[:, : x_RD.shape[1]].contiguous(), scales_RG)
+        scales_RF = _rounded_up(scales_RF)
+    codes = (groups_RFX / scales_RF[..., None]).to(E4M3)
+    return Quantised(codes.flatten(1)[:, : x_RD.shape[1]].contiguous(), scales_RF)
 
 
-def quantise_matrix(w_NK: Tensor, power_of_two: bool = False) -> Quantised:
+def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
     """A matrix in weight blocks, as DeepSeek's checkpoints hold it."""
-    rows, columns = w_NK.shape
-    padded = F.pad(w_NK.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    rows, columns = w_OD.shape
+    padded = F.pad(w_OD.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
     scales = _scales(blocks.abs().amax((1, 3)))
     if power_of_two:
@@ -79,19 +80,19 @@ def quantise_matrix(w_NK: Tensor, power_of_two: bool = False) -> Quantised:
 
 
 def dequantise_matrix(w: Quantised) -> Tensor:
-    """[N, K] in FP32: each code times its block's scale."""
+    """[O, D] in FP32: each code times its block's scale."""
     rows, columns = w.codes.shape
     return w.codes.float() * _by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
 
 
-def matmul(x: Quantised, codes_NK: Tensor, scales_NG: Tensor) -> Tensor:
-    """x W^T, [R, N] in FP32, block of channels by block of channels; `scales_NG` are the weight's, one row each."""
-    total_RN = x.codes.new_zeros((len(x.codes), len(codes_NK)), dtype=torch.float32)
-    blocks = zip(x.codes.float().split(BLOCK, 1), codes_NK.split(BLOCK, 1), strict=True)
-    for group, (x_RB, w_NB) in enumerate(blocks):
-        products_RN = x_RB @ w_NB.float().T
-        total_RN += products_RN.mul_(x.scales[:, group, None]).mul_(scales_NG[:, group])
-    return total_RN
+def matmul(x: Quantised, codes_OD: Tensor, scales_OF: Tensor) -> Tensor:
+    """x W^T, [R, O] in FP32, block of channels by block of channels; `scales_OF` are the weight's, one row each."""
+    total_RO = x.codes.new_zeros((len(x.codes), len(codes_OD)), dtype=torch.float32)
+    blocks = zip(x.codes.float().split(BLOCK, 1), codes_OD.split(BLOCK, 1), strict=True)
+    for group, (x_RX, w_OX) in enumerate(blocks):
+        products_RO = x_RX @ w_OX.float().T
+        total_RO += products_RO.mul_(x.scales[:, group, None]).mul_(scales_OF[:, group])
+    return total_RO
 
 
 class Fp8Rows:
@@ -104,9 +105,9 @@ class Fp8Rows:
         """[T, D + 4 ceil(D / 128)] bytes."""
         return pack(quantise_rows(x_TD, self.power_of_two))
 
-    def decode(self, bytes_RB: Tensor) -> Tensor:
+    def decode(self, bytes_RX: Tensor) -> Tensor:
         """As they are: `Fp8Experts` takes packed rows."""
-        return bytes_RB
+        return bytes_RX
 
 
 def pack(x: Quantised) -> Tensor:
@@ -126,10 +127,10 @@ class Fp8Linear(nn.Module):
 
     power_of_two = False  # see `round_scales_up`
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, device: torch.device) -> None:
         super().__init__()
-        self.weight = _codes(out_features, in_features)
-        self.weight_scale_inv = _scale_parameter(num_blocks(out_features), num_blocks(in_features))
+        self.weight = _codes(device, out_features, in_features)
+        self.weight_scale_inv = _scale_parameter(device, num_blocks(out_features), num_blocks(in_features))
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, in] -> [R, out], of x's type."""
@@ -143,26 +144,33 @@ class Fp8Experts(nn.Module):
     Gate and up are matrices of their own, whose blocks do not run on from one to the other.
     """
 
-    def __init__(self, num_slots: int, config: ModelConfig, batching: Batching) -> None:
+    def __init__(self, num_slots: int, config: ModelConfig, backend: Backend) -> None:
         super().__init__()
-        self.batching, self.hidden, self.power_of_two = batching, config.hidden_size, config.power_of_two_scales
+        self.batching, device = backend.batching, backend.device
+        self.hidden, self.power_of_two = config.hidden_size, config.power_of_two_scales
         hidden, intermediate = config.hidden_size, config.moe_intermediate_size
-        self.gate_up = _codes(num_slots, 2, intermediate, hidden)
-        self.gate_up_scales = _scale_parameter(num_slots, 2, num_blocks(intermediate), num_blocks(hidden))
-        self.down = _codes(num_slots, hidden, intermediate)
-        self.down_scales = _scale_parameter(num_slots, num_blocks(hidden), num_blocks(intermediate))
+        self.gate_up = _codes(device, num_slots, 2, intermediate, hidden)
+        self.gate_up_scales = _scale_parameter(device, num_slots, 2, num_blocks(intermediate), num_blocks(hidden))
+        self.down = _codes(device, num_slots, hidden, intermediate)
+        self.down_scales = _scale_parameter(device, num_slots, num_blocks(hidden), num_blocks(intermediate))
 
-    def forward(self, packed_R: Tensor, counts: list[int]) -> Tensor:
-        """Packed rows, slot after slot, `counts` of each -> [R, D] in BF16."""
-        nothing = torch.empty(0, self.hidden, dtype=torch.bfloat16)
-        slots = enumerate(packed_R.split(counts))
-        return torch.cat(
-            [nothing, *(self.batching.rows(partial(self.expert, slot), rows) for slot, rows in slots if len(rows))]
-        )
+    def forward(self, rows: ExpertRows) -> Tensor:
+        """Compute packed rows of each slot: [R, D] or, of masked rows, [M, Z, D], in BF16.
 
-    def expert(self, slot: int, packed_R: Tensor) -> Tensor:
+        Of masked rows, all of a slot are computed: nobody waits for the counts.
+        """
+        if isinstance(rows, ContiguousRows):
+            packed = enumerate(rows.rows_RD.split(rows.counts_M.tolist()))
+            nothing = torch.empty(0, self.hidden, dtype=torch.bfloat16, device=rows.rows_RD.device)
+            return torch.cat([nothing, *(self._rows_of(slot, part_RX) for slot, part_RX in packed if len(part_RX))])
+        return torch.stack([self._rows_of(slot, part_ZX) for slot, part_ZX in enumerate(rows.rows_MZD)])
+
+    def _rows_of(self, slot: int, packed_RX: Tensor) -> Tensor:
+        return self.batching.rows(partial(self.expert, slot), packed_RX)
+
+    def expert(self, slot: int, packed_RX: Tensor) -> Tensor:
         """Packed rows -> [R, D] by the expert in local slot `slot`."""
-        x, intermediate = unpack(packed_R, self.hidden), self.gate_up.shape[2]
+        x, intermediate = unpack(packed_RX, self.hidden), self.gate_up.shape[2]
         gate, up = (
             matmul(x, codes, _by_row(scales, intermediate)).bfloat16()
             for codes, scales in zip(self.gate_up[slot], self.gate_up_scales[slot], strict=True)
@@ -206,13 +214,13 @@ def _rounded_up(scales: Tensor) -> Tensor:
 
 
 def _by_row(scales: Tensor, num_rows: int) -> Tensor:
-    """A matrix's scales, [N / 128, K / 128], for each of its rows, [N, K / 128]."""
+    """A matrix's scales, [O / 128, D / 128], for each of its rows, [O, D / 128]."""
     return scales.repeat_interleave(BLOCK, 0)[:num_rows]
 
 
-def _codes(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=E4M3), requires_grad=False)
+def _codes(device: torch.device, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=E4M3, device=device), requires_grad=False)
 
 
-def _scale_parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+def _scale_parameter(device: torch.device, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device), requires_grad=False)

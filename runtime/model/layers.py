@@ -1,4 +1,4 @@
-"""The parts that hold no idea of their own: projection, norm, gated MLP.
+"""The parts that hold no idea of their own: embedding, projection, norm, gated MLP.
 
 Parameters carry the published tensor names, so that `weights.py` needs no table of names.
 """
@@ -7,63 +7,70 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.kernels.cpu import kernels as cpu_kernels
+from runtime.kernels.ops import Ops
 from runtime.model.fp8 import E4M3, Fp8Linear
 
-__all__ = ["GatedMlp", "Linear", "RmsNorm", "linear", "silu_product"]
+__all__ = ["Embedding", "GatedMlp", "Linear", "RmsNorm", "linear"]
 
 
-def linear(in_features: int, out_features: int, dtype: torch.dtype) -> "Linear | Fp8Linear":
-    """A bias-free projection whose values come from a checkpoint."""
+def linear(in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) -> "Linear | Fp8Linear":
+    """Make a bias-free projection whose values come from a checkpoint."""
     if dtype == E4M3:
-        return Fp8Linear(in_features, out_features)
-    return nn.utils.skip_init(Linear, in_features, out_features, bias=False, dtype=dtype)
+        return Fp8Linear(in_features, out_features, ops.device)
+    return Linear(in_features, out_features, dtype, ops)
 
 
-class Linear(nn.Linear):
-    """torch's own, but for few rows."""
+class Linear(nn.Module):
+    """x w^T."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
-        if cpu_kernels.matmul_wins(x):
-            return cpu_kernels.linear(x, self.weight)
-        return super().forward(x)
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=ops.device))
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, in] -> [R, out]."""
+        return self.ops.linear(x_RD, self.weight)
+
+
+class Embedding(nn.Module):
+    """A row for each token of the vocabulary."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=device))
+
+    def forward(self, token_ids_T: Tensor) -> Tensor:
+        """[T] -> [T, D]."""
+        return F.embedding(token_ids_T, self.weight)
 
 
 class RmsNorm(nn.Module):
     """x / rms(x) * weight, with the mean square in FP32."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, ops: Ops) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
-        self.eps = eps
+        self.ops, self.eps = ops, eps
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=ops.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape whose last dimension is `size`."""
-        if cpu_kernels.suits(x):
-            return cpu_kernels.rms_norm(x, self.weight, self.eps)
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """Take any shape whose last dimension is `size`."""
+        return self.ops.rms_norm(x, self.weight, self.eps)
 
 
 class GatedMlp(nn.Module):
     """down(silu(gate(x)) * up(x)): the dense layers and the shared expert."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, ops: Ops) -> None:
         super().__init__()
-        self.gate_proj = linear(hidden_size, intermediate_size, dtype)
-        self.up_proj = linear(hidden_size, intermediate_size, dtype)
-        self.down_proj = linear(intermediate_size, hidden_size, dtype)
+        self.ops, self.is_fp8 = ops, dtype == E4M3
+        self.gate_proj = linear(hidden_size, intermediate_size, dtype, ops)
+        self.up_proj = linear(hidden_size, intermediate_size, dtype, ops)
+        self.down_proj = linear(intermediate_size, hidden_size, dtype, ops)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if isinstance(gate, Linear) and cpu_kernels.matmul_wins(x_TD):
-            return cpu_kernels.gated_mlp(x_TD, gate.weight, up.weight, down.weight)
-        return down(silu_product(gate(x_TD), up(x_TD)))
-
-
-def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-    """silu(gate) * up, [R, I]; both may be parts of one tensor's rows."""
-    if cpu_kernels.suits(gate_RI):
-        return cpu_kernels.silu_product(gate_RI, up_RI)
-    return F.silu(gate_RI.contiguous()).mul_(up_RI)  # of rows with gaps, silu is twice as slow
+        if self.is_fp8:
+            return down(self.ops.silu_product(gate(x_TD), up(x_TD)))
+        return self.ops.gated_mlp(x_TD, gate.weight, up.weight, down.weight)

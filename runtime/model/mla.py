@@ -1,7 +1,7 @@
 """Multi-head latent attention: what is cached of a token is one latent vector, not keys and values of every head.
 
     c, k_rope = down(x)             latent: c [L] compressed KV, k_rope [P] the rotary key that all heads share
-    k, v = up(c)                    keys [H, N] and values [H, V] of a token, from its latent
+    k, v = up(c)                    keys [H, N] and values [H, U] of a token, from its latent
     score = (q_nope . k + q_rope . k_rope) / sqrt(N + P)      times YaRN's factor, if the model was stretched
 
 Two equal forms. Prefill expands keys and values once for many queries. Decode absorbs `up` into the query and the
@@ -15,45 +15,39 @@ Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1 and appendix B; DeepSeek-V3 `
 import torch
 from torch import Tensor, nn
 
-from runtime.kernels.batch_invariant import Batching, own
-from runtime.kernels.cpu import kernels as cpu_kernels
-from runtime.kernels.precision import unquantized_dtype
+from runtime.kernels.backend import Backend
 from runtime.kv.cache import LayerPages
 from runtime.model.config import ModelConfig
 from runtime.model.forward_batch import ForwardBatch
 from runtime.model.layers import RmsNorm, linear
-from runtime.model.rope import rotate_in_place
 
 __all__ = ["LatentAttention", "Queries"]
 
 # of a step's chunks [T, H, N + P], and of its decoding requests [B, H, C] in the space of the latents; None for none
 Queries = tuple[Tensor | None, Tensor | None]
 
-# Queries of a prompt, scored at once against the keys up to their end: half of a causal square is never computed
-QUERY_BLOCK = 128
 LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
 
 
 class LatentAttention(nn.Module):
     """The attention of one layer. Parameters are named as published."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, batching: Batching) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend) -> None:
         super().__init__()
-        self.config, self.batching = config, batching
+        self.config, self.ops, self.batching = config, backend.ops, backend.batching
+        ops, dtype, unquantized = backend.ops, backend.dtype, backend.unquantized_dtype
         heads, qk_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
         if config.q_lora_rank is None:
-            self.q_proj = linear(config.hidden_size, heads * qk_dim, dtype)
+            self.q_proj = linear(config.hidden_size, heads * qk_dim, dtype, ops)
         else:
-            self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype)
-            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, unquantized_dtype(dtype))
-            self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype)
-        self.kv_a_proj_with_mqa = linear(config.hidden_size, config.latent_dim, dtype)
-        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, unquantized_dtype(dtype))
+            self.q_a_proj = linear(config.hidden_size, config.q_lora_rank, dtype, ops)
+            self.q_a_layernorm = RmsNorm(config.q_lora_rank, LATENT_NORM_EPS, unquantized, ops)
+            self.q_b_proj = linear(config.q_lora_rank, heads * qk_dim, dtype, ops)
+        self.kv_a_proj_with_mqa = linear(config.hidden_size, config.latent_dim, dtype, ops)
+        self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, LATENT_NORM_EPS, unquantized, ops)
         kv_dim = heads * (config.qk_nope_head_dim + config.v_head_dim)
-        self.kv_b_proj = linear(
-            config.kv_lora_rank, kv_dim, unquantized_dtype(dtype)
-        )  # never FP8: absorbed, it is core attention
-        self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype)
+        self.kv_b_proj = linear(config.kv_lora_rank, kv_dim, unquantized, ops)  # absorbed, it is core attention
+        self.o_proj = linear(heads * config.v_head_dim, config.hidden_size, dtype, ops)
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
     def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch) -> Queries:
@@ -78,16 +72,16 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
     def without_cache(self, x_TD: Tensor) -> Tensor:
-        """Decode's row-wise parts one after the other, at position 0: what `check_machine` asks about. [T, D]."""
-        cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2)
+        """Compute decode's row-wise parts at position 0, [T, D]: what `check_machine` asks about."""
+        cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2, device=x_TD.device)
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
 
     def _prefill(self, q_THQ: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
         """The chunks, which follow each other in q, each with keys and values expanded from the cache: [T, D]."""
         contexts = []
-        for q, places_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
-            latent_SC = pages.read(places_S)
+        for q, slots_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
+            latent_SC = pages.read(slots_S)
             kv_SHX = self.batching.rows(self._expand, latent_SC)
             contexts.append(
                 self.batching.chunk(self._attend_causally, q, kv_SHX, latent_SC[:, self.config.kv_lora_rank :])
@@ -96,50 +90,31 @@ class LatentAttention(nn.Module):
 
     def _decode(self, q_BHC: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
         """One token a request, over the latents alone: [B, D]."""
-        if self.batching.is_batched and cpu_kernels.attention_wins(q_BHC, pages.pages, step.tables_BP):
-            cached = pages.pages, step.tables_BP, step.lengths_B
-            context_BHL = cpu_kernels.attend(q_BHC, *cached, self.config.kv_lora_rank, self.scale)
-            return self._absorbed_output(context_BHL)
-        latent_BSC = pages.read_requests(step.tables_BP)
-        context_BHL = self.batching.requests(self._attend, q_BHC, latent_BSC, step.lengths_B)
+        cached = pages.pages, step.tables_BJ, step.lengths_B
+        context_BHL = self.batching.attend_pages(self.ops, q_BHC, *cached, self.config.kv_lora_rank, self.scale)
         return self.batching.rows(self._absorbed_output, context_BHL)
 
     def _latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         latent_TC = self.kv_a_proj_with_mqa(x_TD)
         c_TL = latent_TC[:, : self.config.kv_lora_rank]
         c_TL.copy_(self.kv_a_layernorm(c_TL))
-        rotate_in_place(latent_TC[:, self.config.kv_lora_rank :], cos, sin)
+        self.ops.rotate(latent_TC[:, self.config.kv_lora_rank :], cos, sin)
         return latent_TC
 
     def _absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The query in the space of the latents, [B, H, C]."""
-        nope, rope = self.config.qk_nope_head_dim, self.config.qk_rope_head_dim
         q_BHQ = self._query(x_BD, cos, sin)
-        if cpu_kernels.matmul_wins(q_BHQ):
-            return cpu_kernels.absorb_query(q_BHQ, self.kv_b_proj.weight, rope, self.config.v_head_dim)
-        q_nope_BHN, q_rope_BHP = q_BHQ.split((nope, rope), -1)
-        w_k_HNL, _ = self._up_weights()
-        absorbed_HBL = torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL)
-        return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
-
-    def _attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor) -> Tensor:
-        """Scores, softmax, and the weighted sum of compressed KV: [B, H, L]."""
-        beyond_BS = torch.arange(latent_BSC.shape[1]) >= lengths_B[:, None]
-        scores_BHS = self._scores(q_BHC, latent_BSC).masked_fill_(beyond_BS[:, None], -torch.inf)
-        return torch.bmm(scores_BHS.softmax(-1), latent_BSC[..., : self.config.kv_lora_rank])
+        sizes = self.config.qk_rope_head_dim, self.config.v_head_dim
+        return self.ops.absorb_query(q_BHQ, self.kv_b_proj.weight, *sizes)
 
     def _absorbed_output(self, context_BHL: Tensor) -> Tensor:
         """[B, D]."""
-        if cpu_kernels.matmul_wins(context_BHL):
-            return self.o_proj(cpu_kernels.values(context_BHL, self.kv_b_proj.weight, self.config.v_head_dim))
-        _, w_v_HVL = self._up_weights()
-        value_HBV = torch.bmm(context_BHL.transpose(0, 1), w_v_HVL.mT)
-        return self.o_proj(value_HBV.transpose(0, 1).flatten(1))
+        return self.o_proj(self.ops.values(context_BHL, self.kv_b_proj.weight, self.config.v_head_dim))
 
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, N + P], the last P rotated."""
         q_THQ = self._project_query(x_TD).unflatten(-1, (self.config.num_attention_heads, -1))
-        rotate_in_place(q_THQ[..., self.config.qk_nope_head_dim :], cos, sin)
+        self.ops.rotate(q_THQ[..., self.config.qk_nope_head_dim :], cos, sin)
         return q_THQ
 
     def _project_query(self, x_TD: Tensor) -> Tensor:
@@ -149,40 +124,10 @@ class LatentAttention(nn.Module):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
 
     def _expand(self, latent_TC: Tensor) -> Tensor:
-        """Keys, without their rotary part, and values from latents: [T, H, N + V]."""
+        """Keys, without their rotary part, and values from latents: [T, H, N + U]."""
         kv_TX = self.kv_b_proj(latent_TC[:, : self.config.kv_lora_rank])
         return kv_TX.unflatten(-1, (self.config.num_attention_heads, -1))
 
     def _attend_causally(self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """The last T of a request's S tokens, [T, H, V]; copies, because where others' rows lie must not matter."""
-        nope, value = self.config.qk_nope_head_dim, self.config.v_head_dim
-        k_nope_HSN, v_HSV = kv_SHX.transpose(0, 1).split((nope, value), -1)
-        k_HSQ = torch.cat((k_nope_HSN, k_rope_SP.expand(len(k_nope_HSN), -1, -1)), -1)
-        v_HSV = own(v_HSV)
-        before, contexts = len(kv_SHX) - len(q_THQ), []
-        for start, q_block in zip(range(before, len(kv_SHX), QUERY_BLOCK), q_THQ.split(QUERY_BLOCK), strict=True):
-            end = start + len(q_block)
-            scores_HTS = self._scores(own(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous())
-            context_HTV = torch.bmm(_causal_softmax(scores_HTS), v_HSV[:, :end].contiguous())
-            contexts.append(context_HTV.transpose(0, 1))
-        return torch.cat(contexts)
-
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """scale x q k^T, of batches of matrices."""
-        return torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=self.scale)
-
-    def _up_weights(self) -> tuple[Tensor, Tensor]:
-        """`kv_b_proj` as the maps latent -> key [H, N, L] and latent -> value [H, V, L]."""
-        per_head = self.kv_b_proj.weight.unflatten(0, (self.config.num_attention_heads, -1))
-        w_k_HNL, w_v_HVL = per_head.split((self.config.qk_nope_head_dim, self.config.v_head_dim), 1)
-        return w_k_HNL, w_v_HVL
-
-
-def _causal_softmax(scores_HTS: Tensor) -> Tensor:
-    """The softmax over what each of the last T of S tokens sees, 0 elsewhere; the scores are used up."""
-    if cpu_kernels.suits(scores_HTS):
-        return cpu_kernels.causal_softmax(scores_HTS)
-    num_queries = scores_HTS.shape[1]
-    later = torch.full((num_queries, num_queries), -torch.inf, dtype=scores_HTS.dtype).triu_(1)
-    scores_HTS[..., -num_queries:] += later
-    return scores_HTS.softmax(-1)
+        """The last T of a request's S tokens, [T, H, U]."""
+        return self.ops.attend_causally(q_THQ, kv_SHX, k_rope_SP, self.config.v_head_dim, self.scale)

@@ -14,26 +14,20 @@ Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, cla
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.expert_parallel.dispatcher import Combined, TokenDispatcher
+from runtime.expert_parallel.dispatcher import ContiguousRows, ExpertRows, TokenDispatcher, WeightsApplied
 from runtime.expert_parallel.expert_load import ExpertLoad
 from runtime.expert_parallel.overlap import Flow, Pause
-from runtime.kernels.batch_invariant import Batching
-from runtime.kernels.cpu import kernels as cpu_kernels
-from runtime.kernels.precision import unquantized_dtype
+from runtime.kernels.backend import Backend
 from runtime.model.config import ModelConfig
 from runtime.model.fp8 import E4M3, Fp8Experts
-from runtime.model.layers import GatedMlp, silu_product
+from runtime.model.layers import GatedMlp
 from runtime.trace import span
 
-__all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable", "choose_experts"]
-
-ROWS_STEP = 16  # rows of an expert are filled up to a multiple of it: 8 too many on average
+__all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
 
 class Gate(nn.Module):
@@ -43,21 +37,22 @@ class Gate(nn.Module):
     scores by softmax: `group_limited_greedy`, or `greedy`, which has one group.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend) -> None:
         super().__init__()
-        self.config = config
-        self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size, dtype=dtype))
+        self.config, self.ops = config, backend.ops
+        shape, device = (config.n_routed_experts, config.hidden_size), backend.device
+        self.weight = nn.Parameter(torch.empty(shape, dtype=backend.unquantized_dtype, device=device))
         if config.topk_method == "noaux_tc":
-            self.e_score_correction_bias = nn.Parameter(torch.empty(config.n_routed_experts, dtype=torch.float32))
+            bias_E = torch.empty(config.n_routed_experts, dtype=torch.float32, device=device)
+            self.e_score_correction_bias = nn.Parameter(bias_E)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's logical experts [T, K], and their weights [T, K] in FP32."""
-        logits_TE = self._logits(x_TD)
+        logits_TE = self.ops.gate_logits(x_TD, self.weight)
         scores_TE = logits_TE.softmax(-1) if self.config.scoring_func == "softmax" else logits_TE.sigmoid()
         is_biased = self.config.topk_method == "noaux_tc"
         eligible = scores_TE + self.e_score_correction_bias if is_biased else scores_TE
-        choose = cpu_kernels.choose_experts if cpu_kernels.suits(x_TD) else choose_experts
-        experts_TK = choose(
+        experts_TK = self.ops.choose_experts(
             eligible,
             self.config.n_group,
             2 if is_biased else 1,
@@ -69,27 +64,6 @@ class Gate(nn.Module):
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
         return experts_TK, weights_TK * self.config.routed_scaling_factor
 
-    def _logits(self, x_TD: Tensor) -> Tensor:
-        """[T, E] in FP32."""
-        if cpu_kernels.matmul_wins(x_TD):
-            return cpu_kernels.linear(x_TD, self.weight, torch.float32)
-        if cpu_kernels.wide_linear_wins(x_TD):
-            return cpu_kernels.wide_linear(x_TD, self.weight)
-        return F.linear(x_TD.float(), self.weight.float())
-
-
-def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-    """Each token's best `top_k` experts in its best `topk_group` groups, [T, K].
-
-    A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best: `num_best`.
-    """
-    grouped_TGE = scores_TE.unflatten(1, (num_groups, -1))
-    worth_TG = grouped_TGE.topk(num_best, -1).values.sum(-1)
-    eligible_TG = torch.zeros_like(worth_TG, dtype=torch.bool)
-    eligible_TG.scatter_(1, worth_TG.topk(topk_group, -1).indices, True)
-    eligible_TE = grouped_TGE.masked_fill(~eligible_TG[..., None], -torch.inf).flatten(1)
-    return eligible_TE.topk(top_k, -1).indices
-
 
 class ReplicaTable:
     """Which slots of one layer the tokens of a rank may use for each logical expert, and in what turn."""
@@ -99,6 +73,7 @@ class ReplicaTable:
         physical_to_logical: list[int],
         num_logical_experts: int,
         rank: int,
+        device: torch.device,
         nodes: Sequence[str] | None = None,
     ) -> None:
         """`rank`: whose tokens. `nodes`: of each rank of the unit, for the split `local_first`; None for `equal`."""
@@ -107,18 +82,19 @@ class ReplicaTable:
             slots[expert].append(slot)
         if nodes is not None:
             slots = [_nearest(replicas, rank, nodes, len(physical_to_logical) // len(nodes)) for replicas in slots]
-        most = max(map(len, slots))
-        self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots])
-        self._slots_ER = torch.tensor([replicas + replicas[:1] * (most - len(replicas)) for replicas in slots])
+        max_replicas = max(map(len, slots))
+        filled_up = [replicas + replicas[:1] * (max_replicas - len(replicas)) for replicas in slots]
+        self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots], device=device)
+        self._slots_EX = torch.tensor(filled_up, device=device)
         self._turn = rank
 
     def choose(self, experts_TK: Tensor) -> Tensor:
-        """The slot of each choice, [T, K]: tokens take an expert's replicas in turn, each rank starting at another."""
-        if self._slots_ER.shape[1] == 1:
-            return self._slots_ER.take(experts_TK)
-        turns_T1 = torch.arange(len(experts_TK))[:, None] + self._turn
+        """The slot of each choice, [T, K]: tokens use an expert's replicas in turn, each rank starting at another."""
+        if self._slots_EX.shape[1] == 1:
+            return self._slots_EX.take(experts_TK)
+        turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + self._turn
         self._turn += len(experts_TK)
-        return self._slots_ER[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
+        return self._slots_EX[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
 
 
 def _nearest(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
@@ -131,41 +107,23 @@ def _nearest(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_ran
 class LocalExperts(nn.Module):
     """The experts in this rank's slots, as stacked matrices: gate and up [slots, 2 I, D], down [slots, D, I]."""
 
-    def __init__(self, num_slots: int, config: ModelConfig, dtype: torch.dtype, batching: Batching) -> None:
+    def __init__(self, num_slots: int, config: ModelConfig, backend: Backend) -> None:
         super().__init__()
-        self.batching = batching
+        self.ops, self.batching = backend.ops, backend.batching
         hidden, intermediate = config.hidden_size, config.moe_intermediate_size
-        self.gate_up = nn.Parameter(torch.empty(num_slots, 2 * intermediate, hidden, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype))
+        dtype, device = backend.dtype, backend.device
+        self.gate_up = nn.Parameter(torch.empty(num_slots, 2 * intermediate, hidden, dtype=dtype, device=device))
+        self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype, device=device))
 
-    def forward(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
-        """Rows lie slot after slot, `counts` of each; the results take their places."""
-        if self.batching.is_batched and cpu_kernels.matmul_wins(rows_RD, sum(map(bool, counts))):
-            cpu_kernels.experts_mlp(rows_RD, counts, self.gate_up, self.down)
-            return rows_RD
-        ends = accumulate(counts)
-        for slot, (count, end) in enumerate(zip(counts, ends, strict=True)):
-            if count and self.batching.is_batched:
-                self._with_next_rows(slot, rows_RD, end - count, end)
-            elif count:
-                rows = rows_RD[end - count : end]
-                rows.copy_(self.batching.rows(partial(self.expert, slot), rows))
-        return rows_RD
+    def forward(self, rows: ExpertRows) -> Tensor:
+        """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] of masked ones."""
+        if isinstance(rows, ContiguousRows):
+            return self.batching.experts(self.ops, rows.rows_RD, rows.counts_M, self.gate_up, self.down)
+        return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
-    def _with_next_rows(self, slot: int, rows_RD: Tensor, start: int, end: int) -> None:
-        """The rows of `slot` in place, computed with the first of the next slots, which are put back afterwards.
-
-        oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take; so it is to meet few.
-        """
-        rows = rows_RD[start : end + -(end - start) % ROWS_STEP]
-        next_rows = rows[end - start :].clone()
-        self.expert(slot, rows, out=rows)
-        rows[end - start :] = next_rows
-
-    def expert(self, slot: int, rows_RD: Tensor, out: Tensor | None = None) -> Tensor:
-        """[R, D] -> [R, D] by the expert in local slot `slot`; `out` may be the rows themselves."""
-        gate_RI, up_RI = F.linear(rows_RD, self.gate_up[slot]).chunk(2, -1)
-        return torch.mm(silu_product(gate_RI, up_RI), self.down[slot].mT, out=out)
+    def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
+        """[R, D] -> [R, D] by the expert in local slot `slot`: what `check_machine` asks about."""
+        return self.ops.expert(rows_RD, self.gate_up[slot], self.down[slot])
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""
@@ -174,30 +132,24 @@ class LocalExperts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """One MoE layer on one rank."""
+    """One MoE layer on one rank. It asks its dispatcher what it declares, not which it is."""
 
     def __init__(
         self,
         config: ModelConfig,
-        dtype: torch.dtype,
+        backend: Backend,
         moe_layer: int,
         replicas: ReplicaTable,
         dispatcher: TokenDispatcher,
         load: ExpertLoad,
-        batching: Batching,
     ) -> None:
         super().__init__()
-        self.batching = batching
-        num_slots = load.rows.shape[1]
-        self.gate = Gate(config, unquantized_dtype(dtype))
-        self.experts = (
-            Fp8Experts(num_slots, config, batching)
-            if dtype == E4M3
-            else LocalExperts(num_slots, config, dtype, batching)
-        )
-        self.shared_experts = GatedMlp(
-            config.hidden_size, config.moe_intermediate_size * config.n_shared_experts, dtype
-        )
+        self.batching = backend.batching
+        experts = Fp8Experts if backend.dtype == E4M3 else LocalExperts
+        shared_size = config.moe_intermediate_size * config.n_shared_experts
+        self.gate = Gate(config, backend)
+        self.experts = experts(load.rows.shape[1], config, backend)
+        self.shared_experts = GatedMlp(config.hidden_size, shared_size, backend.dtype, backend.ops)
         self.moe_layer, self.replicas, self.dispatcher, self.load = moe_layer, replicas, dispatcher, load
         self.span = partial(span, layer=moe_layer + config.first_k_dense_replace)
 
@@ -208,27 +160,25 @@ class MixtureOfExperts(nn.Module):
             slots_TK = self.replicas.choose(experts_TK)
         yield Pause.GATED
         with self.span("dispatch issue"):
-            dispatching = self.dispatcher.dispatch(x_TD, slots_TK)
+            dispatching = self.dispatcher.dispatch(x_TD, slots_TK, weights_TK)
         with self.span("shared expert"):
             shared_TD = self.batching.rows(self.shared_experts, x_TD)
         yield Pause.DISPATCHING
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
         with self.span("experts"):
-            rows_RD = self.experts(dispatched.rows_RD, dispatched.counts)
-        self.load.add(self.moe_layer, dispatched.counts, dispatched.sent)
+            results = self._computed(dispatched.rows)
+        self.load.add(self.moe_layer, dispatched.rows.counts_M, dispatched.sent_W)
         with self.span("combine issue"):
-            combining = self.dispatcher.combine(rows_RD, dispatched)
+            combining = self.dispatcher.combine(results, dispatched)
         yield Pause.COMBINING
         with self.span("combine wait"):
             combined = combining.wait()
         yield Pause.COMBINED
         with self.span("sum"):
-            return self._weighted_sum(combined, weights_TK).add_(shared_TD)
+            return combined.sum().add_(shared_TD)
 
-    def _weighted_sum(self, combined: Combined, weights_TK: Tensor) -> Tensor:
-        """[T, D]: a token's choices, added in their order; rows are read where they lie."""
-        rows_RD, places_TK = combined.rows_RD, combined.places.view(weights_TK.shape)
-        if self.batching.is_batched and cpu_kernels.are_few_tokens(weights_TK) and cpu_kernels.suits(rows_RD):
-            return cpu_kernels.weighted_sum(rows_RD, places_TK, weights_TK)
-        return F.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK.to(rows_RD.dtype), mode="sum")
+    def _computed(self, rows: ExpertRows) -> Tensor:
+        """The experts' results, weighed here if combine will not."""
+        results = self.experts(rows)
+        return results if self.dispatcher.weights_applied is WeightsApplied.BY_COMBINE else rows.weigh(results)

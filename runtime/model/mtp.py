@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from runtime.expert_parallel.expert_load import ExpertLoad
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.overlap import OVERLAPS
-from runtime.kernels.precision import unquantized_dtype
 from runtime.kv.cache import LayerPages
 from runtime.model.deepseek import DeepseekV3, Layer
 from runtime.model.forward_batch import Chunk, ForwardBatch
@@ -36,21 +35,22 @@ __all__ = ["MultiTokenPrediction"]
 class MultiTokenPrediction(nn.Module):
     """One rank's part of the MTP layer. Parameters are named as published, and empty until they are loaded."""
 
-    def __init__(self, main: DeepseekV3, physical_to_logical: list[int], group: Group, dtype: torch.dtype) -> None:
+    def __init__(self, main: DeepseekV3, physical_to_logical: list[int], group: Group) -> None:
         """`physical_to_logical`: the expert map of this one layer, over as many slots as the main model's."""
         super().__init__()
-        config = main.config
+        config, backend = main.config, main.backend
         self._main = [main]  # in a list, because its parameters are not this module's
-        self.load = ExpertLoad(torch.tensor([physical_to_logical]).chunk(group.size, 1)[group.rank], group.size)
-        replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank, main.nodes)
-        experts = MixtureOfExperts(config, dtype, 0, replicas, main.dispatcher, self.load, main.batching)
-        layer = Layer(config.num_hidden_layers, config, dtype, experts, main.batching)
-        layer.enorm, layer.hnorm = (
-            RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype)) for _ in range(2)
-        )
-        layer.eh_proj = linear(2 * config.hidden_size, config.hidden_size, unquantized_dtype(dtype))
+        slots = torch.tensor([physical_to_logical], device=backend.device)
+        self.load = ExpertLoad(slots.chunk(group.size, 1)[group.rank], group.size)
+        replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank, backend.device, main.nodes)
+        experts = MixtureOfExperts(config, backend, 0, replicas, main.dispatcher, self.load)
+        layer = Layer(config.num_hidden_layers, config, backend, experts)
+        unquantized, ops = backend.unquantized_dtype, backend.ops
+        norm = config.hidden_size, config.rms_norm_eps, unquantized, ops
+        layer.enorm, layer.hnorm = RmsNorm(*norm), RmsNorm(*norm)
+        layer.eh_proj = linear(2 * config.hidden_size, config.hidden_size, unquantized, ops)
         layer.shared_head = nn.Module()
-        layer.shared_head.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized_dtype(dtype))
+        layer.shared_head.norm = RmsNorm(*norm)
         self.model = nn.Module()
         self.model.layers = nn.ModuleDict({str(config.num_hidden_layers): layer})
         if config.power_of_two_scales:
@@ -65,7 +65,7 @@ class MultiTokenPrediction(nn.Module):
         tokens that follow. The positions before them are in `pages`.
         """
         (main,) = self._main
-        step = ForwardBatch(prefilling, decoding)
+        step = ForwardBatch(prefilling, decoding, main.backend.device)
         main.begin_step([step])
         cos, sin = main.rotary.at(step.positions_T)
         x_TD = main.batching.rows(self._join, main.model.embed_tokens(step.token_ids_T), hidden_TD)

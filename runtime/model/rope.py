@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.kernels.cpu import kernels as cpu_kernels
 
-__all__ = ["RotaryTable", "Yarn", "read_rope", "rotate", "rotate_in_place"]
+__all__ = ["RotaryTable", "Yarn", "read_rope"]
 
 YARN_REQUIRED = ("factor", "original_max_position_embeddings")
 YARN_OPTIONAL = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -63,7 +62,9 @@ class Yarn:
         first = max(math.floor(self._pair_that_turns(self.beta_fast, dim, theta)), 0)
         last = min(math.ceil(self._pair_that_turns(self.beta_slow, dim, theta)), dim - 1)
         width = last - first or 0.001  # as DeepSeek's own: a ramp of no width is a step
-        stretched = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / width).clamp(0, 1)
+        stretched = (
+            (torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device) - first) / width
+        ).clamp(0, 1)
         return frequencies / self.factor * stretched + frequencies * (1 - stretched)
 
     def _pair_that_turns(self, times: float, dim: int, theta: float) -> float:
@@ -77,40 +78,17 @@ class Yarn:
 class RotaryTable:
     """cos and sin of every position: `[max_positions, dim / 2]` each, FP32."""
 
-    def __init__(self, dim: int, max_positions: int, theta: float, yarn: Yarn | None) -> None:
-        frequencies = theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    def __init__(self, dim: int, max_positions: int, theta: float, yarn: Yarn | None, device: torch.device) -> None:
+        frequencies = theta ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
         if yarn is not None:
             frequencies = yarn.stretch(frequencies, theta)
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
+        angles = torch.arange(max_positions, dtype=torch.float32, device=device)[:, None] * frequencies
         amplitude = 1.0 if yarn is None else yarn.amplitude
         self._cos, self._sin = angles.cos() * amplitude, angles.sin() * amplitude
 
     def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, `[T, dim / 2]` each."""
         return self._cos[positions_T], self._sin[positions_T]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[0], x[1]), (x[2], x[3]), ... as DeepSeek's checkpoints lay them out (interleaved).
-
-    A pair is a complex number that is multiplied by cos + i sin: one pass over memory instead of six.
-    """
-    pairs = torch.view_as_complex(_copy(x).unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
-
-
-def rotate_in_place(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
-    """The same for tokens [T, 2 P], or for their heads [T, H, 2 P], over themselves."""
-    if cpu_kernels.suits(x):
-        cpu_kernels.rotate(x, cos_TP, sin_TP)
-    else:
-        over_heads = (slice(None), *(None,) * (x.dim() - 2))
-        x.copy_(rotate(x, cos_TP[over_heads], sin_TP[over_heads]))
-
-
-def _copy(x: Tensor) -> Tensor:
-    """In FP32 and at an address of its own, as complex numbers ask for."""
-    return x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def read_rope(document: dict[str, Any], path: Path) -> tuple[float, Yarn | None]:

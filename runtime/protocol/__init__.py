@@ -1,1 +1,1 @@
-"""What processes say to each other: messages, the frames they travel in, sockets, metrics."""
+"""What processes say to each other: messages, the frames they travel in, sockets, the metrics port."""

@@ -1,1 +1,1 @@
-"""Who is computed next: requests, batches, phases, sampling."""
+"""Who is computed next: requests, the scheduler, the step loop with one file a phase, sampling."""

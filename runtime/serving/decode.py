@@ -13,9 +13,7 @@ from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.messages import Handover
 from runtime.serving.request import Request
-from runtime.serving.step_loop import Phase
-from runtime.worker.io_thread import Network
-from runtime.worker.rank_metrics import RankMetrics
+from runtime.serving.step_loop import Outbox, Phase, StepCounters
 
 __all__ = ["Arrival", "DecodePhase"]
 
@@ -33,8 +31,8 @@ class Arrival:
 class DecodePhase(Phase[Arrival]):
     """Requests come from prefill ranks and stay to their ends."""
 
-    def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
-        super().__init__(engine, launch, network, metrics)
+    def __init__(self, engine: Engine, launch: UnitLaunch, outbox: Outbox, counters: StepCounters) -> None:
+        super().__init__(engine, launch, outbox, counters)
         self._aborted_before_arrival: deque[str] = deque(maxlen=MAX_REMEMBERED)
 
     def arrive(self, message: Arrival) -> None:

@@ -24,7 +24,7 @@ class PrefillPhase(Phase[Prefill]):
         assert request.kv_address is not None
         latents = self._scheduler.cache.swap_out(request.table, request.num_cached)
         self._scheduler.end(request)
-        self._network.hand_over(*request.kv_address, self._handover(request, latents), latents)
+        self._outbox.hand_over(*request.kv_address, self._handover(request, latents), latents)
 
     def _handover(self, request: Request, latents: Tensor) -> Handover:
         return Handover(

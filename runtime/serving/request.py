@@ -43,9 +43,9 @@ class Request:
         """A part of its prompt is still to be computed."""
         return self.num_cached < len(self.prompt_ids)
 
-    def next_of_prompt(self, most: int) -> Chunk:
-        """The next chunk, of at most so many tokens."""
-        return Chunk(self.prompt_ids[self.num_cached : self.num_cached + most], self.num_cached, self.table)
+    def next_of_prompt(self, max_tokens: int) -> Chunk:
+        """The next chunk, of at most `max_tokens` tokens."""
+        return Chunk(self.prompt_ids[self.num_cached : self.num_cached + max_tokens], self.num_cached, self.table)
 
     def last_token(self) -> Chunk:
         """What decode computes next."""

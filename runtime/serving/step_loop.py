@@ -5,34 +5,53 @@ ask: `has_work`. act: `step`, which may work on nothing, because another rank of
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+import msgspec
 from torch import Tensor
 
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.model.forward_batch import Chunk
-from runtime.protocol.messages import Abort, Failed, Token
+from runtime.protocol.messages import Abort, Failed, Handover, Token
 from runtime.serving.request import Request
 from runtime.serving.sampling import finish_reason, logprobs, sample
 from runtime.serving.scheduler import Scheduler
-from runtime.worker.io_thread import Network
-from runtime.worker.rank_metrics import RankMetrics
 
-__all__ = ["Phase"]
+__all__ = ["Outbox", "Phase", "StepCounters"]
 
 Arriving = TypeVar("Arriving")
+
+
+class Outbox(Protocol):
+    """Where a phase's messages go. Nobody waits for their arrival."""
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Tell the gateway something about a request."""
+
+    def hand_over(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
+        """Send a request and its KV to a decode rank."""
+
+
+class StepCounters(Protocol):
+    """Who measures a phase."""
+
+    def watch_requests(self, scheduler: Scheduler) -> None:
+        """Show the rank's requests and its KV cache from now on."""
+
+    def prompts_computed(self, num_tokens: int) -> None:
+        """Hear that a step computed so many tokens of prompts."""
 
 
 class Phase(ABC, Generic[Arriving]):
     """One rank's requests. `Arriving` is how they come: as Prefill, or as Arrival with their latents."""
 
-    def __init__(self, engine: Engine, launch: UnitLaunch, network: Network, metrics: RankMetrics) -> None:
-        self._engine, self._launch, self._network, self._metrics = engine, launch, network, metrics
+    def __init__(self, engine: Engine, launch: UnitLaunch, outbox: Outbox, counters: StepCounters) -> None:
+        self._engine, self._launch, self._outbox, self._counters = engine, launch, outbox, counters
         self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
-        metrics.watch_requests(self._scheduler)
+        counters.watch_requests(self._scheduler)
 
-    def take(self, message: Arriving | Abort) -> None:
+    def receive(self, message: Arriving | Abort) -> None:
         """A request comes, or is no longer wanted."""
         if isinstance(message, Abort):
             self.abort(message.request_id)
@@ -54,8 +73,8 @@ class Phase(ABC, Generic[Arriving]):
     def step(self) -> None:
         """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
         batch = self._scheduler.schedule()
-        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache)
-        self._metrics.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
+        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache).cpu()  # sampled there
+        self._counters.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
         chunks = (*batch.prefilling, *batch.decoding)
         for request, chunk, logits_V in zip(batch.requests, chunks, logits, strict=True):
             self._postprocess(request, chunk, logits_V)
@@ -65,9 +84,9 @@ class Phase(ABC, Generic[Arriving]):
 
     def _add(self, request: Request) -> None:
         """A request from the gateway, which may know other limits: it serves units of an older launch as well."""
-        most, asked = self._launch.limits.max_request_tokens, len(request.prompt_ids) + request.sampling.max_tokens
-        if asked > most:  # it would wait for pages for ever, and everybody behind it
-            self._network.say(Failed(request.id, f"it could grow to {asked:,} tokens, this unit takes {most:,}"))
+        limit, asked = self._launch.limits.max_request_tokens, len(request.prompt_ids) + request.sampling.max_tokens
+        if asked > limit:  # it would wait for pages for ever, and everybody behind it
+            self._outbox.say(Failed(request.id, f"it could grow to {asked:,} tokens, this unit takes {limit:,}"))
         else:
             self._scheduler.add(request)
 
@@ -78,7 +97,7 @@ class Phase(ABC, Generic[Arriving]):
         token_id = sample(logits_V, request.sampling, chunk.end - 1, request.generated, request.prompt_ids)
         request.generated.append(token_id)
         reason = finish_reason(token_id, len(request.generated), request.sampling)
-        self._network.say(Token(request.id, token_id, reason, logprobs(logits_V, token_id, request.sampling)))
+        self._outbox.say(Token(request.id, token_id, reason, logprobs(logits_V, token_id, request.sampling)))
         if reason is None:
             self.follow(request)
         else:

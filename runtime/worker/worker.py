@@ -2,7 +2,7 @@
 
     loading -> joining -> ready
 
-Each turn of the loop: take what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
+Each turn of the loop: receive what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
 step, each with its own requests or none. A lost peer ends the rank, because a unit lives or dies as a whole.
 """
 
@@ -22,7 +22,7 @@ from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.precision import DTYPES
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
@@ -51,6 +51,7 @@ class Addresses:
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
     """Serve until killed. Raises RuntimeFailure."""
+    keep_freed_memory()  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.digest)
@@ -76,7 +77,7 @@ def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
     """The lockstep loop. Raises PeerLost when the unit breaks."""
     while True:
         while not inbox.empty():
-            _take(phase, inbox.get())
+            _deliver(phase, inbox.get())
         if group.any(phase.has_work()):
             phase.step()
         else:
@@ -103,23 +104,23 @@ def _bring_up(
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes())
-    engine = Engine(
-        folder,
-        launch.expert_map.physical_to_logical,
-        group,
-        DTYPES[launch.precision],
-        every_part(LOADING_PARTS, network.say_loaded),
-        deterministic=launch.deterministic,
-        overlap=launch.overlap,
-        nodes=launch.nodes_to_stay_on,
-        small_step_tokens=0 if launch.phase == "prefill" else launch.limits.max_requests,
-    )
-    keep_freed_memory()
+    engine = Engine(_engine_config(launch, folder), group, every_part(LOADING_PARTS, network.say_loaded))
     check_layout(launch.kv_cache, engine.token_shape)
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
     return engine, group
+
+
+def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:
+    return EngineConfig(
+        checkpoint=folder,
+        expert_map=launch.expert_map.physical_to_logical,
+        dtype=DTYPES[launch.precision],
+        deterministic=launch.deterministic,
+        overlap=launch.overlap,
+        nodes=launch.nodes_to_stay_on,
+    )
 
 
 def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
@@ -139,13 +140,13 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
 
 
-def _take(phase: Phase[Any], message: object) -> None:
-    """A message, or what ended the network thread."""
+def _deliver(phase: Phase[Any], message: object) -> None:
+    """Hand over a message, or raise what ended the network thread."""
     if isinstance(message, BaseException):
         raise message
-    phase.take(message)
+    phase.receive(message)
 
 
 def _wait_for_work(inbox: Inbox, phase: Phase[Any]) -> None:
     with suppress(queue.Empty):
-        _take(phase, inbox.get(timeout=IDLE_WAIT_S))
+        _deliver(phase, inbox.get(timeout=IDLE_WAIT_S))

@@ -1,1 +1,1 @@
-"""What runs in a cluster right now."""
+"""What a plan's units do in a cluster right now."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from planner.facts import names
 from planner.layout.unit import Unit
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 from planner.problems.errors import TidemillError, Violation
 from stacks.kube import pods
 from stacks.kube.api import Api, connect
@@ -56,23 +56,19 @@ class ClusterError(TidemillError):
         super().__init__([Violation("", None, "R201 the cluster cannot be asked", reason, fix).at("tidemill")])
 
 
-def ask_cluster(plan: Plan, context: str) -> LivePlan:
+def ask_cluster(plan: Deployable, context: str) -> LivePlan:
     """Every unit of `plan`, in its order, in the cluster of that kubeconfig context. Raises ClusterError."""
     try:
         api = connect(context)
         down = pods.not_ready_nodes(api.list_all("v1", "Node", ""))
-        units = tuple(_look_at(unit, plan.spec.kubernetes.namespace, api, down) for unit in plan.units)
-        return LivePlan(_endpoint(plan), _applied_digest(plan, api), units)
+        units = tuple(_look_at(unit, plan.kubernetes.namespace, api, down) for unit in plan.units)
+        return LivePlan(plan.endpoint, _applied_digest(plan, api), units)
     except ProviderError as error:
         raise ClusterError(error) from None
 
 
-def _endpoint(plan: Plan) -> str:
-    return names.cluster_endpoint(plan.name, plan.spec.kubernetes.namespace, plan.spec.gateway.port)
-
-
-def _applied_digest(plan: Plan, api: Api) -> str | None:
-    namespace = api.get(Reference("v1", "Namespace", "", plan.spec.kubernetes.namespace))
+def _applied_digest(plan: Deployable, api: Api) -> str | None:
+    namespace = api.get(Reference("v1", "Namespace", "", plan.kubernetes.namespace))
     annotations = (namespace or {}).get("metadata", {}).get("annotations") or {}
     digest = annotations.get(names.digest_annotation("plan"))
     return str(digest) if digest else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from planner.facts import names
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root
@@ -47,7 +47,7 @@ def require_runtime() -> None:
         raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
 
 
-def start(plan: Plan, host: str, *, detached: bool) -> RunFolder:
+def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`. Raises LocalError."""
     require_runtime()
     folder = run_folder(plan.name)
@@ -92,14 +92,14 @@ def stop(folder: RunFolder) -> None:
         time.sleep(POLL_S)
 
 
-def _write_launch_files(folder: Path, plan: Plan) -> None:
+def _write_launch_files(folder: Path, plan: Deployable) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name, text in plan.launch_files().items():
         (folder / name).write_text(text)
 
 
-def _model_name(plan: Plan) -> str:
+def _model_name(plan: Deployable) -> str:
     """As /v1/models will list it."""
     name: str = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["model"]["name"]
     return name

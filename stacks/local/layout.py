@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.facts import names
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 from stacks.local.errors import LocalError
 
 __all__ = ["Layout", "NodeProcess", "lay_out_locally"]
@@ -40,7 +40,7 @@ class Layout:
         return f"http://{self.gateway_host}:{self.http_port}"
 
 
-def lay_out_locally(plan: Plan, folder: Path, host: str) -> Layout:
+def lay_out_locally(plan: Deployable, folder: Path, host: str) -> Layout:
     """The processes of `plan`, whose launch files lie in `folder`. Raises LocalError when `host` is not loopback."""
     addresses = _node_addresses(plan, host)
     gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
@@ -54,13 +54,13 @@ def lay_out_locally(plan: Plan, folder: Path, host: str) -> Layout:
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     return Layout(
         gateway_host=host,
-        http_port=plan.spec.gateway.port,
+        http_port=plan.gateway.port,
         gateway=NodeProcess("gateway", None, _runtime("gateway", "--launch", str(gateway_launch), "--address", host)),
         nodes=tuple(nodes),
     )
 
 
-def _node_addresses(plan: Plan, host: str) -> dict[str, str]:
+def _node_addresses(plan: Deployable, host: str) -> dict[str, str]:
     first = _loopback(host)
     node_names = dict.fromkeys(node for unit in plan.units for node in unit.nodes)
     return {node: str(_loopback(str(first + 1 + index))) for index, node in enumerate(node_names)}

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import pulumi
 
 from planner.facts import names
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 from stacks.program.plan_objects import PlanObject, PlanObjects, plan_objects
 from stacks.provider.resource import Object, Provider
 
 __all__ = ["Deployment", "deploy"]
 
 
-def deploy(plan: Plan, context: str | None) -> "Deployment":
+def deploy(plan: Deployable, context: str | None) -> "Deployment":
     """Declare the stack of `plan` on the cluster of kubeconfig `context` (None: the current one).
 
     Raises InfeasibleError, before anything is created, when the bundled runtime cannot run the plan.
@@ -32,15 +32,15 @@ def deploy(plan: Plan, context: str | None) -> "Deployment":
 class Deployment(pulumi.ComponentResource):
     """`endpoint` is where clients inside the cluster come in."""
 
-    def __init__(self, plan: Plan, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
+    def __init__(self, plan: Deployable, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
         super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
-        kubernetes = plan.spec.kubernetes
+        kubernetes = plan.kubernetes
         shared = _create(self, objects.shared, kubernetes.ready_timeout)
         children = pulumi.ResourceOptions(parent=self, depends_on=shared)
         Gateway(names.gateway_name(plan.name), objects.gateway, kubernetes.ready_timeout, children)
         for name, of_unit in objects.units.items():
             Unit(name, of_unit, kubernetes.ready_timeout, children)
-        self.endpoint = names.cluster_endpoint(plan.name, kubernetes.namespace, plan.spec.gateway.port)
+        self.endpoint = plan.endpoint
         self.register_outputs({"endpoint": self.endpoint})
 
 

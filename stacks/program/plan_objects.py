@@ -10,7 +10,7 @@ import yaml
 
 from planner.facts import names
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 
 __all__ = ["PlanObject", "PlanObjects", "plan_objects"]
 
@@ -42,7 +42,7 @@ class PlanObjects:
         return sorted({each.kind for each in everything})
 
 
-def plan_objects(plan: Plan) -> PlanObjects:
+def plan_objects(plan: Deployable) -> PlanObjects:
     """The objects of `plan`. Raises InfeasibleError when the bundled runtime cannot run it."""
     files = {file: text for file, text in render_files(plan).items() if file != KUSTOMIZATION}
     objects = [PlanObject(_name(file), yaml.safe_load(text)) for file, text in files.items()]

@@ -1,1 +1,1 @@
-"""Pulumi's protocol over `stacks.kube`: our provider."""
+"""Our Pulumi provider: Pulumi's protocol on one side, `stacks.kube` on the other."""

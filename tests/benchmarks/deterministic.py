@@ -14,7 +14,7 @@ import torch
 from runtime.checkpoint import resolve
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.config import read_model_config
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 
 REPEATS = 15
@@ -39,7 +39,7 @@ def _engine(dtype, deterministic):
     folder = resolve("bundled:demo")
     config = read_model_config(folder)
     expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
-    return Engine(folder, expert_map, SoloGroup(), dtype, deterministic=deterministic)
+    return Engine(EngineConfig(folder, expert_map, dtype, deterministic), SoloGroup())
 
 
 def _prefill(engine):

@@ -156,7 +156,7 @@ def bytes_of_step(workload, engine):
     everything -= engine.model.model.embed_tokens.weight.nbytes  # of which a row a token is read
     one_expert = of_experts / (NUM_MOE_LAYERS * CONFIG["n_routed_experts"])
     num_layers, latent_dim = engine.token_shape
-    latents = TOKENS[workload] * PROMPT_TOKENS * num_layers * latent_dim * engine.dtype.itemsize
+    latents = TOKENS[workload] * PROMPT_TOKENS * num_layers * latent_dim * engine.backend.dtype.itemsize
     return everything - of_experts + experts_used * one_expert + latents
 
 

@@ -16,7 +16,7 @@ from itertools import count, repeat
 import torch
 from safetensors.torch import save_file
 
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from tests.runtime.random_checkpoints import V3, draw
 
@@ -59,7 +59,8 @@ def token_ids(*shape, seed=1):
 
 def our_engine(folder, group, dtype, expert_map=None):
     """One slot for each expert; in order, if there is no map."""
-    return Engine(folder, expert_map or [list(range(CONFIG["n_routed_experts"]))] * NUM_MOE_LAYERS, group, dtype)
+    slots = expert_map or [list(range(CONFIG["n_routed_experts"]))] * NUM_MOE_LAYERS
+    return Engine(EngineConfig(folder, slots, dtype), group)
 
 
 def all_prompts(seed=1):

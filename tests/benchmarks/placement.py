@@ -50,11 +50,11 @@ def main():
 def compare(name, task, seconds, goals):
     """One shape with every model."""
     began = time.perf_counter()
-    split = greedy(task)
+    assignment = greedy(task)
     took = time.perf_counter() - began
-    ours = measure(task, split)
+    ours = measure(task, assignment)
     print(f"{name}: {len(task.units)} units in {len(task.cells)} racks, ours in {took:.2f} s", flush=True)
-    models = {"cells": cells_model(task), "from ours": cells_model(task, split)}
+    models = {"cells": cells_model(task), "from ours": cells_model(task, assignment)}
     if task.leaves:
         needed = sum(fewest(task.leaves.largest_first, unit.num_nodes) for unit in task.units)
         models["leaves"] = leaves_model(task, max_split=ours[0].value - needed)

@@ -1,6 +1,7 @@
 """The demo's plan as `pulumi up` brings it to a cluster, and ways to look at it from the cluster's host."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from kubernetes import client
 from kubernetes.client import ApiClient
 
 from planner.compiler import compile_plan
-from planner.plan.plan import Plan
+from planner.plan.deployable import Deployable
 from planner.spec.check import check_spec
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
@@ -56,9 +57,22 @@ class Deployed:
         return made
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Deployable:
         """Of the spec as it is now."""
-        return compile_plan(check_spec(self.spec))
+        return compile_plan(check_spec(self.spec)).deployable
+
+    def write_plan(self, name: str, *flags: str) -> Path:
+        """The plan JSON of the spec as it is now, in a file beside it."""
+        path = self.spec.with_name(name)
+        done = self._tidemill("plan", str(self.spec), "-o", str(path), *flags)
+        assert done.returncode == 0, done.stderr
+        return path
+
+    def deploy_plan(self, path: Path) -> None:
+        """Let the next `up` carry out the plan in that file, instead of planning the spec."""
+        for words in (["rm", "spec"], ["set", "plan", str(path)]):
+            done = self.pulumi.run("config", *words)
+            assert done.status == 0, done.output
 
     def change_spec(self, change: Callable[[dict], None]) -> None:
         """Edit the spec's file."""
@@ -87,11 +101,16 @@ class Deployed:
         assert done.returncode == 0, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
         return {unit["name"]: unit for unit in json.loads(done.stdout)["units"]}
 
-    def run_status(self, *flags: str, context: str = "test") -> "subprocess.CompletedProcess[str]":
-        """`tidemill status SPEC --context ...`."""
-        command = [str(Path(sys.executable).with_name("tidemill")), "status", str(self.spec), "--context", context]
-        environment = {"KUBECONFIG": str(self.cluster.kubeconfig), "PATH": "/usr/bin:/bin"}
-        return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, check=False)
+    def run_status(
+        self, *flags: str, context: str = "test", given: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """`tidemill status SPEC|PLAN.json --context ...`, of the spec unless a plan is given."""
+        return self._tidemill("status", str(given or self.spec), "--context", context, *flags)
+
+    def _tidemill(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [str(Path(sys.executable).with_name("tidemill")), *words]
+        environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     def states_until(self, unit: str, state: str, timeout_s: float) -> list[dict]:
         """What `status` says of the unit from now until it is in that state: each different answer once."""

@@ -19,7 +19,7 @@ from tests.cluster.products import LWS_CRDS
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 DOCUMENTS = {
     name: yaml.safe_load(text)
-    for name, text in render_files(compile_plan(check_spec(DEMO))).items()
+    for name, text in render_files(compile_plan(check_spec(DEMO)).deployable).items()
     if name.startswith("leaderworkerset-")
 }
 

@@ -285,6 +285,34 @@ def wait_until_serving(deployed):
     assert serves(deployed)
 
 
+def test_one_more_unit_leaves_running_pods_alone(up):
+    """`up` of a PLAN.json, then of the one with a second prefill unit planned near it: every pod keeps its UID.
+
+    Decode on one node leaves the third free. Planned anew, prefill would take the node that decode runs on.
+    """
+    up.change_spec(lambda spec: spec["decode"].update(ep_size=2))
+    first = up.write_plan("first.json")
+    up.deploy_plan(first)
+    run = up.pulumi.up()
+    assert run.status == 0, run.output
+    running = {owner: up.uids(owner) for owner in (DECODE, PREFILL, GATEWAY)}
+
+    up.change_spec(lambda spec: spec["prefill"].update(units=2))
+    second = up.write_plan("second.json", "--previous", str(first))
+    up.deploy_plan(second)
+    run = up.pulumi.up()
+    status = json.loads(up.run_status("--format", "json", given=second).stdout)
+
+    assert run.status == 0, run.output
+    assert {owner: up.uids(owner) for owner in running} == running
+    assert {unit["name"]: unit["state"] for unit in status["units"]} == dict.fromkeys(
+        (PREFILL, "demo-prefill-1", DECODE), "ready"
+    )
+    assert status["plan_digest"] == json.loads(second.read_text())["digest"] != up.plan.digest
+    assert_settled(up)
+    wait_until_serving(up)
+
+
 def test_destroy_leaves_nothing(up, before):
     """Every API resource is as it was before the first `up`."""
     run = up.pulumi.destroy()

@@ -9,6 +9,7 @@ from planner.expert_map.local_first import carried_local_first
 from planner.expert_map.weigh import count_replicas, gpu_loads
 from planner.facts.drawn import draw_loads
 from runtime.model.moe import ReplicaTable
+from tests.runtime.on_cpu import CPU
 
 NUM_RANKS, NODES = 8, ["a", "a", "a", "a", "b", "b", "b", "b"]
 TOKENS = 4000  # of each rank, one choice each
@@ -25,7 +26,7 @@ def counts_of_ranks(slots, loads, nodes):
     share = np.array(loads) / sum(loads)
     got = torch.zeros(len(slots), dtype=torch.long)
     for rank in range(NUM_RANKS):
-        table = ReplicaTable(list(slots), len(loads), rank, nodes)
+        table = ReplicaTable(list(slots), len(loads), rank, CPU, nodes)
         experts = torch.from_numpy(np.random.default_rng(rank).choice(len(loads), (TOKENS, 1), p=share))
         for step in experts.split(50):
             got += table.choose(step).flatten().bincount(minlength=len(slots))
@@ -53,7 +54,7 @@ def test_tokens_stay_near_where_they_can(loads):
     expert_map = balance(loads, 40, NUM_RANKS, num_nodes=2, split="local_first")
     (slots,) = expert_map.physical_to_logical
     for rank in range(NUM_RANKS):
-        chosen = ReplicaTable(list(slots), 32, rank, NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
+        chosen = ReplicaTable(list(slots), 32, rank, CPU, NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
         held_here = {expert for slot, expert in enumerate(slots) if NODES[slot // 5] == NODES[rank]}
         own = set(slots[rank * 5 : rank * 5 + 5])
 

@@ -115,11 +115,11 @@ def spec_folder(tmp_path_factory):
         "loads.json": [[100 + layer + expert for expert in range(32)] for layer in range(4)],
         "few_layers.json": [[1] * 32] * 3,
         "negative.json": [[1] * 31 + [-1]] * 4,
-        "old_plan.json": {"version": 0, "units": []},
+        "old_plan.json": {"version": 1, "units": []},
         "true_plan.json": {"version": True, "units": []},
-        "no_units.json": {"version": 1},
-        "half_plan.json": {"version": 1, "units": [{"name": "river-decode-0", "nodes": "node-0"}]},
-        "odd_map.json": {"version": 1, "units": [], "expert_maps": {"sha256:0": {"physical_to_logical": [[1, "2"]]}}},
+        "no_units.json": {"version": 2},
+        "half_plan.json": {"version": 2, "units": [{"name": "river-decode-0", "nodes": "node-0"}]},
+        "odd_map.json": {"version": 2, "units": [], "expert_maps": {"sha256:0": {"physical_to_logical": [[1, "2"]]}}},
         "ragged.json": [[1, 2], [1]],
     }
     for name, content in files.items():

@@ -60,7 +60,7 @@ def test_grouped_attention_plans_from_its_config(with_line, plan_of):
     """S709: it plans, with KV of whole keys and values, and the bundled runtime does not run it."""
     plan = plan_of(with_line(4, "  config: grouped.json"))
 
-    assert plan.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
+    assert plan.deployable.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
     assert [problem.rule[:4] for problem in plan.refusals] == ["S709"]
 
 
@@ -87,7 +87,7 @@ def test_latent_kv_of_the_published_model_is_as_published():
     """70,272 bytes a token in BF16."""
     plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
 
-    assert plan.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 70_272
+    assert plan.deployable.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 70_272
 
 
 def test_the_demo_plans_and_runs():
@@ -111,9 +111,12 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
         "decisions",
         "failures",
         "gpu",
+        "inputs",
+        "launch_documents",
         "memory",
         "placement",
         "sources",
+        "spec",
     }
     assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest", "why"]
     assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])
@@ -135,7 +138,7 @@ def test_a_comment_changes_nothing(spec_text, plan_of):
 def test_an_edit_of_one_unit_leaves_the_others_digests(with_line, plan_of):
     """More requests in decode: decode restarts, prefill does not, and both still exchange KV."""
     before, after = plan_of(), plan_of(with_line(24, "  max_request_tokens: 2048\n  max_requests: 99"))
-    digests = [[plan.unit_document(unit)["unit_digest"] for unit in plan.units] for plan in (before, after)]
+    digests = [[plan.deployable.unit_document(unit)["unit_digest"] for unit in plan.units] for plan in (before, after)]
 
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]

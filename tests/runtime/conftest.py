@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 import runtime
 from runtime.checkpoint import resolve
 from runtime.expert_parallel.group import SoloGroup
-from runtime.kernels.batch_invariant import Batched
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3
+from tests.runtime.on_cpu import backend
 
 ROOT = Path(runtime.__file__).parents[1]
 PROMPTS = Path(__file__).with_name("prompts.txt")
@@ -138,9 +138,9 @@ def small_config():
 def random_model():
     """Makes a whole model on one rank, its weights drawn by `seed`."""
 
-    def make(config: ModelConfig, seed=0, batching=None, dtype=torch.float32) -> DeepseekV3:
+    def make(config: ModelConfig, seed=0, deterministic=False, dtype=torch.float32) -> DeepseekV3:
         expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
-        return fill(DeepseekV3(config, expert_map, SoloGroup(), dtype, batching or Batched()), seed)
+        return fill(DeepseekV3(config, expert_map, SoloGroup(), backend(dtype, deterministic)), seed)
 
     return make
 

@@ -1,7 +1,8 @@
 """The ranks of the dispatch test: `dispatch_ranks.py SIZE PORT SLOTS_PER_RANK FOLDER`.
 
-Each reads `FOLDER/input.npz` (`x_ROUND_RANK` [T, D] and `slots_ROUND_RANK` [T, K]), dispatches each round by each form,
-computes an "expert" that depends on the slot, combines, and writes `FOLDER/RANK.npz` (`FORM_WHAT_ROUND`).
+Each reads `FOLDER/input.npz` (`x_ROUND_RANK` [T, D], `slots_ROUND_RANK` and `weights_ROUND_RANK` [T, K]), dispatches
+each round by each form, computes an "expert" that depends on the slot, combines, and writes `FOLDER/RANK.npz`
+(`FORM_WHAT_ROUND`).
 """
 
 import itertools
@@ -13,18 +14,19 @@ import numpy as np
 import torch
 
 from runtime.expert_parallel.dispatcher import AllToAllDispatcher, PlainRows
+from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import GlooGroup
-from runtime.expert_parallel.hierarchical import LowLatencyDispatcher, NodeDispatcher, new_dispatcher
+from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.expert_parallel.shared_memory.pipes import Pipes
+from tests.runtime.on_cpu import TORCH_OPS, backend
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
 HIDDEN = 16
 ROW_BYTES = HIDDEN * 4
 TOP_K = 3
-SMALL_STEP_TOKENS = 7
 
 
 def main(rank, size, port, slots_per_rank, folder):
@@ -38,9 +40,10 @@ def main(rank, size, port, slots_per_rank, folder):
             for number in itertools.count():
                 if f"x_{number}_{rank}" not in inputs:
                     break
-                x, slots = (torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in ("x", "slots"))
+                names = ("x", "slots", "weights")
+                step = [torch.from_numpy(inputs[f"{name}_{number}_{rank}"]) for name in names]
                 result = torch.float64 if form == "shared_wide" else torch.float32
-                found = one_round(dispatcher, x, slots, rank * slots_per_rank, result, exchanges)
+                found = one_round(dispatcher, step, rank * slots_per_rank, result, exchanges)
                 results |= {f"{form}_{what}_{number}": value for what, value in found.items()}
     np.savez(folder / f"{rank}.npz", **results)
     group.any(False)  # nobody leaves while a peer still exchanges
@@ -66,11 +69,11 @@ def forms(group, slots_per_rank):
     rows = PlainRows(torch.float32)
     for form, nodes in node_layouts(group.size).items():
         group.nodes = nodes
-        yield form, (NodeDispatcher if form.startswith("by") else AllToAllDispatcher)(group, slots_per_rank, rows)
+        form_of_layout = NodeDispatcher if form.startswith("by") else AllToAllDispatcher
+        yield form, form_of_layout(group, slots_per_rank, rows, TORCH_OPS)
     group.nodes = tuple(range(group.size))
-    yield "each_alone", new_dispatcher(group, slots_per_rank, TOP_K, rows, torch.zeros(1, HIDDEN), 0)
-    normal = AllToAllDispatcher(group, slots_per_rank, rows)
-    yield "low_latency", LowLatencyDispatcher(normal, SMALL_STEP_TOKENS)
+    yield "each_alone", new_dispatcher(group, slots_per_rank, TOP_K, rows, torch.zeros(1, HIDDEN), backend())
+    normal = AllToAllDispatcher(group, slots_per_rank, rows, TORCH_OPS)
     yield "shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES, TOP_K)
     yield "shared_wide", SharedDispatcher(normal, ROW_BYTES, 2 * ROW_BYTES, TOP_K)
     with patch("os.getpid", return_value=0):  # as a rank in another container would say it: nobody finds that process
@@ -83,20 +86,21 @@ def node_layouts(size):
     return {"all_to_all": halves, "by_node": halves, "by_uneven_node": (0,) + (1,) * (size - 1)}
 
 
-def one_round(dispatcher, x, slots, first_slot, result, exchanges):
-    dispatcher.begin_step(len(slots))
+def one_round(dispatcher, step, first_slot, result, exchanges):
+    dispatcher.begin_step(len(step[0]))
     before = exchanges.number
-    dispatched = dispatcher.dispatch(x, slots).wait()
+    dispatched = dispatcher.dispatch(*step).wait()
     to_dispatch = exchanges.number - before
-    own_slots = torch.arange(first_slot, first_slot + len(dispatched.counts))
-    slot_of_row = own_slots.repeat_interleave(torch.tensor(dispatched.counts))
-    rows = dispatched.rows_RD.clone()
+    counts = dispatched.rows.counts_M
+    slot_of_row = torch.arange(first_slot, first_slot + len(counts)).repeat_interleave(counts)
+    rows = dispatched.rows.rows_RD.clone()
     combined = dispatcher.combine((rows * (slot_of_row[:, None] + 1)).to(result), dispatched).wait()
     return {
         "rows": rows.numpy(),
-        "combined": combined.rows_RD[combined.places].float().numpy(),
-        "counts": np.array(dispatched.counts),
-        "sent": np.array(dispatched.sent),
+        "combined": combined.rows_RD[combined.row_of_pair_TK].float().numpy(),
+        "sums": combined.sum().float().numpy(),
+        "counts": counts.numpy(),
+        "sent": dispatched.sent_W.numpy(),
         "bytes": np.array(dispatcher.traffic.bytes_sent),
         "node_bytes": np.array(dispatcher.traffic.bytes_to_other_nodes),
         "exchanges": np.array([to_dispatch, exchanges.number - before - to_dispatch]),

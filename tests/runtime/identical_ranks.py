@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
+from runtime.expert_parallel.dispatcher import AllToAllDispatcher
 from runtime.expert_parallel.group import new_group
-from runtime.expert_parallel.hierarchical import LowLatencyDispatcher, NodeDispatcher
+from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Sampling
 from tests.runtime.one_rank import Limits, Rank, Wish
 from tests.runtime.rank_processes import fork_ranks
@@ -33,8 +34,8 @@ NUM_MOE_LAYERS, NUM_EXPERTS = 2, 16
 class Layout:
     """One way to serve. `kv_tokens` MAX_REQUEST_TOKENS leaves room for one request of full length, and preempts.
 
-    On one node rows lie in common memory, on several those of prompts go by node; `small_step_tokens` lets decode
-    dispatch at low latency. FP8 is emulated, and slow, so that its layout has fewer prompts.
+    On one node rows lie in common memory, on several they go by node, on a node each to ranks. FP8 is emulated, and
+    slow, so that its layout has fewer prompts.
     """
 
     kind: str
@@ -45,7 +46,6 @@ class Layout:
     max_batch_tokens: int
     kv_tokens: int
     num_nodes: int = 1
-    small_step_tokens: int = 0
     num_prompts: int = 16
 
     def nodes(self, size):
@@ -58,12 +58,10 @@ MAX_REQUESTS = 4
 NODE_EACH = 8  # ranks at most
 LAYOUTS = {
     "whole prompts": Layout("pair", torch.float32, 0, "equal", "none", WHOLE, ROOMY, 2),
-    "chunks, preemption": Layout("mixed", torch.float32, 8, "equal", "none", 50, TIGHT, NODE_EACH, MAX_REQUESTS),
+    "chunks, preemption": Layout("mixed", torch.float32, 8, "equal", "none", 50, TIGHT, NODE_EACH),
     "chunks, preemption, handover": Layout("pair", torch.float32, 16, "local_first", "five_stage", 31, TIGHT),
     "chunks in two micro-batches": Layout("mixed", torch.float32, 8, "equal", "dual_batch", 100, ROOMY),
-    "BF16, chunks, preemption": Layout(
-        *("mixed", torch.bfloat16, 16, "local_first", "five_stage", 33, TIGHT), 2, MAX_REQUESTS
-    ),
+    "BF16, chunks, preemption": Layout("mixed", torch.bfloat16, 16, "local_first", "five_stage", 33, TIGHT, 2),
     "FP8, chunks, preemption": Layout(
         *("mixed", torch.float8_e4m3fn, 8, "equal", "dual_batch", 70, TIGHT), 2, num_prompts=10
     ),
@@ -99,13 +97,9 @@ def main(rank, size, port, checkpoint, folder):
     for number, (name, layout) in enumerate(LAYOUTS.items()):
         slots = expert_map(layout.redundant, seed=10 * size + number)
         group.nodes = layout.nodes(size)
-        engine = Engine(
-            *(checkpoint, slots, group, layout.dtype),
-            deterministic=True,
-            overlap=layout.overlap,
-            nodes=list(map(str, group.nodes)) if layout.split == "local_first" else None,
-            small_step_tokens=layout.small_step_tokens,
-        )
+        nodes = list(map(str, group.nodes)) if layout.split == "local_first" else None
+        config = EngineConfig(checkpoint, slots, layout.dtype, True, layout.overlap, nodes)
+        engine = Engine(config, group)
         forms.add(type(engine.model.dispatcher))
         limits = Limits(MAX_REQUESTS, MAX_REQUEST_TOKENS, layout.max_batch_tokens, layout.kv_tokens)
         served = Rank(engine, layout.kind, limits)
@@ -116,7 +110,7 @@ def main(rank, size, port, checkpoint, folder):
         preemptions = sum(scheduler.num_preemptions for scheduler in served.schedulers)
         answers = {number: ids_and_logprobs(said) for number, said in served.said.items()}
         results[name] = {"tokens": answers, "preemptions": preemptions}
-    assert size < 4 or forms == {SharedDispatcher, NodeDispatcher, LowLatencyDispatcher}
+    assert size < 4 or forms == {SharedDispatcher, NodeDispatcher, AllToAllDispatcher}
     (folder / f"{rank}.json").write_text(json.dumps(results))
     group.any(False)  # nobody leaves while a peer still exchanges
 

@@ -45,11 +45,11 @@ class Rank:
         return [phase._scheduler for phase in self.phases]
 
     def ask(self, wish):
-        self.phases[0].take(wish.message())
+        self.phases[0].receive(wish.message())
 
     def abort(self, request_id):
         for phase in self.phases:
-            phase.take(Abort(request_id))
+            phase.receive(Abort(request_id))
 
     def has_work(self):
         return any(phase.has_work() for phase in self.phases)
@@ -74,7 +74,7 @@ class Rank:
 
     def hand_over(self, host, port, handover, latents):
         assert (host, port) == ("decode", 1)
-        self.phases[1].take(Arrival(handover, latents))
+        self.phases[1].receive(Arrival(handover, latents))
 
 
 def answer_alone(engine, group, wish):
@@ -84,8 +84,8 @@ def answer_alone(engine, group, wish):
 
 def said_alone(engine, group, wish):
     """The same, as they were said."""
-    most = len(wish.prompt_ids) + wish.sampling.max_tokens
-    rank = Rank(engine, "mixed", Limits(1, most, most, most))
+    num_tokens = len(wish.prompt_ids) + wish.sampling.max_tokens
+    rank = Rank(engine, "mixed", Limits(1, num_tokens, num_tokens, num_tokens))
     rank.ask(wish)
     rank.serve(group)
     return rank.said[wish.id]

@@ -15,21 +15,18 @@ import torch
 from runtime.expert_parallel.group import new_group
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
 DECODE_STEPS = 3
-SMALL = 8  # tokens: decode at low latency, prompts by node
 MAX_REQUEST_TOKENS = 64
 
 
 def main(rank, size, port, checkpoint, folder):
     group = new_group(rank, size, [rank * 2 // size for rank in range(size)])  # two nodes
-    engine = Engine(
-        *(checkpoint, contiguous_map(checkpoint), group, torch.float32), deterministic=True, small_step_tokens=SMALL
-    )
+    engine = Engine(EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32, deterministic=True), group)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     share = json.loads((folder / "prompts.json").read_text())[rank::size]
     results = {}

@@ -18,7 +18,7 @@ import torch
 from runtime.expert_parallel.group import GlooGroup
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from runtime.trace import recording
 from tests.runtime.overlap_ranks import contiguous_map
@@ -50,7 +50,7 @@ class SlowGroup(GlooGroup):
 
 def main(rank, size, port, checkpoint, folder):
     group = SlowGroup(rank, size)
-    engine = Engine(checkpoint, contiguous_map(checkpoint), group, torch.float32)
+    engine = Engine(EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32), group)
     slow_down(engine.model, group)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     prompts = [[7 * place % 96 for place in range(REQUESTS * TOKENS)]]  # one: its halves hide each other's exchanges

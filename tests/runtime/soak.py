@@ -24,7 +24,7 @@ import torch
 
 from runtime.expert_parallel.group import Group, SoloGroup
 from runtime.kv.cache import PAGE_TOKENS
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Sampling
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
@@ -128,15 +128,11 @@ def small_checkpoint(folder: Path) -> Path:
     return write_checkpoint(folder / "checkpoint", V3 | {"max_position_embeddings": MAX_POSITIONS})
 
 
-def small_engine(checkpoint: Path, group: Group | None = None, overlap: str = "none", small_step: int = 0) -> Engine:
+def small_engine(checkpoint: Path, group: Group | None = None, overlap: str = "none") -> Engine:
     """In deterministic mode, with as many redundant experts as there are experts."""
     experts = [list(range(V3["n_routed_experts"])) * 2] * (V3["num_hidden_layers"] - V3["first_k_dense_replace"])
-    return Engine(
-        *(checkpoint, experts, group or SoloGroup(), torch.float32),
-        deterministic=True,
-        overlap=overlap,
-        small_step_tokens=small_step,
-    )
+    config = EngineConfig(checkpoint, experts, torch.float32, deterministic=True, overlap=overlap)
+    return Engine(config, group or SoloGroup())
 
 
 def soak_ranks(checkpoint: Path, nodes: Sequence[int], number: int, seed: int, port: int) -> list[Report]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from runtime.expert_parallel.group import new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
-from tests.runtime.soak import LIMITS, small_engine, soak
+from tests.runtime.soak import small_engine, soak
 
 ADDRESS = "127.0.0.1"
 
 
 def main(rank, size, port, checkpoint, folder, nodes, number, seed):
     group = new_group(rank, size, [int(node) for node in nodes.split(",")])
-    unit, alone = small_engine(checkpoint, group, "five_stage", LIMITS.max_requests), small_engine(checkpoint)
+    unit, alone = small_engine(checkpoint, group, "five_stage"), small_engine(checkpoint)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     report = soak(unit, "mixed", number, seed * size + rank, group, alone)
     (folder / f"{rank}.json").write_text(json.dumps(asdict(report)))

@@ -1,45 +1,86 @@
-"""The README shows every room of the house, and every metric on its walls."""
+"""The README names every room of the house, and `docs/metrics.md` every metric on its walls."""
 
+import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
 
 import runtime
 from runtime.gateway.metrics import GatewayMetrics
-from runtime.kv.cache import LatentCache
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
 
 FOLDER = Path(runtime.__file__).parent
-TABLES = [line.split("|")[1] for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| `")]
-NAMED = {name for cell in TABLES for name in cell.split("`")[1::2]}
+README = FOLDER / "README.md"
+METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
+MOST_WORDS = 900
 
 
-@pytest.mark.parametrize(("folder", "prefix"), [("", ""), ("model", "model/"), ("gateway", "")])
-def test_every_file_is_explained(folder, prefix):
-    """Each module's name stands in the first column of a table; no row names one that is gone."""
-    files = {f"{prefix}{path.name}" for path in (FOLDER / folder).glob("*.py") if path.name != "__init__.py"}
-    named = {name for name in NAMED if name.endswith((".py", "/"))}
+def rows(page):
+    """The cells of every table row on `page` whose first cell begins with a name."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
-    assert files <= named
-    assert all((FOLDER / name).exists() or (FOLDER / "gateway" / name).exists() for name in named)
+
+def names(cell):
+    """What stands between backticks."""
+    return cell.split("`")[1::2]
+
+
+def sentence(path):
+    """The first line of a file's docstring."""
+    return ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
+
+
+def test_every_room_is_named_with_its_sentence():
+    """Each room has a row with the first line of its docstring, and no row is of a room that is gone."""
+    rooms = {f"{path.parent.relative_to(FOLDER)}/": sentence(path) for path in FOLDER.glob("*/**/__init__.py")}
+    named = {cells[0].strip("`"): cells[1] for cells in rows(README) if names(cells[0])[0].endswith("/")}
+
+    assert named == rooms
+
+
+def test_every_file_outside_the_rooms_is_named():
+    """Each has its place in a row, and no row names a file that is gone."""
+    files = {path.name for path in FOLDER.glob("*.py")} - {"__init__.py"}
+    named = {name for cells in rows(README) for name in names(cells[0]) if name.endswith(".py")}
+
+    assert named == files
+
+
+@pytest.mark.parametrize("room", sorted(FOLDER.glob("*/**/__init__.py")), ids=lambda path: path.parent.name)
+def test_every_file_of_a_room_says_what_it_is(room):
+    """A newcomer who opens a room finds a first sentence in each of its files."""
+    for path in room.parent.glob("*.py"):
+        assert sentence(path), path
+
+
+def test_the_readme_is_a_page():
+    """It has at most 900 words: decisions and figures have pages of their own."""
+    assert len(README.read_text().split()) <= MOST_WORDS
 
 
 def test_every_metric_is_explained(small_config, random_model, tmp_path):
-    """A rank's and the gateway's stand in the first column of a table, with the labels that say of what they are."""
+    """A rank's and the gateway's have a row each, with the labels that say of what they are; no row is of another."""
     launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
-    ranks.watch_requests(Scheduler(LatentCache(small_config, 64, torch.float32), launch.limits))
+    ranks.watch_requests(Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1), launch.limits))
     GatewayMetrics(gateway, launch.model.name)
     families = [*ranks.registry.collect(), *gateway.collect()]
-    names = {family.name + "_total" * (family.type == "counter") for family in families}
+    measured = {family.name + "_total" * (family.type == "counter"): family for family in families}
     labels = {label for family in families for sample in family.samples for label in sample.labels}
+    explained = {names(cells[0])[0]: cells for cells in rows(METRICS)}
 
-    assert {name.removeprefix("tidemill_") for name in names} <= NAMED
-    assert labels - {"model_name", "unit", "rank", "le"} <= NAMED
-    assert len(names) > 15
+    assert explained.keys() == {name.removeprefix("tidemill_") for name in measured}
+    assert {name: cells[1] for name, cells in explained.items()} == {
+        name.removeprefix("tidemill_"): family.type for name, family in measured.items()
+    }
+    assert labels - {"model_name", "unit", "rank", "le"} == {
+        label for cells in explained.values() if len(cells) == 4 for label in names(cells[2])
+    }
+    assert len(measured) > 15

@@ -20,7 +20,7 @@ TEMPLATES = sorted(Path(templates.__file__).parent.glob("*.j2"))
 @pytest.fixture(scope="module")
 def plan():
     """The demo's."""
-    return compile_plan(check_spec(DEMO))
+    return compile_plan(check_spec(DEMO)).deployable
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def rendered_with(folder, kubernetes):
     """The demo's objects with that text as the spec's `kubernetes` section."""
     path = folder / "spec.yaml"
     path.write_text(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/") + f"\nkubernetes:\n{kubernetes}")
-    return [yaml.safe_load(text) for text in render_files(compile_plan(check_spec(path))).values()]
+    return [yaml.safe_load(text) for text in render_files(compile_plan(check_spec(path)).deployable).values()]
 
 
 def test_every_object_has_its_file(objects):
@@ -282,7 +282,7 @@ def test_secrets_to_pull_the_image_reach_every_account(tmp_path):
 
 def test_rendering_again_gives_the_same_bytes(files):
     """From the spec, twice."""
-    assert render_files(compile_plan(check_spec(DEMO))) == files
+    assert render_files(compile_plan(check_spec(DEMO)).deployable) == files
 
 
 def test_text_of_a_spec_cannot_become_yaml(tmp_path):

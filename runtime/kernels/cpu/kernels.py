@@ -1,6 +1,6 @@
 """What torch is slow at on one thread of a CPU in BF16, in compiled loops (`loops.py` and its neighbours).
 
-A step that decodes few requests is many small operations: torch takes microseconds to begin each, longer than memory
+A step that decodes few requests is many small operations. Torch takes microseconds to begin each, longer than memory
 takes to give what it reads. Each function here is one call of a loop instead of several of torch.
 
     matmuls of few rows     linear, gated_mlp, experts_mlp: a matter of reading each matrix once. oneDNN, which torch
@@ -12,17 +12,12 @@ takes to give what it reads. Each function here is one call of a loop instead of
     rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
     rows in order           sort_by_slot: by counting
 
-`matmul_wins` and `suits` say when to come here; everything else is torch's, which is the reference. Sums are made in
-FP32. What is computed of a row, or of a request's attention, does not depend on the others; a row of a matmul does, up
-to rounding, which is why deterministic mode, whose tiles have more rows, is not for those.
+`ops.py` says when a loop is used instead of torch, which is the reference. Sums are made in FP32. What is computed of a
+row, or of a request's attention, does not depend on the others. A row of a matmul does, up to rounding.
 
 Loops are given addresses. So each function here makes sure that what it gives is in one piece, or has rows that are.
-
-Letters that the README has not, or otherwise: I channels inside an MLP, L of compressed KV, N rows of a matrix,
-X several kinds of channels in one; where experts compute, S their slots; of the cache, G its pages of S positions each.
 """
 
-from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -33,60 +28,21 @@ from torch import Tensor
 
 __all__ = [
     "absorb_query",
-    "are_few_tokens",
     "attend",
-    "attention_wins",
     "causal_softmax",
     "choose_experts",
     "experts_mlp",
     "gated_mlp",
     "linear",
-    "matmul_wins",
     "prepare",
     "rms_norm",
     "rotate",
     "silu_product",
     "sort_by_slot",
-    "suits",
     "values",
     "weighted_sum",
     "wide_linear",
-    "wide_linear_wins",
 ]
-
-# Rows of a matrix up to which the loops were quicker than oneDNN, on an EPYC core with AVX-512 (November 2026): in
-# projections, where oneDNN begins once, and on average of experts, where it begins for each.
-MAX_ROWS = 4
-MAX_ROWS_OF_AN_EXPERT = 16
-MIN_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32, on the same core
-# Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
-MAX_SCORES = 2**14
-
-
-def suits(x: Tensor) -> bool:
-    """Of `x`'s type, and on as many threads, the loops are the quicker ones."""
-    return x.dtype == torch.bfloat16 and torch.get_num_threads() == 1
-
-
-def matmul_wins(x_RD: Tensor, num_matrices: int = 0) -> bool:
-    """These rows are few enough, for a projection, or for so many experts that have some."""
-    most = MAX_ROWS_OF_AN_EXPERT * num_matrices or MAX_ROWS
-    return 0 < x_RD.shape[0] <= most and suits(x_RD)
-
-
-def attention_wins(q_BHC: Tensor, pages_GSC: Tensor, tables_BP: Tensor) -> bool:
-    """These requests have few enough heads and pages."""
-    return 0 < q_BHC.shape[1] * tables_BP.numel() * pages_GSC.shape[1] <= MAX_SCORES and suits(q_BHC)
-
-
-def are_few_tokens(x_TX: Tensor) -> bool:
-    """So few that all their experts' results are in the core's caches: of more, torch asks for rows ahead."""
-    return x_TX.shape[0] <= MAX_ROWS
-
-
-def wide_linear_wins(x_TD: Tensor) -> bool:
-    """These rows are many enough for `wide_linear`."""
-    return len(x_TD) >= MIN_ROWS_OF_A_GATE and suits(x_TD)
 
 
 def wide_linear(x_RD: Tensor, w_ND: Tensor) -> Tensor:
@@ -115,12 +71,11 @@ def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> 
     return y_RD
 
 
-def experts_mlp(rows_RD: Tensor, counts: Sequence[int], gate_up_SXD: Tensor, down_SDI: Tensor) -> None:
-    """The same in place, of `counts` rows of each slot in turn: gate and up [S, 2 I, D] in one, down [S, D, I]."""
-    counts_S = torch.tensor(counts)
+def experts_mlp(rows_RD: Tensor, counts_S: Tensor, gate_up_SXD: Tensor, down_SDI: Tensor) -> None:
+    """The same in place, of `counts_S` rows of each slot in turn: gate and up [S, 2 I, D] in one, down [S, D, I]."""
     weights = _at(gate_up_SXD), _at(down_SDI)
     _loops().experts_mlp(
-        _at(rows_RD), rows_RD.shape[1], _at(counts_S, torch.long), len(counts), *weights, down_SDI.shape[2]
+        _at(rows_RD), rows_RD.shape[1], _at(counts_S, torch.long), len(counts_S), *weights, down_SDI.shape[2]
     )
 
 
@@ -201,22 +156,29 @@ def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group
     return experts_TK
 
 
-def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[list[int], Tensor, Tensor]:
-    """How many pairs each slot has; the pair that stands in each place, slot after slot; the place of each pair."""
+def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how many pairs each slot has, the pair in each row, slot after slot, and the row of each pair."""
     slots_TK, num_pairs = slots_TK.contiguous(), slots_TK.numel()
-    counts_S, order, places = (torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs))
-    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_S, order, places))
+    counts_S, pair_of_row, row_of_pair = (
+        torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs)
+    )
+    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_S, pair_of_row, row_of_pair))
     _loops().sort_by_slot(*addresses, num_pairs, num_slots)
-    return counts_S.tolist(), order, places
+    return counts_S, pair_of_row, row_of_pair
 
 
-def weighted_sum(rows_RD: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Of each token's rows, which lie at its places, in their order: [T, D]."""
-    y_TD = torch.empty(places_TK.shape[0], rows_RD.shape[1], dtype=torch.bfloat16)
-    rows_RD, places_TK, weights_TK = rows_RD.contiguous(), places_TK.contiguous(), weights_TK.contiguous()
+def weighted_sum(rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Add up each token's rows, weighted, in the order of its choices: [T, D]."""
+    y_TD = torch.empty(row_of_pair_TK.shape[0], rows_RD.shape[1], dtype=torch.bfloat16)
+    rows_RD, row_of_pair_TK, weights_TK = rows_RD.contiguous(), row_of_pair_TK.contiguous(), weights_TK.contiguous()
     sizes = rows_RD.shape[1], rows_RD.shape[0]
     _loops().weighted_sum(
-        _at(rows_RD), *sizes, _at(places_TK, torch.long), _at(weights_TK, torch.float32), *places_TK.shape, _at(y_TD)
+        _at(rows_RD),
+        *sizes,
+        _at(row_of_pair_TK, torch.long),
+        _at(weights_TK, torch.float32),
+        *row_of_pair_TK.shape,
+        _at(y_TD),
     )
     return y_TD
 

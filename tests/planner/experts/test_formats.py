@@ -103,4 +103,4 @@ def test_sglang_dumps_are_loads(tmp_path, counts):
     path = tmp_path / "dump.json"
     path.write_text(json.dumps({"logical_count": counts}))
 
-    assert read_loads(path, "dump.json") == ((1, 2), (3, 4))
+    assert read_loads(path, "dump.json").loads == ((1, 2), (3, 4))

@@ -231,10 +231,9 @@ def test_the_night_frees_whole_racks(with_line, plan_of):
 def test_a_previous_plan_is_kept_where_it_can_be(spec_file, with_line, tmp_path, capsys):
     """--previous: one unit more, and the others stay; a node that is gone moves only its unit."""
     before = tmp_path / "before.json"
-    assert main(["plan", str(spec_file()), "-o", str(before)]) == 0
-    document = json.loads(before.read_text())
-    document["units"][1]["nodes"] = ["node-4", "node-2"]
-    before.write_text(json.dumps(document))
+    listed = with_line(8, "  nodes: [{name: node-0}, {name: node-4}, {name: node-2}]")
+    assert main(["plan", str(spec_file(listed)), "-o", str(before)]) == 0
+    assert json.loads(before.read_text())["units"][1]["nodes"] == ["node-4", "node-2"]
     capsys.readouterr()
     path = str(spec_file(with_line(8, "  nodes: 6")))
     main(["plan", path, "--previous", str(before), "--format", "json"])

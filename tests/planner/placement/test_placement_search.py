@@ -75,9 +75,9 @@ def compared():
     results = []
     for seed in range(CLUSTERS):
         task = random_task(seed)
-        split = greedy(task)
-        found = measure(task, split)
-        best = found if all(each.is_proven for each in found) else exact(task, split)[1]
+        assignment = greedy(task)
+        found = measure(task, assignment)
+        best = found if all(each.is_proven for each in found) else exact(task, assignment)[1]
         results.append((found, best))
     return results
 
@@ -137,7 +137,7 @@ def test_counts_kept_up_to_date_are_those_counted_from_scratch(seed):
         if arrangement.free[target] and target != source:
             arrangement.shift(unit, source, target, 1)
 
-        assert list(arrangement.counts()) == values(measure(task, arrangement.split()))
+        assert list(arrangement.counts()) == values(measure(task, arrangement.assignment()))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -145,8 +145,8 @@ def test_moves_are_counted_last(seed):
     """With a random previous placement no count before moves is worse than without one, and every node is placed."""
     task = random_task(seed, before=True)
     start = greedy(random_task(seed))
-    split, objectives = exact(task, start)
+    assignment, objectives = exact(task, start)
 
     assert objectives[-1].name == "moves"
     assert values(objectives) <= values(measure(task, start))
-    assert [sum(cells.values()) for cells in split] == [unit.num_nodes for unit in task.units]
+    assert [sum(cells.values()) for cells in assignment] == [unit.num_nodes for unit in task.units]

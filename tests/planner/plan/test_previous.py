@@ -53,12 +53,36 @@ def test_a_spec_planned_after_itself_is_the_same_plan(plan, spec_text, rack_size
 def test_another_placement_is_another_plan(plan, spec_text):
     """A previous plan that had a unit on another node, where it stays."""
     text = spec_text.replace("  nodes: 3\n", "  nodes: 4\n")
+    other = spec_text.replace("  nodes: 3\n", "  nodes: [{name: node-3}, {name: node-1}, {name: node-2}]\n")
     first = plan(text)
-    moved = first | {"units": [unit | {"nodes": ["node-3"]} for unit in first["units"][:1]] + first["units"][1:]}
-    second = plan(text, moved)
+    second = plan(text, plan(other))
 
     assert [unit["nodes"] for unit in second["units"]] == [["node-3"], ["node-1", "node-2"]]
     assert first["digest"] != second["digest"]
+
+
+def test_one_more_unit_leaves_the_running_ones_as_they_are(plan, spec_text):
+    """A second prefill unit: planned anew, decode would move over; near the plan in service, nothing restarts."""
+    text = spec_text.replace("  nodes: 3\n", "  nodes: 4\n")
+    more = text.replace("prefill:\n", "prefill:\n  units: 2\n")
+    first = plan(text)
+    anew, near = running(plan(more)), running(plan(more, first))
+
+    assert near.keys() == {"river-prefill-0", "river-prefill-1", "river-decode-0"}
+    assert {name: near[name] for name in running(first)} == running(first)
+    assert anew["river-decode-0"] != near["river-decode-0"]
+
+
+def running(plan):
+    """What restarts a unit when it changes: its nodes, its map and its launch file."""
+    return {
+        unit["name"]: (
+            unit["nodes"],
+            unit["expert_map"],
+            plan["launch_documents"][f"{unit['name']}.launch.json"]["launch_digest"],
+        )
+        for unit in plan["units"]
+    }
 
 
 def test_phases_with_one_map_are_told_apart(plan, spec_text):

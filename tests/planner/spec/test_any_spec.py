@@ -2,11 +2,15 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from planner.compiler import check_fit, compile_plan
+from planner.facts.digest import pretty_json
+from planner.plan.loaded import is_plan, load_plan
 from planner.plan.previous import read_previous
 from planner.problems.errors import InfeasibleError, SpecError, TidemillError
 from planner.spec.check import check_spec
@@ -106,4 +110,14 @@ def assert_sound(plan):
         active = [unit for unit in plan.units if unit.name in step.units]
         assert sum(len(unit.nodes) for unit in active) == step.num_nodes <= plan.schedule.peak_nodes
     assert all(objective.excess >= 0 for objective in plan.placement.objectives)
-    json.dumps(plan.as_json(), allow_nan=False)
+    assert_reads_back(plan)
+
+
+def assert_reads_back(plan):
+    """Its JSON is taken for a plan, is right, deploys the same, and is written again with the same bytes."""
+    text = pretty_json(plan.as_json())
+    loaded = load_plan(text.encode(), Path("plan.json"))
+    assert is_plan(text.encode())
+    assert pretty_json(loaded.document) == text
+    assert replace(loaded.deployable, refusals=()) == replace(plan.deployable, refusals=())
+    assert bool(loaded.deployable.refusals) == bool(plan.refusals)

@@ -7,20 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.expert_parallel.dispatcher import SLOT_BYTES, AllToAllDispatcher, LocalDispatcher, PlainRows
+from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import new_group
-from runtime.expert_parallel.hierarchical import (
-    COUNT_BYTES,
-    MAX_MESSAGE_BYTES,
-    LowLatencyDispatcher,
-    NodeDispatcher,
-    new_dispatcher,
-)
-from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
-from runtime.kernels.batch_invariant import Batched
-from runtime.model.deepseek import DeepseekV3
 from runtime.model.moe import ReplicaTable
-from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, SMALL_STEP_TOKENS, TOP_K, node_layouts
+from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, TOP_K, node_layouts
+from tests.runtime.on_cpu import CPU, TORCH_OPS, backend
 from tests.runtime.rank_processes import run_ranks
 
 SLOTS_PER_RANK = 3
@@ -32,7 +25,6 @@ EXCHANGES = {
     "each_alone": [2, 1],
     "by_node": [3, 1],
     "by_uneven_node": [3, 1],
-    "low_latency": [1, 1],
     "shared": [1, 1],
     "shared_wide": [1, 1],
     "not_shared": [2, 1],
@@ -46,12 +38,22 @@ ROUNDS = {
 }
 
 
-def scaled_by_slot(dispatcher, x, slots):
+def scaled_by_slot(dispatcher, x, slots, weights):
     """What the ranks' "experts" compute, through `dispatcher`: each row times its slot's number plus one."""
-    dispatched = dispatcher.dispatch(x, slots).wait()
-    slot_of_row = torch.arange(len(dispatched.counts)).repeat_interleave(torch.tensor(dispatched.counts))
-    combined = dispatcher.combine(dispatched.rows_RD * (slot_of_row[:, None] + 1), dispatched).wait()
-    return combined.rows_RD[combined.places], dispatched
+    dispatched = dispatcher.dispatch(x, slots, weights).wait()
+    counts, rows = dispatched.rows.counts_M, dispatched.rows.rows_RD
+    slot_of_row = torch.arange(len(counts)).repeat_interleave(counts)
+    return dispatcher.combine(rows * (slot_of_row[:, None] + 1), dispatched).wait(), dispatched
+
+
+def of_each_pair(combined):
+    """The result of each (token, choice) pair, [T, K, D]."""
+    return combined.rows_RD[combined.row_of_pair_TK]
+
+
+def local(num_slots):
+    """The reference."""
+    return LocalDispatcher(num_slots, PlainRows(torch.float32), TORCH_OPS)
 
 
 @settings(max_examples=100, deadline=None)
@@ -61,13 +63,18 @@ def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_tokens, HIDDEN, generator=generator)
     slots = torch.randint(num_slots, (num_tokens, top_k), generator=generator)
-    combined, dispatched = scaled_by_slot(LocalDispatcher(num_slots, PlainRows(torch.float32)), x, slots)
+    weights = torch.rand(num_tokens, top_k, generator=generator)
+    combined, dispatched = scaled_by_slot(local(num_slots), x, slots, weights)
     pairs = [(token, slot) for token, choices in enumerate(slots.tolist()) for slot in choices]
     by_slot = [x[token] for wanted in range(num_slots) for token, slot in pairs if slot == wanted]
 
-    assert dispatched.counts == [sum(slot == wanted for _, slot in pairs) for wanted in range(num_slots)]
-    assert torch.equal(dispatched.rows_RD, torch.stack(by_slot) if pairs else x.new_empty(0, HIDDEN))
-    assert combined.tolist() == [(x[token] * (slot + 1)).tolist() for token, slot in pairs]
+    assert dispatched.rows.counts_M.tolist() == [
+        sum(slot == wanted for _, slot in pairs) for wanted in range(num_slots)
+    ]
+    assert torch.equal(dispatched.rows.rows_RD, torch.stack(by_slot) if pairs else x.new_empty(0, HIDDEN))
+    results = of_each_pair(combined)
+    assert results.flatten(0, 1).tolist() == [(x[token] * (slot + 1)).tolist() for token, slot in pairs]
+    torch.testing.assert_close(combined.sum(), (results * weights[..., None]).sum(1))
 
 
 @pytest.fixture(scope="module", params=sorted(ROUNDS), ids="EP{}".format)
@@ -91,6 +98,7 @@ def draw_inputs(size):
             is_last = number == len(ROUNDS[size]) - 1
             inputs[f"x_{number}_{rank}"] = torch.randn(count, HIDDEN, generator=generator)
             inputs[f"slots_{number}_{rank}"] = torch.full_like(slots, SLOTS_PER_RANK) if is_last else slots
+            inputs[f"weights_{number}_{rank}"] = torch.rand(count, TOP_K, generator=generator)
     return inputs
 
 
@@ -101,9 +109,11 @@ def test_every_form_equals_local(exchange, form):
 
     for number in range(len(ROUNDS[size])):
         for rank in range(size):
-            x, slots = inputs[f"x_{number}_{rank}"], inputs[f"slots_{number}_{rank}"]
-            expected, _ = scaled_by_slot(LocalDispatcher(size * SLOTS_PER_RANK, PlainRows(torch.float32)), x, slots)
-            assert torch.equal(torch.from_numpy(results[rank][f"{form}_combined_{number}"]), expected)
+            step = [inputs[f"{name}_{number}_{rank}"] for name in ("x", "slots", "weights")]
+            expected, _ = scaled_by_slot(local(size * SLOTS_PER_RANK), *step)
+            assert torch.equal(torch.from_numpy(results[rank][f"{form}_combined_{number}"]), of_each_pair(expected))
+            if form != "shared_wide":  # whose results are in FP64
+                assert torch.equal(torch.from_numpy(results[rank][f"{form}_sums_{number}"]), expected.sum())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -139,14 +149,12 @@ def test_every_form_counts_what_each_slot_got(exchange, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sizes_are_exchanged_once(exchange, form):
-    """In dispatch, or with the rows; combine goes the way back that is known by then."""
+    """In dispatch; combine goes the way back that is known by then."""
     size, _, results = exchange
 
-    for number, tokens in enumerate(ROUNDS[size]):
-        is_normal = form == "low_latency" and max(tokens) > SMALL_STEP_TOKENS
+    for number in range(len(ROUNDS[size])):
         for rank in range(size):
-            found = results[rank][f"{form}_exchanges_{number}"].tolist()
-            assert found == EXCHANGES["all_to_all" if is_normal else form]
+            assert results[rank][f"{form}_exchanges_{number}"].tolist() == EXCHANGES[form]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -198,56 +206,21 @@ def test_a_token_crosses_to_a_node_once(exchange, form):
         assert sum(rows) * TRAVELLING_BYTES < to_ranks
 
 
-def test_small_steps_are_one_message_of_one_size(exchange):
-    """While no rank has more than fits, each pair of ranks exchanges the count and room for the most; then rows."""
-    size, inputs, results = exchange
-    message_bytes = COUNT_BYTES + SMALL_STEP_TOKENS * TRAVELLING_BYTES
-    was_large = False
-    for rank in range(size):
-        expected = 0
-        for number, tokens in enumerate(ROUNDS[size]):
-            if max(tokens) <= SMALL_STEP_TOKENS:
-                expected += (size - 1) * message_bytes
-            else:
-                was_large = True
-                expected += crossing(inputs, number, rank, range(size)) * TRAVELLING_BYTES
-            assert results[rank][f"low_latency_bytes_{number}"] == expected
-
-    assert was_large
-
-
 @pytest.mark.parametrize(
-    ("nodes", "max_small", "form"),
+    ("nodes", "form"),
     [
-        ((0,), 8, LocalDispatcher),
-        ((0, 0), 0, SharedDispatcher),
-        ((0, 0), 8, SharedDispatcher),
-        ((0, 1), 0, AllToAllDispatcher),
-        ((0, 0, 1, 1), 0, NodeDispatcher),
-        ((0, 0, 1, 1), 8, LowLatencyDispatcher),
-        ((0, 0, 1, 1), 9, NodeDispatcher),
+        ((0,), LocalDispatcher),
+        ((0, 0), SharedDispatcher),
+        ((0, 1), AllToAllDispatcher),
+        ((0, 0, 1, 1), NodeDispatcher),
     ],
 )
-def test_the_form_fits_the_unit(nodes, max_small, form):
-    """No exchange at EP1, memory inside a node; else one message while it is short, and by node where it pays."""
-    x = torch.zeros(1, (MAX_MESSAGE_BYTES // 8 - TOP_K * SLOT_BYTES) // 4)
+def test_the_form_fits_the_unit(nodes, form):
+    """No exchange at EP1, memory inside a node; else by node where it pays."""
     group, rows = new_group(0, len(nodes), nodes), PlainRows(torch.float32)
-    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, x, max_small)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, torch.zeros(1, HIDDEN), backend())
 
     assert type(dispatcher) is form
-
-
-@pytest.mark.parametrize(("overlap", "form"), [("none", NodeDispatcher), ("five_stage", LowLatencyDispatcher)])
-def test_messages_have_room_for_a_micro_batch(small_config, overlap, form):
-    """Whose tokens are half of the step's: so more steps are small."""
-    half = MAX_MESSAGE_BYTES // (small_config.num_experts_per_tok * SLOT_BYTES + small_config.hidden_size * 4)
-    experts = [list(range(8))] * small_config.num_moe_layers
-    group, together = new_group(0, 4, (0, 0, 1, 1)), Batched()
-    model = DeepseekV3(
-        small_config, experts, group, torch.float32, together, OVERLAPS[overlap], small_step_tokens=2 * half
-    )
-
-    assert type(model.dispatcher) is form
 
 
 @st.composite
@@ -264,7 +237,7 @@ def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed
     expert_map, num_experts = drawn
     generator = torch.Generator().manual_seed(seed)
     experts = torch.randint(num_experts, (num_tokens, 3), generator=generator)
-    slots = ReplicaTable(expert_map, num_experts, rank).choose(experts)
+    slots = ReplicaTable(expert_map, num_experts, rank, CPU).choose(experts)
 
     assert slots.shape == experts.shape
     assert torch.equal(torch.tensor(expert_map)[slots], experts)
@@ -275,7 +248,7 @@ def test_replicas_share_an_experts_tokens_equally(drawn, steps, rank):
     """When all tokens choose one expert, over any steps, no two of its replicas differ by more than one token."""
     expert_map, num_experts = drawn
     expert = expert_map[0]
-    table = ReplicaTable(expert_map, num_experts, rank)
+    table = ReplicaTable(expert_map, num_experts, rank, CPU)
     chosen = torch.cat([table.choose(torch.full((tokens, 1), expert)).flatten() for tokens in steps])
     counts = [int((chosen == slot).sum()) for slot, held in enumerate(expert_map) if held == expert]
 
@@ -287,7 +260,7 @@ def test_every_replica_gets_tokens_under_random_choices():
     """1,000 random tokens reach every slot, and replicas of one expert roughly equally."""
     expert_map = [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 6]
     experts = torch.rand(1000, 8, generator=torch.Generator().manual_seed(1)).topk(2).indices
-    slots = ReplicaTable(expert_map, 8, rank=0).choose(experts)
+    slots = ReplicaTable(expert_map, 8, 0, CPU).choose(experts)
     counts = slots.flatten().bincount(minlength=len(expert_map)).tolist()
 
     assert min(counts) > 0
@@ -298,7 +271,7 @@ def test_every_replica_gets_tokens_under_random_choices():
 
 def test_one_token_steps_reach_every_replica():
     """A request that decodes alone, one token a step, still uses all replicas in turn."""
-    table = ReplicaTable([0, 1, 0, 0], 2, rank=0)
+    table = ReplicaTable([0, 1, 0, 0], 2, 0, CPU)
     chosen = {table.choose(torch.tensor([[0]])).item() for _ in range(6)}
 
     assert chosen == {0, 2, 3}

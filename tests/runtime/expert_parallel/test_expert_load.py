@@ -8,21 +8,20 @@ import torch
 from runtime.expert_parallel.expert_load import ExpertLoad
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.overlap import OVERLAPS
-from runtime.kernels.batch_invariant import Batched
-from runtime.kv.cache import LatentCache
 from runtime.launch import read_unit_launch
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
 from runtime.model.moe import MixtureOfExperts
 from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.on_cpu import backend, new_cache
 
 
 def test_rows_add_up_by_layer_and_slot():
     """Each dispatch adds to its own layer."""
     load = ExpertLoad(torch.tensor([[0, 3], [2, 1]]), num_ranks=2)
-    load.add(1, [5, 0], [4, 2])
-    load.add(1, [1, 2], [2, 0])
+    load.add(1, torch.tensor([5, 0]), torch.tensor([4, 2]))
+    load.add(1, torch.tensor([1, 2]), torch.tensor([2, 0]))
 
     assert load.rows.tolist() == [[0, 0], [6, 2]]
     assert load.sent.tolist() == [[0, 0], [6, 2]]
@@ -31,7 +30,7 @@ def test_rows_add_up_by_layer_and_slot():
 def test_imbalance_is_the_most_over_the_mean():
     """6 and 2 rows for two ranks: 6 / 4; a layer without rows is even."""
     load = ExpertLoad(torch.tensor([[0, 3], [2, 1]]), num_ranks=2)
-    load.add(1, [6, 2], [6, 2])
+    load.add(1, torch.tensor([6, 2]), torch.tensor([6, 2]))
 
     assert load.imbalance().tolist() == [1.0, 1.5]
 
@@ -41,12 +40,12 @@ def test_imbalance_is_the_most_over_the_mean():
 def test_a_model_counts_what_its_gates_choose(small_config, filled, overlap):
     """In each layer: the slots of an expert together have the rows of the tokens that chose it, in all steps."""
     experts = torch.tensor([[3, 1, 0, 2, 7, 6, 5, 4, 3, 1], [0, 1, 2, 3, 4, 5, 6, 7, 0, 0]])
-    model = DeepseekV3(small_config, experts.tolist(), SoloGroup(), torch.float32, Batched(), OVERLAPS[overlap])
+    model = DeepseekV3(small_config, experts.tolist(), SoloGroup(), backend(), OVERLAPS[overlap])
     chosen = defaultdict(list)
     for mixture in [module for module in filled(model, 1).modules() if isinstance(module, MixtureOfExperts)]:
         layer = chosen[mixture.moe_layer]
         mixture.gate.register_forward_hook(lambda _, __, found, layer=layer: layer.append(found[0].flatten()))
-    cache, table = LatentCache(small_config, 64, torch.float32), []
+    cache, table = new_cache(small_config, 64, torch.float32), []
     cache.allocate(table, 20)
     for start, end in ((0, 11), (11, 19)):
         model([Chunk(list(range(start, end)), start, table)], [], cache)
@@ -61,7 +60,7 @@ def test_a_model_counts_what_its_gates_choose(small_config, filled, overlap):
 def test_every_layer_and_logical_expert_is_exported(small_config, random_model, tmp_path):
     """Rows by layer, slot and expert are what the model counted; times and imbalance are there before any step."""
     model = random_model(small_config)
-    model.load.add(1, list(range(8)), [28])
+    model.load.add(1, torch.arange(8), torch.tensor([28]))
     metrics = RankMetrics(read_unit_launch(write(tmp_path, sealed(UNIT))), 0)
     metrics.watch(model)
     samples = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.overlap import OVERLAPS, Pause
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk, cut
 from tests.runtime.overlap_ranks import computed, contiguous_map
 from tests.runtime.random_checkpoints import V3, write_checkpoint
@@ -108,7 +108,9 @@ def placed(chunks):
 def test_one_prompt_is_two_micro_batches(tmp_path):
     """Halves of one prompt take turns, and its logits are those of the prompt in one piece, bit for bit."""
     checkpoint = write_checkpoint(tmp_path / "long", V3 | {"max_position_embeddings": LONG})
-    engine = Engine(checkpoint, contiguous_map(checkpoint), SoloGroup(), torch.float32, deterministic=True)
+    engine = Engine(
+        EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32, deterministic=True), SoloGroup()
+    )
     prompt = [token % V3["vocab_size"] for token in range(LONG)]
     (expected,), (latents,) = engine.prefill([prompt])
     for overlap in BOTH:
@@ -142,7 +144,9 @@ def prompts():
 @pytest.fixture(scope="module")
 def expected(checkpoint, prompts):
     """What one rank computes, without overlap."""
-    engine = Engine(checkpoint, contiguous_map(checkpoint), SoloGroup(), torch.float32, deterministic=True)
+    engine = Engine(
+        EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32, deterministic=True), SoloGroup()
+    )
     return {what: value.numpy() for what, value in computed(engine, prompts).items()}
 
 

@@ -9,13 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.batch_invariant import Batched, BatchInvariant
+from runtime.expert_parallel.dispatcher import ContiguousRows
+from runtime.kernels.backend import choose_backend
 from runtime.kernels.cpu import kernels as cpu_kernels
-from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.kernels.cpu import ops as cpu_ops
+from runtime.kernels.cpu.ops import CpuOps, LoopOps, RowLoopOps
+from runtime.kernels.ops import Ops
+from runtime.kv.cache import PAGE_TOKENS
 from runtime.model.forward_batch import Chunk
 from runtime.model.layers import Linear
-from runtime.model.moe import LocalExperts, choose_experts
-from runtime.model.rope import rotate
+from runtime.model.moe import LocalExperts
+from tests.runtime.on_cpu import TORCH_OPS, backend, new_cache
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +80,15 @@ def test_each_row_goes_through_the_expert_of_its_slot(counts: list[int]) -> None
     parts = zip(rows.split(counts), gate_up, down, strict=True)
     expected = torch.cat([gated_mlp(x, *both.split(17), matrix) for x, both, matrix in parts])
 
-    cpu_kernels.experts_mlp(rows, counts, gate_up, down)
+    cpu_kernels.experts_mlp(rows, torch.tensor(counts), gate_up, down)
 
     torch.testing.assert_close(rows.double(), expected, rtol=2**-8, atol=1e-3)
 
 
 def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row alone goes through the loops, beside others through torch, and its result differs by BF16's last place."""
-    projection = Linear(64, 48, bias=False, dtype=torch.bfloat16)
+    projection = Linear(64, 48, torch.bfloat16, LoopOps())
+    projection.weight.data = random(48, 64) / 8
     x = random(32, 64)
     asked = []
     monkeypatch.setattr(
@@ -98,14 +103,14 @@ def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pyt
 
 def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> None:
     """All slots at once give what slot after slot gives, in the rows' own places."""
-    experts = LocalExperts(4, small_config, torch.bfloat16, Batched())
+    experts = LocalExperts(4, small_config, backend(torch.bfloat16))
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape) / 8
     rows, counts = random(6, small_config.hidden_size), [3, 0, 1, 2]
     expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
 
     with torch.inference_mode():
-        results = experts(rows, counts)
+        results = experts(ContiguousRows(rows, torch.tensor(counts)))
 
     assert results is rows
     torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
@@ -113,7 +118,7 @@ def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> N
 
 def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot's rows are filled up with those of the next slots, which get their own results all the same."""
-    experts = LocalExperts(6, small_config, torch.bfloat16, Batched())
+    experts = LocalExperts(6, small_config, backend(torch.bfloat16))
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape) / 8
     counts = [20, 0, 3, 40, 1, 17]
@@ -121,13 +126,13 @@ def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch:
     expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
     seen = []
     monkeypatch.setattr(
-        experts,
+        experts.ops,
         "expert",
-        lambda slot, rows, out, expert=experts.expert: seen.append(len(rows)) or expert(slot, rows, out),
+        lambda rows, *others, expert=experts.ops.expert, **out: seen.append(len(rows)) or expert(rows, *others, **out),
     )
 
     with torch.inference_mode():
-        results = experts(rows, counts)
+        results = experts(ContiguousRows(rows, torch.tensor(counts)))
 
     assert seen == [32, 16, 48, 16, 17]
     assert results is rows
@@ -136,13 +141,13 @@ def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch:
 
 def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
     """In deterministic mode the number of rows chooses no kernel."""
-    experts = LocalExperts(2, small_config, torch.bfloat16, BatchInvariant())
+    experts = LocalExperts(2, small_config, backend(torch.bfloat16, deterministic=True))
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape)
     monkeypatch.setattr(cpu_kernels, "experts_mlp", partial(pytest.fail, "loops were asked for"))
 
     with torch.inference_mode():
-        results = experts(random(2, small_config.hidden_size), [1, 1])
+        results = experts(ContiguousRows(random(2, small_config.hidden_size), torch.tensor([1, 1])))
 
     assert results.isfinite().all()
 
@@ -239,7 +244,7 @@ def test_experts_are_chosen_as_by_torch(
 
     chosen = cpu_kernels.choose_experts(scores, groups, num_best, topk_group, top_k)
 
-    assert chosen.equal(choose_experts(scores, groups, num_best, topk_group, top_k))
+    assert chosen.equal(TORCH_OPS.choose_experts(scores, groups, num_best, topk_group, top_k))
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:
@@ -260,11 +265,61 @@ def test_of_equal_experts_the_first_are_chosen() -> None:
         (1, torch.bfloat16, 2, False),
     ],
 )
-def test_loops_are_for_few_rows_in_bf16_on_one_thread(rows: int, dtype: torch.dtype, threads: int, wins: bool) -> None:
+def test_loops_are_for_few_rows_in_bf16_on_one_thread(
+    rows: int, dtype: torch.dtype, threads: int, wins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything else is torch's."""
     torch.set_num_threads(threads)
+    ops, asked = backend(dtype).ops, []
+    monkeypatch.setattr(cpu_kernels, "linear", lambda x, w: asked.append(x))
 
-    assert cpu_kernels.matmul_wins(torch.zeros(rows, 8, dtype=dtype)) == wins
+    ops.linear(torch.zeros(rows, 8, dtype=dtype), torch.zeros(3, 8, dtype=dtype))
+
+    assert bool(asked) == wins
+
+
+@pytest.mark.parametrize(
+    ("dtype", "threads", "deterministic", "table"),
+    [
+        (torch.bfloat16, 1, False, LoopOps),
+        (torch.float8_e4m3fn, 1, False, LoopOps),
+        (torch.bfloat16, 1, True, RowLoopOps),
+        (torch.float8_e4m3fn, 1, True, RowLoopOps),
+        (torch.float32, 1, False, CpuOps),
+        (torch.float32, 1, True, CpuOps),
+        (torch.bfloat16, 2, False, CpuOps),
+    ],
+)
+def test_one_table_fits_a_model(dtype: torch.dtype, threads: int, deterministic: bool, table: type) -> None:
+    """Loops are for BF16 on one thread, and deterministic mode has those alone that treat each row by itself."""
+    torch.set_num_threads(threads)
+
+    assert type(backend(dtype, deterministic).ops) is table
+
+
+def test_another_device_gets_torchs_operations() -> None:
+    """A CPU's loops are for a CPU's memory."""
+    ops = choose_backend(torch.device("cuda"), torch.bfloat16, deterministic=False).ops
+
+    assert type(ops) is Ops
+    assert ops.device == torch.device("cuda")
+
+
+def test_a_row_has_the_same_bits_in_any_company_under_the_deterministic_table() -> None:
+    """Every operation that the table overrides computes each row by itself."""
+    ops = RowLoopOps()
+    x, up, weight = random(40, 64), random(40, 64, 1)[..., 0], random(64)
+    scores = torch.rand(40, 16, generator=torch.Generator().manual_seed(0))
+
+    assert set(vars(RowLoopOps)) & set(vars(Ops)) - {"__doc__", "__module__", "prepare"} == {
+        *("rms_norm", "silu_product", "rotate", "causal_softmax", "choose_experts", "sort_by_slot")
+    }
+    for t in range(40):
+        assert ops.rms_norm(x[t : t + 1], weight, 1e-6).equal(ops.rms_norm(x, weight, 1e-6)[t : t + 1])
+        assert ops.silu_product(x[t : t + 1], up[t : t + 1]).equal(ops.silu_product(x, up)[t : t + 1])
+        assert ops.choose_experts(scores[t : t + 1], 4, 2, 2, 4).equal(
+            ops.choose_experts(scores, 4, 2, 2, 4)[t : t + 1]
+        )
 
 
 @pytest.mark.parametrize("heads", [None, 1, 3])
@@ -273,8 +328,8 @@ def test_heads_rotate_as_by_torch(heads: int | None) -> None:
     shape = (5, 6 + 4) if heads is None else (5, heads, 6 + 4)
     x, angles = random(*shape), torch.arange(10.0).view(5, 2)
     cos, sin = angles.cos(), angles.sin()
-    over_heads = (slice(None),) if heads is None else (slice(None), None)
-    expected = torch.cat((x[..., :6], rotate(x[..., 6:], cos[over_heads], sin[over_heads])), -1)
+    expected = x.clone()
+    TORCH_OPS.rotate(expected[..., 6:], cos, sin)
 
     cpu_kernels.rotate(x[..., 6:], cos, sin)
 
@@ -324,8 +379,8 @@ def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, 
     chunks = [Chunk([7], 70, [1, 0]), Chunk([3], 5, [2])]
     logits = []
     for max_scores in (2**14, 0):
-        monkeypatch.setattr(cpu_kernels, "MAX_SCORES", max_scores)
-        cache = LatentCache(small_config, 3 * PAGE_TOKENS, torch.bfloat16)
+        monkeypatch.setattr(cpu_ops, "MAX_SCORES", max_scores)
+        cache = new_cache(small_config, 3 * PAGE_TOKENS, torch.bfloat16)
         cache._pages.copy_(random(*cache._pages.shape))
         with torch.inference_mode():
             logits.append(model.next_logits([], chunks, cache))
@@ -336,21 +391,22 @@ def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, 
 
 @pytest.mark.parametrize("pairs", [(0, 3), (1, 8), (40, 3)])
 def test_pairs_are_sorted_by_slot_as_by_torch(pairs: tuple[int, int]) -> None:
-    """Pairs of a slot are counted and stay in their order, and every pair knows its place."""
+    """Pairs of a slot are counted and stay in their order, and every pair knows its row."""
     slots = torch.randint(9, pairs, generator=torch.Generator().manual_seed(0))
 
-    counts, order, places = cpu_kernels.sort_by_slot(slots, 10)
+    counts, pair_of_row, row_of_pair = cpu_kernels.sort_by_slot(slots, 10)
 
-    assert counts == slots.flatten().bincount(minlength=10).tolist()
-    assert order.equal(slots.flatten().argsort(stable=True))
-    assert order[places].equal(torch.arange(slots.numel()))
+    assert counts.equal(slots.flatten().bincount(minlength=10))
+    assert pair_of_row.equal(slots.flatten().argsort(stable=True))
+    assert pair_of_row[row_of_pair].equal(torch.arange(slots.numel()))
+    assert all(map(torch.equal, TORCH_OPS.sort_by_slot(slots, 10), (counts, pair_of_row, row_of_pair)))
 
 
 def test_a_tokens_rows_are_weighed_where_they_lie() -> None:
     """Each token's sum is that of float64, rounded once, wherever its rows are."""
-    rows, places, weights = random(12, 33), torch.randperm(12).view(4, 3), torch.rand(4, 3)
+    rows, row_of_pair, weights = random(12, 33), torch.randperm(12).view(4, 3), torch.rand(4, 3)
 
-    y = cpu_kernels.weighted_sum(rows, places, weights)
+    y = cpu_kernels.weighted_sum(rows, row_of_pair, weights)
 
-    expected = (rows[places].double() * weights.double()[..., None]).sum(1)
+    expected = (rows[row_of_pair].double() * weights.double()[..., None]).sum(1)
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-6)

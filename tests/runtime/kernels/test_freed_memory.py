@@ -1,7 +1,12 @@
-"""Memory that tensors give back stays with the process."""
+"""Memory that tensors give back stays with the process, from its first tensor on."""
 
+import hashlib
 import subprocess
 import sys
+
+import pytest
+
+from tests.runtime.launch_documents import UNIT, sealed, write
 
 PROGRAM = """
 import resource, torch
@@ -25,3 +30,47 @@ def test_freed_memory_is_used_again() -> None:
 
     assert faults < 1000
     assert in_page == 0
+
+
+FIRST_TENSOR = """
+import os, sys
+from pathlib import Path
+from torch.utils._python_dispatch import TorchDispatchMode
+from runtime.__main__ import main
+
+class FirstTensor(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        print(os.environ.get("THP_MEM_ALLOC_ENABLE"), flush=True)
+        os._exit(0)
+
+with FirstTensor():
+    main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def commands(demo, demo_config, free_port, tmp_path):
+    """Each command of `python -m runtime` that makes tensors, with its arguments."""
+    (tmp_path / "prompts.json").write_text("[[5]]")
+    config_digest = hashlib.sha256((demo / "config.json").read_bytes()).hexdigest()
+    unit = sealed(
+        UNIT,
+        expert_map__num_logical_experts=demo_config.n_routed_experts,
+        expert_map__physical_to_logical=[list(range(demo_config.n_routed_experts))] * demo_config.num_moe_layers,
+        checkpoint__digest=f"sha256:{config_digest}",
+        ports={name: free_port() for name in UNIT["ports"]},
+    )
+    here = ("--address", "127.0.0.1", "--leader", "127.0.0.1", "--gateway", "127.0.0.1")
+    return {
+        "generate": ("bundled:demo", "--prompt-ids", tmp_path / "prompts.json"),
+        "rank": ("--launch", write(tmp_path, unit), "--node", "node-0", "--local-rank", "0", *here),
+    }
+
+
+@pytest.mark.parametrize("command", ["generate", "rank"])
+def test_memory_is_kept_before_the_first_tensor(commands, command) -> None:
+    """Offline and in service, torch finds the switch for huge pages set when it first asks for it."""
+    arguments = [sys.executable, "-c", FIRST_TENSOR, command, *map(str, commands[command])]
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, timeout=100)
+
+    assert done.stdout.strip() == "1"

@@ -5,8 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.kv.cache import PAGE_TOKENS, LatentCache, num_pages, slot_mapping
+from runtime.kv.cache import PAGE_TOKENS, num_pages, slot_mapping
 from runtime.model.config import ModelConfig
+from tests.runtime.on_cpu import TORCH_OPS, new_cache
 
 NUM_PAGES, NUM_LAYERS, LATENT_DIM = 5, 2, 5
 MAX_TOKENS = 3 * PAGE_TOKENS
@@ -19,7 +20,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
     def start(self):
         sizes = {"num_hidden_layers": NUM_LAYERS, "kv_lora_rank": LATENT_DIM - 2, "qk_rope_head_dim": 2}
         config = ModelConfig(**{name: sizes.get(name, 1) for name in ModelConfig.__dataclass_fields__})
-        self.cache = LatentCache(config, NUM_PAGES * PAGE_TOKENS, torch.float32)
+        self.cache = new_cache(config, NUM_PAGES * PAGE_TOKENS, torch.float32)
         self.generator = torch.Generator().manual_seed(0)
         self.requests = []
 
@@ -61,11 +62,11 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
     @rule()
     def read(self):
         """All requests together, and each in the order of its positions."""
-        most = max((len(table) for table, _ in self.requests), default=0)
-        tables = torch.tensor([table + [0] * (most - len(table)) for table, _ in self.requests], dtype=torch.long)
-        tables = tables.view(len(self.requests), most)
+        max_pages = max((len(table) for table, _ in self.requests), default=0)
+        tables = torch.tensor([table + [0] * (max_pages - len(table)) for table, _ in self.requests], dtype=torch.long)
+        tables = tables.view(len(self.requests), max_pages)
         for number, layer in enumerate(self.cache.layers):
-            together = layer.read_requests(tables)
+            together = TORCH_OPS.read_pages(layer.pages, tables)
             for row, (table, latents) in zip(together, self.requests, strict=True):
                 length = latents.shape[1]
                 assert torch.equal(row[:length], latents[number])

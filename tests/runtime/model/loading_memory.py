@@ -12,7 +12,7 @@ import torch
 from runtime.expert_parallel.group import new_group
 from runtime.kernels.precision import DTYPES
 from runtime.model.config import read_model_config
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 
 
 def main(folder, dtype, rank, ep):
@@ -20,7 +20,7 @@ def main(folder, dtype, rank, ep):
     config = read_model_config(folder)
     idle = resident_bytes("VmRSS")
     expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
-    engine = Engine(folder, expert_map, new_group(rank, ep), DTYPES[dtype])
+    engine = Engine(EngineConfig(folder, expert_map, DTYPES[dtype]), new_group(rank, ep))
     weights = sum(parameter.nbytes for parameter in engine.model.parameters())
     peak = resident_bytes("VmHWM")
     print(json.dumps({"idle": idle, "peak": peak, "weights": weights}))

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.kv.cache import PAGE_TOKENS
 from runtime.model.forward_batch import Chunk
 from runtime.model.rope import Yarn
+from tests.runtime.on_cpu import new_cache
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # FP32 sums in another order
 
@@ -39,7 +40,7 @@ def decode(model, cache, tables, tokens, positions):
 @torch.inference_mode()
 def prefill(model, prompts):
     """Hidden states [T, D] of whole prompts in one step, and each one's latents [num_layers, T, C]."""
-    cache = LatentCache(model.config, len(prompts) * PAGE_TOKENS, torch.float32)
+    cache = new_cache(model.config, len(prompts) * PAGE_TOKENS, torch.float32)
     chunks = [Chunk(prompt, 0, cache_table(cache, len(prompt))) for prompt in prompts]
     return model(chunks, [], cache), [cache.swap_out(chunk.table, chunk.end) for chunk in chunks]
 
@@ -59,7 +60,7 @@ def test_decoding_token_by_token_equals_prefill(small_config, random_model, shap
     """Both forms give the same hidden states and the same latents, for any head sizes, stretched or not."""
     config = replace(small_config, **shapes)
     model = random_model(config, seed)
-    cache, table = LatentCache(config, len(tokens), torch.float32), []
+    cache, table = new_cache(config, len(tokens), torch.float32), []
     decoded = torch.cat([decode(model, cache, [table], [token], [n]) for n, token in enumerate(tokens)])
     hidden, (latents,) = prefill(model, [tokens])
     cached = cache.swap_out(table, len(tokens))
@@ -85,7 +86,7 @@ def test_prompts_together_equal_each_alone(small_config, random_model, prompts, 
 def test_a_request_decodes_the_same_in_any_company(small_config, random_model, prompts, seed):
     """Requests of other lengths in the batch leave a request's next hidden state as it is alone."""
     model = random_model(small_config, seed)
-    cache = LatentCache(small_config, len(prompts) * PAGE_TOKENS, torch.float32)
+    cache = new_cache(small_config, len(prompts) * PAGE_TOKENS, torch.float32)
     tables = [cache_table(cache, len(tokens) + 1, prefill(model, [tokens])[1][0]) for tokens in prompts]
     requests = [(table, tokens[-1], len(tokens)) for table, tokens in zip(tables, prompts, strict=True)]
     together = decode(model, cache, *zip(*requests, strict=True))
@@ -98,7 +99,7 @@ def test_what_a_reused_page_held_before_does_not_matter(small_config, random_mod
     """A short request in the page of a longer one that ended decodes as in a fresh cache."""
     model = random_model(small_config)
     (latents,) = prefill(model, [[1, 2]])[1]
-    used, fresh = (LatentCache(small_config, PAGE_TOKENS, torch.float32) for _ in range(2))
+    used, fresh = (new_cache(small_config, PAGE_TOKENS, torch.float32) for _ in range(2))
     table = cache_table(used, 16, torch.full((small_config.num_hidden_layers, 16, small_config.latent_dim), 1e3))
     used.free(table)
     one, other = (decode(model, cache, [cache_table(cache, 3, latents)], [3], [2]) for cache in (used, fresh))
@@ -126,7 +127,7 @@ def test_steps_without_requests_are_empty(small_config, random_model, dtype):
     """A rank with nothing to do still steps, and gets no rows."""
     model = random_model(small_config, dtype=dtype)
     with torch.inference_mode():
-        hidden = model([], [], LatentCache(small_config, PAGE_TOKENS, dtype))
+        hidden = model([], [], new_cache(small_config, PAGE_TOKENS, dtype))
         logits = model.logits(hidden)
 
     assert hidden.shape == (0, small_config.hidden_size)

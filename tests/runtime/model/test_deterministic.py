@@ -11,15 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from runtime.errors import RuntimeFailure
 from runtime.expert_parallel.group import SoloGroup
 from runtime.kernels.batch_invariant import TILE_POSITIONS, TILE_ROWS, Batched, BatchInvariant, check_machine
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from runtime.model.fp8 import Fp8Experts, Fp8Linear
-from runtime.model.layers import GatedMlp, RmsNorm
+from runtime.model.layers import GatedMlp, Linear, RmsNorm
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts
 from runtime.offline import greedy
@@ -48,7 +47,7 @@ def engine(request, folder):
 
 
 def deterministic(folder, layer_map, dtype):
-    return Engine(folder, [layer_map] * 2, SoloGroup(), dtype, deterministic=True)
+    return Engine(EngineConfig(folder, [layer_map] * 2, dtype, deterministic=True), SoloGroup())
 
 
 def decode(engine, requests):
@@ -124,7 +123,7 @@ def test_any_map_gives_the_same_bits(folder, engine):
     for redundant in (0, 4, 16):
         slots = torch.cat((torch.arange(16), torch.randperm(16, generator=generator)[:redundant]))
         shuffled = slots[torch.randperm(len(slots), generator=generator)].tolist()
-        other = deterministic(folder, shuffled, engine.dtype)
+        other = deterministic(folder, shuffled, engine.backend.dtype)
         for _ in range(2):
             assert all(map(torch.equal, other.prompt_logits(prompts), expected))
 
@@ -134,8 +133,8 @@ def test_it_is_the_same_model(folder, dtype):
     """Up to rounding, both ways to compute the tokens of a step agree."""
     prompts = [list(range(length)) for length in (1, 20, 40)]
     experts = [list(range(V3["n_routed_experts"]))] * 2
-    fast = Engine(folder, experts, SoloGroup(), dtype)
-    exact = Engine(folder, experts, SoloGroup(), dtype, deterministic=True)
+    fast = Engine(EngineConfig(folder, experts, dtype), SoloGroup())
+    exact = Engine(EngineConfig(folder, experts, dtype, deterministic=True), SoloGroup())
     close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.1, "atol": 0.2}
 
     for one, other in zip(fast.prompt_logits(prompts), exact.prompt_logits(prompts), strict=True):
@@ -213,7 +212,7 @@ def test_a_machine_that_cannot_is_refused():
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        (nn.Linear, "forward"),
+        (Linear, "forward"),
         (Fp8Linear, "forward"),
         (RmsNorm, "forward"),
         (GatedMlp, "forward"),
@@ -228,7 +227,7 @@ def test_every_kind_of_row_function_is_asked_about(engine, monkeypatch, kind, me
     """Whichever of them notices a row's place, the machine is refused."""
     check_machine(engine.model.row_wise())
     if not any(isinstance(module, kind) for module in engine.model.modules()):
-        assert kind in (LocalExperts if engine.dtype == torch.float8_e4m3fn else Fp8Experts, Fp8Linear)
+        assert kind in (LocalExperts if engine.backend.dtype == torch.float8_e4m3fn else Fp8Experts, Fp8Linear)
         return
 
     original = getattr(kind, method)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kernels.batch_invariant import Batched
+from runtime.expert_parallel.dispatcher import ContiguousRows
 from runtime.model.fp8 import (
     E4M3,
     Fp8Experts,
@@ -22,6 +22,7 @@ from runtime.model.fp8 import (
 )
 from runtime.model.layers import GatedMlp
 from tests.runtime import fp8_reference as reference
+from tests.runtime.on_cpu import CPU, TORCH_OPS, backend
 
 SIZES = [(1, 1), (3, 128), (5, 127), (2, 300), (130, 192), (257, 129)]
 
@@ -116,7 +117,7 @@ def test_a_row_travels_as_codes_and_scales(size, num_bytes):
 
 def linear_of(w):
     """An Fp8Linear with these weights."""
-    return set_matrix(Fp8Linear(w.shape[1], w.shape[0]), w)
+    return set_matrix(Fp8Linear(w.shape[1], w.shape[0], CPU), w)
 
 
 @torch.no_grad()
@@ -172,11 +173,16 @@ def assert_is(found, expected, unquantised):
 def test_a_gated_mlp_is_the_slow_one(matrices):
     """Dense layers and the shared expert."""
     x = drawn(5, 192)[:1].repeat(5, 1).bfloat16() * torch.arange(1, 6)[:, None]
-    mlp = GatedMlp(192, 144, E4M3)
+    mlp = GatedMlp(192, 144, E4M3, TORCH_OPS)
     for linear, w in zip((mlp.gate_proj, mlp.up_proj, mlp.down_proj), matrices, strict=True):
         set_matrix(linear, w)
 
     assert_is(mlp(x), slow_mlp(x, *matrices), bf16_mlp(x, *matrices))
+
+
+def packed(x, counts):
+    """Rows as they come to the experts, `counts` for each slot."""
+    return ContiguousRows(Fp8Rows(power_of_two=False).encode(x), torch.tensor(counts))
 
 
 def test_local_experts_are_the_slow_ones(matrices, small_config):
@@ -184,16 +190,16 @@ def test_local_experts_are_the_slow_ones(matrices, small_config):
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(6, 192, generator=generator).bfloat16()
     sizes = {"hidden_size": 192, "moe_intermediate_size": 144}
-    experts = Fp8Experts(3, replace(small_config, **sizes), Batched())
+    experts = Fp8Experts(3, replace(small_config, **sizes), backend(E4M3))
     for slot in range(3):
         tensors = experts.tensors(slot)
         for name, w in zip(("gate_proj", "up_proj", "down_proj"), matrices, strict=True):
             quantised = quantise_matrix(w * (slot + 1))
             tensors[f"{name}.weight"].copy_(quantised.codes)
             tensors[f"{name}.weight_scale_inv"].copy_(quantised.scales)
-    found = experts(Fp8Rows(power_of_two=False).encode(x), [4, 0, 2])
+    found = experts(packed(x, [4, 0, 2]))
     tripled = [3 * w for w in matrices]
 
     assert_is(found[:4], slow_mlp(x[:4], *matrices), bf16_mlp(x[:4], *matrices))
     assert_is(found[4:], slow_mlp(x[4:], *tripled), bf16_mlp(x[4:], *tripled))
-    assert experts(Fp8Rows(power_of_two=False).encode(x[:0]), [0, 0, 0]).shape == (0, 192)
+    assert experts(packed(x[:0], [0, 0, 0])).shape == (0, 192)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.tokenizer import load_tokenizer
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.fp8 import BLOCK, E4M3, Fp8Linear, Quantised, dequantise_matrix, quantise_rows
 from runtime.offline import greedy
 
@@ -39,7 +39,9 @@ def off_by(found, expected):
 
 
 def engine(folder, config, dtype):
-    return Engine(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, SoloGroup(), dtype)
+    return Engine(
+        EngineConfig(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, dtype), SoloGroup()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.model.moe import Gate
+from tests.runtime.on_cpu import backend
 
 
 @st.composite
@@ -35,7 +36,7 @@ def gates(draw):
 
 
 def make_gate(config, filled, seed):
-    return filled(Gate(config, torch.float32), seed)
+    return filled(Gate(config, backend()), seed)
 
 
 def tokens(config, seed, count=5):
@@ -102,7 +103,7 @@ def test_only_the_best_groups_are_eligible(small_config, filled):
 
 def test_weights_are_fp32_whatever_the_model_is(small_config, filled):
     """A BF16 model weighs its experts in FP32."""
-    gate = filled(Gate(small_config, torch.bfloat16), 0)
+    gate = filled(Gate(small_config, backend(torch.bfloat16)), 0)
     with torch.inference_mode():
         _, weights = gate(tokens(small_config, 1).bfloat16())
 

@@ -13,7 +13,7 @@ import random
 import pytest
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from tests.runtime.identical_ranks import LAYOUTS, NUM_EXPERTS, expert_map, ids_and_logprobs, wishes
 from tests.runtime.one_rank import said_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
@@ -40,7 +40,7 @@ def alone(checkpoint, prompts):
     """dtype -> {prompt number: what the request gets by itself, on one rank, with the plainest map}."""
 
     def answers(dtype):
-        engine = Engine(checkpoint, expert_map(0, seed=0), SoloGroup(), dtype, deterministic=True)
+        engine = Engine(EngineConfig(checkpoint, expert_map(0, seed=0), dtype, deterministic=True), SoloGroup())
         return {wish.id: ids_and_logprobs(said_alone(engine, SoloGroup(), wish)) for wish in wishes(prompts)}
 
     return {dtype: answers(dtype) for dtype in {layout.dtype for layout in LAYOUTS.values()}}

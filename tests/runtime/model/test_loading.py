@@ -15,7 +15,7 @@ import runtime
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model import weights
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.fp8 import BLOCK, E4M3, Fp8Experts, Fp8Linear, Quantised, dequantise_matrix
 from tests.runtime.random_checkpoints import FP8, V3, in_fp8, write_checkpoint
 
@@ -39,7 +39,7 @@ def fp8_file(tmp_path_factory):
 
 
 def engine(folder, dtype):
-    return Engine(folder, EXPERTS, SoloGroup(), dtype)
+    return Engine(EngineConfig(folder, EXPERTS, dtype), SoloGroup())
 
 
 def stored(folder):

@@ -8,14 +8,14 @@ from safetensors.torch import load_file
 
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
-from runtime.kernels.precision import unquantized_dtype
-from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.kv.cache import PAGE_TOKENS
 from runtime.model import weights
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from runtime.model.fp8 import E4M3
 from runtime.model.mtp import MultiTokenPrediction
 from tests.runtime import mtp_reference as reference
+from tests.runtime.on_cpu import new_cache
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 CONFIG = V3 | {"num_nextn_predict_layers": 1}
@@ -33,16 +33,15 @@ def folder(tmp_path_factory):
 def loaded(folder, dtype=torch.float32, group=None, layer_map=EXPERTS, deterministic=False):
     """The engine, its MTP layer, and the names that this has read."""
     group = group or SoloGroup()
-    engine = Engine(folder, [layer_map] * 2, group, dtype, deterministic=deterministic)
-    mtp = MultiTokenPrediction(engine.model, layer_map, group, dtype)
+    engine = Engine(EngineConfig(folder, [layer_map] * 2, dtype, deterministic), group)
+    mtp = MultiTokenPrediction(engine.model, layer_map, group)
     return engine, mtp, weights.load(mtp, folder)
 
 
 def cached(engine, num_layers):
     """A cache of so many layers and a table for all tokens."""
-    cache = LatentCache(
-        replace(engine.config, num_hidden_layers=num_layers), PAGE_TOKENS, unquantized_dtype(engine.dtype)
-    )
+    dtype = engine.backend.unquantized_dtype
+    cache = new_cache(replace(engine.config, num_hidden_layers=num_layers), PAGE_TOKENS, dtype)
     table = []
     cache.allocate(table, len(TOKENS))
     return cache, table
@@ -116,8 +115,8 @@ def test_in_deterministic_mode_the_map_is_not_in_the_bits(folder):
 def test_drafts_stay_near_as_the_main_models_tokens_do(folder):
     """Under `local_first`, the replicas of the MTP layer are those on the rank."""
     group, layer_map = GlooGroup(1, 2), [*EXPERTS, *EXPERTS]
-    engine = Engine(folder, [layer_map] * 2, group, torch.float32, nodes=["a", "b"])
-    mtp = MultiTokenPrediction(engine.model, layer_map, group, torch.float32)
+    engine = Engine(EngineConfig(folder, [layer_map] * 2, torch.float32, nodes=["a", "b"]), group)
+    mtp = MultiTokenPrediction(engine.model, layer_map, group)
     experts = torch.tensor([[0], [0], [5], [5]])
 
     for layer in (engine.model.model.layers[1], mtp._layer):

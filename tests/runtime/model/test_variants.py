@@ -16,7 +16,7 @@ from transformers import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.config import ModelConfig, read_model_config
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.model.rope import Yarn
 from runtime.offline import greedy
 from tests.runtime.closeness import LOGITS_TOLERANCE, count_excuses, relative_error, transformers_choices
@@ -99,7 +99,9 @@ def theirs(checkpoint):
 
 def ours(folder):
     config = read_model_config(folder)
-    return Engine(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, SoloGroup(), torch.float32)
+    return Engine(
+        EngineConfig(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, torch.float32), SoloGroup()
+    )
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from runtime.checkpoint import index_tensors
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
-from runtime.model.engine import Engine
+from runtime.model.engine import Engine, EngineConfig
 from runtime.offline import greedy
 
 EP = 4
@@ -29,11 +29,11 @@ def contiguous_map(demo_config):
 @pytest.fixture(scope="module")
 def ranks(demo, redundant_map):
     """The engines of four ranks, loaded and not joined."""
-    return [Engine(demo, redundant_map, GlooGroup(rank, EP), torch.float32) for rank in range(EP)]
+    return [Engine(EngineConfig(demo, redundant_map, torch.float32), GlooGroup(rank, EP)) for rank in range(EP)]
 
 
 def solo(folder, expert_map):
-    return Engine(folder, expert_map, SoloGroup(), torch.float32)
+    return Engine(EngineConfig(folder, expert_map, torch.float32), SoloGroup())
 
 
 def experts_of(names, config):
@@ -87,7 +87,8 @@ def test_every_slot_holds_its_experts_values(demo, demo_config, ranks, redundant
 def test_progress_counts_every_tensor(demo, contiguous_map):
     """From 1 to all of this rank's."""
     seen = []
-    engine = Engine(demo, contiguous_map, SoloGroup(), torch.float32, lambda done, total: seen.append((done, total)))
+    config = EngineConfig(demo, contiguous_map, torch.float32)
+    engine = Engine(config, SoloGroup(), lambda done, total: seen.append((done, total)))
 
     assert seen == [(done, len(engine.tensor_names)) for done in range(1, len(engine.tensor_names) + 1)]
 
@@ -130,7 +131,7 @@ def test_a_permuted_map_moves_work_between_ranks_and_not_the_text(
 
         def rank(number, port):
             group = GlooGroup(number, 2)
-            engine = Engine(demo, expert_map, group, torch.float32)
+            engine = Engine(EngineConfig(demo, expert_map, torch.float32), group)
             group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
             text = greedy(engine, group, prompts[number:6:2], 8, set())
             results[number] = text, engine.model.load.rows.sum(1).tolist(), engine.model.dispatcher.traffic.bytes_sent

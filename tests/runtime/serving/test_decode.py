@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
-from runtime.kv.cache import LatentCache
 from runtime.protocol.messages import Abort, Handover, Sampling
 from runtime.serving.decode import MAX_REMEMBERED, Arrival, DecodePhase
+from tests.runtime.on_cpu import new_cache
 
 LOGITS = [3.0, 2.0, 1.0, -9.0]
 
@@ -18,7 +18,7 @@ class SameLogits:
         self.config = config
 
     def new_cache(self, num_tokens):
-        return LatentCache(self.config, num_tokens, torch.float32)
+        return new_cache(self.config, num_tokens, torch.float32)
 
     def step(self, prefilling, decoding, cache):
         return torch.tensor([LOGITS] * len(decoding))
@@ -31,7 +31,7 @@ def answers(config, *arrivals, steps=3, aborted=()):
     metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda _: None)
     phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append), metrics)
     for message in (*map(Abort, aborted), *arrivals):
-        phase.take(message)
+        phase.receive(message)
     for _ in range(steps):
         phase.step()
     return {

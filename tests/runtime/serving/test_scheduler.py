@@ -11,6 +11,7 @@ from runtime.launch import Limits
 from runtime.protocol.messages import Sampling
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
+from tests.runtime.on_cpu import new_cache
 
 MAX_REQUEST_TOKENS = 3 * PAGE_TOKENS
 LIMITS = Limits(max_requests=4, max_request_tokens=MAX_REQUEST_TOKENS, max_batch_tokens=50, kv_tokens=4 * PAGE_TOKENS)
@@ -49,7 +50,7 @@ def cached_tokens(cache, request):
 
 
 def new_rank(config):
-    cache = LatentCache(config, LIMITS.kv_tokens, torch.float32)
+    cache = new_cache(config, LIMITS.kv_tokens, torch.float32)
     return Rank(cache, Scheduler(cache, LIMITS), config.latent_dim)
 
 

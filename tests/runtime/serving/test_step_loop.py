@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.kv.cache import PAGE_TOKENS
 from runtime.protocol.messages import Failed, Sampling
+from tests.runtime.on_cpu import new_cache
 from tests.runtime.one_rank import Limits, Rank, Wish
 
 MOST = 2 * PAGE_TOKENS
@@ -36,7 +37,7 @@ def wish(name, prompt_tokens, max_tokens):
 def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_config, kind, too_long):
     """A gateway of a newer launch may allow more than this unit holds; one of just the limit is served."""
     engine = SimpleNamespace(
-        new_cache=lambda num_tokens: LatentCache(small_config, num_tokens, torch.float32),
+        new_cache=lambda num_tokens: new_cache(small_config, num_tokens, torch.float32),
         step=lambda prefilling, decoding, cache: torch.zeros(len(prefilling) + len(decoding), 4),
     )
     rank = Kept(engine, kind)

@@ -3,20 +3,21 @@
 import pytest
 import torch
 
-from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.kv.cache import PAGE_TOKENS
 from runtime.launch import Limits, read_unit_launch
 from runtime.protocol.messages import Sampling
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.on_cpu import new_cache
 
 LIMITS = Limits(max_requests=4, max_request_tokens=64, max_batch_tokens=64, kv_tokens=4 * PAGE_TOKENS)
 
 
 @pytest.fixture
 def scheduler(small_config):
-    return Scheduler(LatentCache(small_config, LIMITS.kv_tokens, torch.float32), LIMITS)
+    return Scheduler(new_cache(small_config, LIMITS.kv_tokens, torch.float32), LIMITS)
 
 
 @pytest.fixture

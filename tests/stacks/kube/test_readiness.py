@@ -2,7 +2,7 @@
 
 import pytest
 
-from stacks.kube.readiness import missing
+from stacks.kube.readiness import MISSING, missing
 
 GROUPS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}
 UNSEEN = "not yet seen by its controller"
@@ -62,6 +62,13 @@ TABLE = [
 def test_an_object_is_ready_when_nothing_is_missing(found, expected):
     """And what is missing is said in a few words."""
     assert missing(found) == expected
+
+
+def test_every_judged_kind_is_shown_ready_and_not():
+    """A kind that is awaited has a row in the table where it is ready and one where something is missing."""
+    shown = {(found["apiVersion"].partition("/")[0], found["kind"], expected is None) for found, expected in TABLE}
+
+    assert shown == {(*kind, is_ready) for kind in MISSING for is_ready in (True, False)}
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Namespace", "Job", "Service"])

@@ -13,11 +13,13 @@ from runtime.expert_parallel.group import GlooGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.expert_parallel.shared_memory.pipes import Pipes
+from tests.runtime.on_cpu import TORCH_OPS
 
 ADDRESS = "127.0.0.1"
 SLOTS_PER_RANK, HIDDEN = 2, 4
 ROW_BYTES, TOP_K = 4 * HIDDEN, 2
 X, SLOTS = torch.ones(1, HIDDEN), torch.tensor([[0, 3]])
+WEIGHTS = torch.ones(1, TOP_K)
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def pair(free_port):
     meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in (0, 1)]
     rows = PlainRows(torch.float32)
     dispatchers = [
-        SharedDispatcher(AllToAllDispatcher(group, SLOTS_PER_RANK, rows), ROW_BYTES, ROW_BYTES, TOP_K)
+        SharedDispatcher(AllToAllDispatcher(group, SLOTS_PER_RANK, rows, TORCH_OPS), ROW_BYTES, ROW_BYTES, TOP_K)
         for group in groups
     ]
     with ThreadPoolExecutor(2) as ranks:
@@ -46,12 +48,12 @@ def test_an_exchange_lasts_until_the_last_rank_has_written(pair, tmp_path):
 
     with trace.recording(tmp_path / "trace.json", rank=0), patch.object(Pipes, "signal", signal):
         with trace.span("dispatch issue", layer=3):
-            pending = [dispatcher.dispatch(X, SLOTS) for dispatcher in pair]
+            pending = [dispatcher.dispatch(X, SLOTS, WEIGHTS) for dispatcher in pair]
         dispatched = [each.wait() for each in pending]
     spans = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event.get("tid") == 1]
     taken_ns = said_ns[1] - said_ns[0]
 
-    assert [each.counts for each in dispatched] == [[2, 0], [0, 2]]
+    assert [each.rows.counts_M.tolist() for each in dispatched] == [[2, 0], [0, 2]]
     assert [dispatcher.traffic.dispatch.count for dispatcher in pair] == [1, 1]
     assert [dispatcher.traffic.dispatch.seconds for dispatcher in pair] == [taken_ns / 1e9, 0]
     assert [(span["name"], span["ts"], span["dur"], span["args"]["layer"]) for span in spans if span["ph"] == "X"] == [
@@ -62,7 +64,7 @@ def test_an_exchange_lasts_until_the_last_rank_has_written(pair, tmp_path):
 
 def test_exchanges_are_waited_for_in_their_order(pair):
     """Else a rank would take another exchange's end for this one's, and read what is not written yet."""
-    first, second = ([dispatcher.dispatch(X, SLOTS) for dispatcher in pair] for _ in range(2))
+    first, second = ([dispatcher.dispatch(X, SLOTS, WEIGHTS) for dispatcher in pair] for _ in range(2))
     first[0].wait()
 
     with pytest.raises(AssertionError):

@@ -1,0 +1,74 @@
+"""What of a plan is carried out. `render`, `up`, `status` and the Pulumi program see this and nothing else of a plan.
+
+A plan that was just compiled gives one (`Plan.deployable`), and so does a plan that was read from its JSON
+(`LoadedPlan.deployable`). Nobody downstream can tell which it was.
+
+The plan's digest covers what runs: units, nodes, maps, launch documents, the schedule, and the spec's sections that
+manifests are made from. What is only expected of a plan, or told about it, stays outside: memory, traffic, failures,
+sampled balance, sources, reasons. So a better estimate is not another plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.facts import names
+from planner.facts.digest import digest_of, pretty_json
+from planner.layout.unit import Unit
+from planner.plan.launch import LaunchDocument
+from planner.problems.errors import InfeasibleError, Problem
+from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.schema import GatewaySpec, Spec
+
+__all__ = ["Deployable", "plan_digest"]
+
+DEPLOYED_OF_UNIT = ("name", "phase", "nodes", "ranks", "unit_digest", "expert_map")  # not why it has these nodes
+
+
+@dataclass(frozen=True)
+class Deployable:
+    """One plan, ready to be rendered or started."""
+
+    name: str
+    digest: str
+    kubernetes: KubernetesSpec
+    gateway: GatewaySpec
+    units: tuple[Unit, ...]
+    launch_documents: Mapping[str, LaunchDocument]  # by file name
+    refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients inside the cluster reach the gateway, without `/v1`."""
+        return names.cluster_endpoint(self.name, self.kubernetes.namespace, self.gateway.port)
+
+    def launch_files(self) -> dict[str, str]:
+        """Return file name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
+        self.require_runnable()
+        return {name: pretty_json(document) for name, document in self.launch_documents.items()}
+
+    def require_runnable(self) -> None:
+        """Raise InfeasibleError, with every reason, when the bundled runtime cannot run the plan."""
+        if self.refusals:
+            raise InfeasibleError(self.refusals)
+
+    def unit_document(self, unit: Unit) -> LaunchDocument:
+        """Return the launch document of `unit`."""
+        return self.launch_documents[names.launch_file(unit.name)]
+
+
+def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
+    """Digest what the plan JSON `document` deploys; `spec` is the one that it holds."""
+    return digest_of(
+        {
+            "name": document["name"],
+            "runnable": document["runnable"],
+            "phases": document["phases"],
+            "units": [{key: unit[key] for key in DEPLOYED_OF_UNIT} for unit in document["units"]],
+            "expert_maps": {sha256: each["physical_to_logical"] for sha256, each in document["expert_maps"].items()},
+            "launch_documents": document["launch_documents"],
+            "schedule": document.get("schedule"),
+            "kubernetes": spec.kubernetes.model_dump(mode="json"),  # parsed: 1GiB and 1024MiB deploy the same
+            "gateway": spec.gateway.model_dump(mode="json"),
+        }
+    )

@@ -1,0 +1,340 @@
+"""A plan's JSON, read back: validated as a whole before anything in it is used.
+
+A file that was edited by hand, torn, or made up must not reach a cluster. What is checked, in this order:
+    version         ours, since another version's keys may mean something else
+    shapes          of every key that is read
+    digests         recomputed: of the plan, its spec, each launch document and each expert map
+    references      units, maps, nodes and launch documents are each other's
+    the spec        by the rules that need no file
+
+Nothing here plans: a loaded plan is carried out as it stands.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from planner.cluster.inventory import nodes_of
+from planner.facts import names
+from planner.facts.digest import digest_of
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.plan.deployable import Deployable, plan_digest
+from planner.plan.launch import launch_digest, unit_digest
+from planner.plan.plan import PLAN_VERSION
+from planner.problems.errors import CallError, Problem, Violation
+from planner.spec.check import mistakes_in
+from planner.spec.schema import Spec
+
+__all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
+
+MAX_DEPTH = 32  # as of specs; a plan nests seven deep
+NO_PLAN = "S906 must be JSON of tidemill plan"
+WRITE_ONE = "write one with tidemill plan -o"
+PLAN_AGAIN = "change the spec and plan it again"
+WANTED = {
+    "list_type": "a list",
+    "string_type": "text",
+    "string_pattern_mismatch": "a digest",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "literal_error": "a word that belongs there",
+    "union_tag_invalid": "of a kind that is known",
+    "greater_than_equal": "that large",
+    "less_than_equal": "that small",
+    "too_short": "that long",
+}
+
+Rows = list[list[int]]  # [layers][slots]: the expert there
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+
+_Reference = tuple[str, object, str, bool]  # path, what stands there, what it must agree with, whether it does
+
+
+@dataclass(frozen=True)
+class LoadedPlan:
+    """A plan as its JSON has it."""
+
+    document: Mapping[str, Any]
+    deployable: Deployable
+    maps: Mapping[Phase, Rows]
+
+
+class _Part(BaseModel):
+    """A part of the JSON. Keys that nobody here reads are not looked at."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Unit(_Part):
+    name: str
+    nodes: Annotated[list[str], Field(min_length=1)]
+    phase: Phase
+    expert_map: str
+    ranks: Annotated[int, Field(ge=1)]
+    unit_digest: str
+    why: str
+
+
+class _Map(_Part):
+    physical_to_logical: Rows
+
+
+class _Rank(_Part):
+    node: str
+    local_rank: int
+    rank: int
+
+
+class _NamedMap(_Part):
+    sha256: str
+    physical_to_logical: Rows
+
+
+class _UnitPorts(_Part):
+    rendezvous: Port
+    kv: Port
+    registry: Port
+    metrics: Port
+
+
+class _GatewayPorts(_Part):
+    http: Port
+    registry: Port
+    metrics: Port
+
+
+class _Model(_Part):
+    name: str
+
+
+class _UnitDocument(_Part):
+    kind: Literal["unit"]
+    unit: str
+    phase: Phase
+    ranks: list[_Rank]
+    expert_map: _NamedMap
+    ports: _UnitPorts
+    unit_digest: Digest
+    launch_digest: Digest
+
+
+class _GatewayDocument(_Part):
+    kind: Literal["gateway"]
+    model: _Model
+    ports: _GatewayPorts
+    launch_digest: Digest
+
+
+class _Step(_Part):
+    units: list[str]
+
+
+class _Schedule(_Part):
+    steps: list[_Step]
+
+
+class _Plan(_Part):
+    """The keys in the order in which their mistakes are told."""
+
+    units: list[_Unit]
+    expert_maps: dict[str, _Map]
+    launch_documents: dict[str, Annotated[_UnitDocument | _GatewayDocument, Field(discriminator="kind")]]
+    name: str
+    spec: dict[str, Any]
+    digest: Digest
+    spec_digest: Digest
+    inputs: dict[str, Digest]
+    phases: dict[Phase, dict[str, Any]]
+    runnable: bool
+    why_not: list[str]
+    schedule: _Schedule | None = None
+
+
+def read_plan(path: Path) -> LoadedPlan:
+    """The plan in the file at `path`. Raises CallError when there is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _refused(path, "S905 must be a readable plan", error.strerror or str(error)) from None
+    return load_plan(content, path)
+
+
+def is_plan(content: bytes) -> bool:
+    """Whether `content` is a plan, right or wrong, and no spec: a JSON object with keys that no spec has."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return content.lstrip().startswith(b"{") and b'"expert_maps"' in content  # of a plan that is torn
+    return isinstance(data, dict) and not data.keys().isdisjoint({"digest", "expert_maps", "units"})
+
+
+def load_plan(content: bytes, path: Path) -> LoadedPlan:
+    """The plan in `content`, which was read from `path`. Raises CallError with the first thing that is wrong."""
+    data = _document(content, path)
+    if type(data["version"]) is not int or data["version"] != PLAN_VERSION:
+        rule, fix = f"S907 must be a plan of version {PLAN_VERSION}", "plan its spec again with this tidemill"
+        raise _refused(path, rule, f"it has version {json.dumps(data['version'])[:20]}", fix)
+    try:
+        plan = _Plan.model_validate(data)
+        spec = Spec.model_validate(plan.spec)
+    except ValidationError as error:
+        prefix = "spec." if error.title == Spec.__name__ else ""
+        raise _refused(path, NO_PLAN, prefix + _reason(error.errors(include_url=False)[0])) from None
+    wrong = next(chain(_edited(plan, spec, data), _disagreeing(plan, spec), _wrong_in_spec(plan)), None)
+    if wrong is not None:
+        raise CallError([wrong.at(str(path))])
+    deployable = Deployable(
+        name=plan.name,
+        digest=plan.digest,
+        kubernetes=spec.kubernetes,
+        gateway=spec.gateway,
+        units=tuple(_units(plan)),
+        launch_documents=data["launch_documents"],
+        refusals=tuple(_refusal(why, path) for why in plan.why_not),
+    )
+    maps = {unit.phase: plan.expert_maps[unit.expert_map].physical_to_logical for unit in plan.units}
+    return LoadedPlan(data, deployable, maps)
+
+
+def _document(content: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in `content`, which has a version."""
+    try:
+        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite)
+        is_deep = not _is_shallow(data, MAX_DEPTH)
+    except (ValueError, RecursionError):
+        raise _refused(path, NO_PLAN, "it cannot be parsed as JSON") from None
+    if is_deep:
+        raise _refused(path, NO_PLAN, f"it is nested more than {MAX_DEPTH} deep")
+    if not isinstance(data, dict) or "version" not in data:
+        raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is no JSON object")
+    return data
+
+
+def _not_a_number(word: str) -> NoReturn:
+    """Refuse what Python would take for JSON: NaN and Infinity."""
+    raise ValueError(word)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _is_shallow(value: Any, room: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return room > 0 and all(_is_shallow(each, room - 1) for each in inner if isinstance(each, dict | list))
+
+
+def _edited(plan: _Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Violation]:
+    """Digests that are not of what they stand for."""
+    for path, written, computed in _digests(plan, spec, data):
+        if written != computed:
+            rule = f"S909 must be the digest of what it stands for ({computed[:19]}...)"
+            yield Violation(path, written, rule, "it was changed after tidemill plan wrote it", PLAN_AGAIN)
+
+
+def _digests(plan: _Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Path, digest as written, digest as computed."""
+    yield "digest", plan.digest, plan_digest(data, spec)
+    yield "spec_digest", plan.spec_digest, digest_of(spec.model_dump(mode="json"))
+    for sha256, each in plan.expert_maps.items():
+        yield f"expert_maps.{sha256}", sha256, digest_of(each.physical_to_logical)
+    for file, document in plan.launch_documents.items():
+        path, written = f"launch_documents.{file}", data["launch_documents"][file]
+        yield f"{path}.launch_digest", document.launch_digest, launch_digest(written)
+        if isinstance(document, _UnitDocument):
+            yield f"{path}.unit_digest", document.unit_digest, unit_digest(written)
+
+
+def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
+    """Parts that refer to what is not there, or is another's."""
+    for path, value, source, agrees in (*_of_plan(plan, spec), *_of_units(plan, spec)):
+        if not agrees:
+            reason = "the parts of a plan refer to each other"
+            yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
+
+
+def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
+    unit_names = [unit.name for unit in plan.units]
+    files = {*map(names.launch_file, unit_names), names.GATEWAY_LAUNCH_FILE}
+    gateway = plan.launch_documents.get(names.GATEWAY_LAUNCH_FILE)
+    yield "name", plan.name, "spec.name", plan.name == spec.name
+    yield "runnable", plan.runnable, "why_not", plan.runnable is not bool(plan.why_not)
+    yield "launch_documents", sorted(plan.launch_documents), "units", plan.launch_documents.keys() == files
+    yield f"launch_documents.{names.GATEWAY_LAUNCH_FILE}", None, "its kind", isinstance(gateway, _GatewayDocument)
+    for index, step in enumerate(plan.schedule.steps if plan.schedule else ()):
+        yield f"schedule.steps.{index}.units", step.units, "units", set(step.units) <= set(unit_names)
+
+
+def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
+    nodes = {node.name for node in nodes_of(spec.cluster)}
+    for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
+        path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
+        yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
+        yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
+        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", nodes.issuperset(unit.nodes)
+        yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
+        yield from _of_document(plan, unit, placed, path)
+
+
+def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[_Reference]:
+    """A unit and its launch document, which tells the ranks the same."""
+    source = f"launch_documents.{names.launch_file(unit.name)}"
+    document = plan.launch_documents.get(names.launch_file(unit.name))
+    if not isinstance(document, _UnitDocument):
+        yield f"{path}.name", unit.name, source, False
+        return
+    told, known = document.expert_map, plan.expert_maps.get(unit.expert_map)
+    is_map = known is not None and known.physical_to_logical == told.physical_to_logical
+    ranks = [rank.model_dump() for rank in document.ranks]
+    yield f"{path}.name", unit.name, f"{source}.unit", unit.name == document.unit
+    yield f"{path}.phase", unit.phase, f"{source}.phase", unit.phase == document.phase
+    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(ranks)
+    if unit.ranks == len(ranks):  # else they are not even listed: a false number of them may be huge
+        yield f"{path}.nodes", unit.nodes, f"{source}.ranks", [asdict(rank) for rank in placed.ranks] == ranks
+    yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
+    yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told.sha256 and is_map
+
+
+def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:
+    """The rules of specs: names that become files and objects must be names here too."""
+    for mistake in mistakes_in(plan.spec):
+        yield Violation(f"spec.{mistake.path}", mistake.value, mistake.rule, mistake.reason, PLAN_AGAIN)
+
+
+def _units(plan: _Plan) -> Iterator[Unit]:
+    """As placed, numbered in their phases."""
+    counts: dict[Phase, int] = {}
+    for unit in plan.units:
+        index = counts.get(unit.phase, 0)
+        counts[unit.phase] = index + 1
+        yield Unit(unit.name, unit.phase, index, tuple(unit.nodes), unit.ranks // len(unit.nodes), unit.why)
+
+
+def _refusal(why: str, path: Path) -> Problem:
+    return Violation("runnable", False, "S910 must be true to render or run the plan", why, PLAN_AGAIN).at(str(path))
+
+
+def _reason(detail: ErrorDetails) -> str:
+    """The first thing that is not as in a plan."""
+    *parents, last = map(str, detail["loc"])
+    if detail["type"] in ("missing", "union_tag_not_found"):
+        missing = last if detail["type"] == "missing" else "kind"
+        inside = parents if detail["type"] == "missing" else [*parents, last]
+        return f"{'.'.join(inside) or 'it'} has no {missing}"
+    return f"{'.'.join([*parents, last])} is not {WANTED.get(detail['type'], 'an object')}"
+
+
+def _refused(path: Path, rule: str, reason: str, fix: str = WRITE_ONE) -> CallError:
+    return CallError([Violation("", None, rule, reason, fix).at(str(path))])

@@ -1,0 +1,147 @@
+"""The tables of operations for a CPU: torch where torch is quick, compiled loops (`kernels.py`) where those are.
+
+    CpuOps        any type and number of threads: torch, with experts' rows filled up for oneDNN
+    RowLoopOps    BF16 on one thread: loops for what treats every row by itself. Deterministic mode stops here.
+    LoopOps       the same and loops for matmuls of few rows, whose rounding depends on how many rows there are
+
+A table is made for one type and one thread count, so its loops check sizes only. The figures are of an EPYC core with
+AVX-512 (November 2026).
+"""
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.cpu import kernels
+from runtime.kernels.ops import Ops
+from runtime.kernels.precision import unquantized_dtype
+
+__all__ = ["CpuOps", "LoopOps", "RowLoopOps", "cpu_ops"]
+
+CPU = torch.device("cpu")
+ROWS_STEP = 16  # rows of an expert are filled up to a multiple of it: 8 too many on average
+# Rows of a matrix up to which the loops were quicker than oneDNN: in projections, where oneDNN begins once, and on
+# average of experts, where it begins for each.
+MAX_ROWS = 4
+MAX_ROWS_OF_AN_EXPERT = 16
+MIN_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32
+# Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
+MAX_SCORES = 2**14
+
+
+def cpu_ops(dtype: torch.dtype, deterministic: bool) -> Ops:
+    """Return the table for a model whose matrices are `dtype`, on as many threads as torch now has."""
+    if unquantized_dtype(dtype) != torch.bfloat16 or torch.get_num_threads() > 1:
+        return CpuOps()
+    return RowLoopOps() if deterministic else LoopOps()
+
+
+class CpuOps(Ops):
+    """Torch on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+
+    def experts(self, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Compute each slot's rows with the first of the next slots, which are put back afterwards.
+
+        oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take; so it is to meet few.
+        """
+        counts = counts_M.tolist()
+        for slot, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+            if count:
+                rows = rows_RD[end - count : end + -count % ROWS_STEP]
+                next_rows = rows[count:].clone()
+                self.expert(rows, gate_up_MXD[slot], down_MDI[slot], out=rows)
+                rows[count:] = next_rows
+        return rows_RD
+
+
+class RowLoopOps(CpuOps):
+    """Loops in which a row's bits are its own."""
+
+    def prepare(self) -> None:
+        """Load the compiled loops, or compile them."""
+        kernels.prepare()
+
+    def rms_norm(self, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """Read and write each row once."""
+        return kernels.rms_norm(x, weight_D, eps)
+
+    def silu_product(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+        """Round once."""
+        return kernels.silu_product(gate_RI, up_RI)
+
+    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor) -> None:
+        """Turn pairs where they lie."""
+        kernels.rotate(x, cos_TX, sin_TX)
+
+    def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
+        """Write the weights over the scores."""
+        return kernels.causal_softmax(scores_HTS)
+
+    def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
+        """Choose in one pass over the scores."""
+        return kernels.choose_experts(scores_TE, num_groups, num_best, topk_group, top_k)
+
+    def sort_by_slot(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Sort by counting."""
+        return kernels.sort_by_slot(slots_TK, num_slots)
+
+
+class LoopOps(RowLoopOps):
+    """All loops, each for the sizes at which it wins."""
+
+    def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
+        """Read the matrix once for few rows."""
+        if 0 < x_RD.shape[0] <= MAX_ROWS:
+            return kernels.linear(x_RD, w_OD)
+        return super().linear(x_RD, w_OD)
+
+    def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
+        """Make one call instead of five for few rows."""
+        if 0 < x_RD.shape[0] <= MAX_ROWS:
+            return kernels.gated_mlp(x_RD, gate_ID, up_ID, down_DI)
+        return super().gated_mlp(x_RD, gate_ID, up_ID, down_DI)
+
+    def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
+        """Take all heads in one call for few requests."""
+        if 0 < q_BHQ.shape[0] <= MAX_ROWS:
+            return kernels.absorb_query(q_BHQ, up_XL, rope, value_size)
+        return super().absorb_query(q_BHQ, up_XL, rope, value_size)
+
+    def attend_pages(
+        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, rank: int, scale: float
+    ) -> Tensor:
+        """Read the latents where they lie, while there are few heads and pages."""
+        if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
+            return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, rank, scale)
+        return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, rank, scale)
+
+    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+        """Take all heads in one call for few requests."""
+        if 0 < context_BHL.shape[0] <= MAX_ROWS:
+            return kernels.values(context_BHL, up_XL, value_size)
+        return super().values(context_BHL, up_XL, value_size)
+
+    def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
+        """Multiply BF16, which the arguments are, and add in FP32."""
+        if 0 < x_TD.shape[0] <= MAX_ROWS:
+            return kernels.linear(x_TD, w_ED, torch.float32)
+        if x_TD.shape[0] >= MIN_ROWS_OF_A_GATE:
+            return kernels.wide_linear(x_TD, w_ED)
+        return super().gate_logits(x_TD, w_ED)
+
+    def experts(self, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Take all slots in one call while each has few rows."""
+        if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * int(counts_M.count_nonzero()):
+            kernels.experts_mlp(rows_RD, counts_M, gate_up_MXD, down_MDI)
+            return rows_RD
+        return super().experts(rows_RD, counts_M, gate_up_MXD, down_MDI)
+
+    def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Add few tokens' results, which the core's caches still hold: of more, torch asks for rows ahead."""
+        if weights_TK.shape[0] <= MAX_ROWS:
+            return kernels.weighted_sum(rows_RD, row_of_pair_TK, weights_TK)
+        return super().weighted_sum(rows_RD, row_of_pair_TK, weights_TK)

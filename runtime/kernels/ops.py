@@ -1,0 +1,194 @@
+"""One table of operations: what a model computes with, in plain torch on any device.
+
+This table is the reference. A folder per kind of machine (`cpu/`) offers tables that override some of its operations;
+each of those decides by itself, from the size of its arguments, when its own code is the faster one. `backend.py`
+chooses one table when a model is built. The model calls methods and knows nothing of kernels.
+
+Every table computes the same up to rounding. A table for deterministic mode keeps one rule more: it overrides only
+operations in which a row's bits do not depend on the other rows.
+
+Nothing here asks a device for a value, except `experts`, whose rows have no room between slots; `masked_experts` never
+waits for the host.
+
+The package's docstring has the legend of the shape letters.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Ops", "inverse", "own"]
+
+# Queries of a prompt are scored in blocks, each against the keys up to its end, so half of a causal square is left out.
+QUERY_BLOCK = 128
+
+
+class Ops:
+    """The reference on `device`, where every tensor of a model is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def prepare(self) -> None:
+        """Load or compile what the first step would otherwise wait for."""
+
+    # projections, norms, MLPs
+
+    def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
+        """Return x w^T, [R, O]."""
+        return F.linear(x_RD, w_OD)
+
+    def rms_norm(self, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """Return x / sqrt(mean of x^2 + eps) * weight, [..., D], with the mean square in FP32."""
+        return F.rms_norm(x, weight_D.shape, weight_D, eps)
+
+    def silu_product(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+        """Return silu(gate) * up, [R, I]; both may be parts of one tensor's rows."""
+        return F.silu(gate_RI.contiguous()).mul_(up_RI)  # of rows with gaps, silu is twice as slow
+
+    def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
+        """Return down(silu(gate x) * up x), [R, D]."""
+        return self.linear(self.silu_product(self.linear(x_RD, gate_ID), self.linear(x_RD, up_ID)), down_DI)
+
+    # attention
+
+    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor) -> None:
+        """Rotate the pairs (x[0], x[1]), (x[2], x[3]), ... in place, as DeepSeek's checkpoints lay them out.
+
+        `x` holds tokens [T, P] or their heads [T, H, P]; cos and sin are [T, P / 2] in FP32. A pair is a complex number
+        that is multiplied by cos + i sin: one pass over memory instead of six.
+        """
+        over_heads = (slice(None), *(None,) * (x.dim() - 2))
+        in_fp32 = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        pairs = torch.view_as_complex(in_fp32.unflatten(-1, (-1, 2)))
+        turned = pairs * torch.complex(cos_TX[over_heads], sin_TX[over_heads])
+        x.copy_(torch.view_as_real(turned).flatten(-2))
+
+    def attend_causally(
+        self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
+    ) -> Tensor:
+        """Let the last T of a request's S tokens attend to what came before them: [T, H, U].
+
+        `kv_SHX` holds each head's key without its rotary part, then its value of `value_size` channels. Keys and values
+        are copied, because where others' rows lie must not matter.
+        """
+        k_nope_HSN, v_HSU = kv_SHX.transpose(0, 1).split((kv_SHX.shape[-1] - value_size, value_size), -1)
+        k_HSQ = torch.cat((k_nope_HSN, k_rope_SP.expand(len(k_nope_HSN), -1, -1)), -1)
+        v_HSU = own(v_HSU)
+        before, contexts = len(kv_SHX) - len(q_THQ), []
+        for start, q_block in zip(range(before, len(kv_SHX), QUERY_BLOCK), q_THQ.split(QUERY_BLOCK), strict=True):
+            end = start + len(q_block)
+            scores_HTS = _scores(own(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous(), scale)
+            context_HTU = torch.bmm(self.causal_softmax(scores_HTS), v_HSU[:, :end].contiguous())
+            contexts.append(context_HTU.transpose(0, 1))
+        return torch.cat(contexts)
+
+    def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
+        """Return the softmax over what each of the last T of S tokens sees, 0 elsewhere; the scores are used up."""
+        num_queries = scores_HTS.shape[1]
+        later = scores_HTS.new_full((num_queries, num_queries), -torch.inf).triu_(1)
+        scores_HTS[..., -num_queries:] += later
+        return scores_HTS.softmax(-1)
+
+    def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
+        """Bring queries [B, H, N + P] into the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`."""
+        q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
+        w_k_HNL = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size]
+        absorbed_HBL = torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL)
+        return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
+
+    def attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor, rank: int, scale: float) -> Tensor:
+        """Let each request's query attend to its first `lengths_B` latents: [B, H, L]; L is `rank`."""
+        beyond_BS = torch.arange(latent_BSC.shape[1], device=lengths_B.device) >= lengths_B[:, None]
+        scores_BHS = _scores(q_BHC, latent_BSC, scale).masked_fill_(beyond_BS[:, None], -torch.inf)
+        return torch.bmm(scores_BHS.softmax(-1), latent_BSC[..., :rank])
+
+    def attend_pages(
+        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, rank: int, scale: float
+    ) -> Tensor:
+        """Do the same where the latents lie in the pages of the cache: [B, H, L]."""
+        return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, rank, scale)
+
+    def read_pages(self, pages_JSC: Tensor, tables_BJ: Tensor) -> Tensor:
+        """Copy all pages of each request, [B, positions, C], positions that are not in use included."""
+        num_requests, max_pages = tables_BJ.shape
+        pages = pages_JSC.flatten(1).index_select(0, tables_BJ.flatten())
+        return pages.view(num_requests, max_pages * pages_JSC.shape[1], pages_JSC.shape[2])
+
+    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+        """Turn the heads' contexts into values, [B, H x U]; `up_XL` is `kv_b_proj`."""
+        w_v_HUL = up_XL.unflatten(0, (context_BHL.shape[1], -1))[:, -value_size:]
+        value_HBU = torch.bmm(context_BHL.transpose(0, 1), w_v_HUL.mT)
+        return value_HBU.transpose(0, 1).flatten(1)
+
+    # the gate
+
+    def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
+        """Return x w^T, [T, E] in FP32."""
+        return F.linear(x_TD.float(), w_ED.float())
+
+    def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
+        """Choose each token's best `top_k` experts in its best `topk_group` groups, [T, K], best first.
+
+        A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best: `num_best`.
+        """
+        grouped_TGX = scores_TE.unflatten(1, (num_groups, -1))
+        worth_TG = grouped_TGX.topk(num_best, -1).values.sum(-1)
+        eligible_TG = torch.zeros_like(worth_TG, dtype=torch.bool)
+        eligible_TG.scatter_(1, worth_TG.topk(topk_group, -1).indices, True)
+        eligible_TE = grouped_TGX.masked_fill(~eligible_TG[..., None], -torch.inf).flatten(1)
+        return eligible_TE.topk(top_k, -1).indices
+
+    # experts
+
+    def sort_by_slot(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Group (token, choice) pairs by slot, each slot's in their order.
+
+        Return how many pairs each slot has [M], the pair in each row [T x K], and the row of each pair [T x K].
+        """
+        slots = slots_TK.flatten()
+        pair_of_row = slots.argsort(stable=True)
+        counts_M = slots.new_zeros(num_slots).scatter_add_(0, slots, torch.ones_like(slots))
+        return counts_M, pair_of_row, inverse(pair_of_row)
+
+    def expert(self, rows_RD: Tensor, gate_up_XD: Tensor, down_DI: Tensor, out: Tensor | None = None) -> Tensor:
+        """Compute one expert's gated MLP, [R, D]; gate and up are one matrix, `out` may be the rows themselves."""
+        gate_RI, up_RI = F.linear(rows_RD, gate_up_XD).chunk(2, -1)
+        return torch.mm(self.silu_product(gate_RI, up_RI), down_DI.mT, out=out)
+
+    def experts(self, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Compute rows that lie slot after slot, `counts_M` of each; the results take the rows' memory."""
+        matrices = zip(rows_RD.split(counts_M.tolist()), gate_up_MXD, down_MDI, strict=True)
+        for rows, gate_up_XD, down_DI in matrices:
+            rows.copy_(self.expert(rows, gate_up_XD, down_DI))
+        return rows_RD
+
+    def masked_experts(self, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Compute the first `counts_M` of each slot's Z rows, [M, Z, D]; the other rows of the result are 0."""
+        gate_MZI, up_MZI = torch.bmm(rows_MZD, gate_up_MXD.mT).chunk(2, -1)
+        hidden_XI = self.silu_product(gate_MZI.flatten(0, 1), up_MZI.flatten(0, 1))
+        results_MZD = torch.bmm(hidden_XI.unflatten(0, rows_MZD.shape[:2]), down_MDI.mT)
+        is_empty_MZ = torch.arange(rows_MZD.shape[1], device=counts_M.device) >= counts_M[:, None]
+        return results_MZD.masked_fill_(is_empty_MZ[..., None], 0)
+
+    def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Add up each token's rows, which are read where they lie, in the order of its choices: [T, D]."""
+        weights_TK = weights_TK.to(rows_RD.dtype)
+        return F.embedding_bag(row_of_pair_TK, rows_RD, per_sample_weights=weights_TK, mode="sum")
+
+
+def own(x: Tensor) -> Tensor:
+    """Return a copy whose address and strides tell nothing of what lay around `x`."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Return where each element stands in `order`, a permutation."""
+    positions = torch.empty_like(order)
+    positions[order] = torch.arange(len(order), device=order.device)
+    return positions
+
+
+def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return scale x q k^T, of batches of matrices."""
+    return torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)

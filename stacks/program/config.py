@@ -1,0 +1,35 @@
+"""What the stack's configuration says to deploy: a spec, which is planned, or a plan, which is carried out as it is.
+
+    tidemill:spec      path of a spec            tidemill:previous   path of a plan that the spec's plan stays near
+    tidemill:plan      path of a plan, instead   tidemill:context    of the kubeconfig; without it, the current one
+
+Paths are absolute, or from the program's folder.
+"""
+
+from pathlib import Path
+
+from planner.compiler import deployable_from
+from planner.plan.deployable import Deployable
+from planner.plan.loaded import read_plan
+from planner.problems.errors import CallError, Violation
+
+__all__ = ["configured_plan"]
+
+
+def configured_plan(spec: str | None, plan: str | None, previous: str | None) -> Deployable:
+    """The plan of a stack with these values. Raises CallError when they do not say one."""
+    match spec, plan:
+        case str(), None:
+            return deployable_from(Path(spec), Path(previous) if previous else None)
+        case None, str() if previous is None:
+            return read_plan(Path(plan)).deployable
+        case None, str():
+            rule = "R302 tidemill:previous must come with tidemill:spec"
+            raise _refused(rule, "a plan is not planned again", "pulumi config rm tidemill:previous")
+    found = "neither is set" if spec is None else "both are set"
+    fix = "pulumi config set tidemill:plan PLAN.json, or tidemill:spec SPEC"
+    raise _refused("R301 exactly one of tidemill:spec and tidemill:plan must be set", found, fix)
+
+
+def _refused(rule: str, reason: str, fix: str) -> CallError:
+    return CallError([Violation("", None, rule, reason, fix).at("Pulumi configuration")])

@@ -1,0 +1,31 @@
+"""The pages that are written from the code say what the code says."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import PAGES
+from tests.docs.rooms_table import ROOT
+from tests.planner.spec.spec_schema import all_kinds
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_generated_page_is_up_to_date(path):
+    """`python -m tests.docs` would write the page as it stands."""
+    assert path.read_text() == PAGES[path](), "write it again with python -m tests.docs"
+
+
+def test_every_field_has_a_row():
+    """The page of the spec has each field of the schema in a table."""
+    page = PAGES[ROOT / "docs" / "spec.md"]()
+    fields = {path.rpartition(".")[2].removesuffix("[]") for path, _ in all_kinds() if path}
+
+    assert sorted(field for field in fields if f"| `{field}` |" not in page) == []
+
+
+def test_every_rule_has_a_row():
+    """The page of the rules has each id that the planner's sources name."""
+    sources = "".join(path.read_text() for path in (ROOT / "planner").rglob("*.py"))
+    page = PAGES[ROOT / "docs" / "rules.md"]()
+
+    assert sorted(rule for rule in set(re.findall(r'"(S\d{3})\b', sources)) if f"| {rule} |" not in page) == []

@@ -1,0 +1,21 @@
+"""What a README's recipe says will be noticed is noticed."""
+
+from typing import get_args
+
+from planner.experts.formats import Engine
+from tests.docs.rooms_table import ROOT
+
+
+def test_every_engine_is_exported_in_a_test():
+    """The tests of map formats write a map for each engine, to be held against a file written by hand."""
+    tests = (ROOT / "tests" / "planner" / "experts" / "test_formats.py").read_text()
+
+    assert [engine for engine in get_args(Engine) if f'export_map("{engine}", ' not in tests] == []
+
+
+def test_every_template_has_a_row():
+    """The README of the templates says of each what object it is and what fills its holes."""
+    text = (ROOT / "templates" / "README.md").read_text()
+    names = [path.name.removesuffix(".yaml.j2") for path in (ROOT / "templates").glob("*.j2")]
+
+    assert sorted(name for name in names if f"| `{name}` |" not in text) == []

@@ -1,0 +1,100 @@
+"""What is written by hand: rooms named as they are, pages short, links that lead somewhere, decisions listed."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.rooms_table import ROOT, rooms
+from tests.test_layering import FLOORS
+
+PACKAGES = ("planner", "stacks")
+READMES = ("planner/README.md", "stacks/README.md", "stacks/provider/README.md", "templates/README.md")
+MAX_WORDS = 900
+FOLDERS = ("planner", "templates", "stacks", "runtime", "tests", "docs")
+TEXTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PART = re.compile(r"^## (.+)$", re.M)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_has_its_sentence(package):
+    """A package's README has a row for each room, with the sentence of the room's own `__init__.py`."""
+    text = (ROOT / package / "README.md").read_text()
+    missing = [f"| `{name}` | {sentence} |" for name, sentence in rooms(package)]
+
+    assert [row for row in missing if row not in text] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_floors_are_as_imports_may_go(package):
+    """A package's README says the order of its rooms as `test_layering.py` holds it."""
+    assert f"`{FLOORS[package]}`" in " ".join((ROOT / package / "README.md").read_text().split())
+
+
+@pytest.mark.parametrize("path", READMES)
+def test_a_readme_is_a_page(path):
+    """A package's README has at most 900 words, as `wc -w` counts them."""
+    assert len((ROOT / path).read_text().split()) <= MAX_WORDS
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    """Every relative link names a file or folder, and every anchor a heading of it."""
+    assert [link for link in LINK.findall(path.read_text()) if not leads_somewhere(path, link)] == []
+
+
+def leads_somewhere(path, link):
+    """Whether `link` in the page at `path` is there; others' sites are not asked."""
+    if re.match(r"https?:", link):
+        return True
+    name, _, anchor = link.partition("#")
+    target = path.parent / name if name else path
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def anchors(path: Path):
+    """Those of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+STOP = re.compile(r"^\| \d+ \| `([^`]+)` \| `([^`]+)` \|", re.M)
+
+
+def test_stops_of_the_walk_through_are_there():
+    """Every stop names a file and a function or class that stands at its top level."""
+    stops = STOP.findall((ROOT / "docs" / "walkthrough-ep-size.md").read_text())
+    absent = [stop for stop in stops if stop[1] not in defined_in(ROOT / stop[0])]
+
+    assert absent == []
+    assert len(stops) > 20
+
+
+def defined_in(path):
+    """The functions and classes at the top level of a file."""
+    body = ast.parse(path.read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def test_every_decision_is_listed_once():
+    """The index has a line for each decision, with its title, and no two share a number."""
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text()
+    lines = [f"- [{path.name[:4]}]({path.name}) {path.read_text().splitlines()[0][8:]}" for path in DECISIONS]
+
+    assert [line for line in lines if index.count(f"{line}\n") != 1] == []
+    assert len({path.name[:4] for path in DECISIONS}) == len(DECISIONS)
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem[:4])
+def test_a_decision_has_its_parts(path):
+    """A title with its number, a date, then Context, Choice, perhaps Rejected, perhaps Figures, in this order."""
+    title, _, date, *_ = path.read_text().splitlines()
+    parts = PART.findall(path.read_text())
+
+    assert title.startswith(f"# {path.name[:4]}: ")
+    assert re.match(r"([1-9]\d? )?[A-Z][a-z]+ 20\d\d\b", date)
+    assert parts == [each for each in ("Context", "Choice", "Rejected", "Figures") if each in parts]
+    assert {"Context", "Choice"} <= set(parts)

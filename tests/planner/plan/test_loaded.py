@@ -1,0 +1,383 @@
+"""A plan's JSON read back: what is refused, what its digest covers, and that it deploys what was planned."""
+
+import contextlib
+import copy
+import hashlib
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.cli import main
+from planner.facts.digest import digest_of, pretty_json
+from planner.plan.deployable import plan_digest
+from planner.plan.given import read_given
+from planner.plan.launch import launch_digest, unit_digest
+from planner.plan.loaded import LoadedPlan, load_plan, read_plan
+from planner.problems.errors import CallError, SpecError
+from planner.spec.check import ResolvedSpec
+from planner.spec.schema import Spec
+
+SCHEDULE = """\
+schedule:
+  windows: [{at: "08:00", prefill_units: 1, decode_units: 1}, {at: "20:00", prefill_units: 0, decode_units: 0}]
+"""
+DECODE = "river-decode-0.launch.json"
+PREFILL = "river-prefill-0.launch.json"
+GATEWAY = "gateway.launch.json"
+
+# What runs. A path is a leaf's keys, joined by a space since file names have dots.
+DEPLOYED = re.compile(
+    r"name|runnable|phases .*|schedule .*|launch_documents .*|spec (kubernetes|gateway) .*"
+    r"|units \d+ (name|phase|nodes \d+|ranks|unit_digest|expert_map)|expert_maps \S+ physical_to_logical .*"
+)
+# What is refused when it is edited, beside what runs.
+SEALED = re.compile(r"digest|spec_digest|version|spec .*|inputs .*")
+SAMPLE = re.compile(r".* physical_to_logical (\d+ [1-9]\d*|[1-9]\d* \d+)")  # one slot of one layer stands for all
+
+
+@pytest.fixture(scope="module")
+def document(plan_of, spec_text):
+    """The JSON of a plan that runs, with a schedule."""
+    return json.loads(pretty_json(plan_of(spec_text.replace("  units: 1\n", "") + SCHEDULE).as_json()))
+
+
+@pytest.fixture(scope="module")
+def estimated(plan_of, spec_text):
+    """The JSON of a plan with every section: memory and traffic of GPUs, and reasons why it does not run."""
+    text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: h800") + SCHEDULE
+    return json.loads(pretty_json(plan_of(text.replace("precision: fp32", "precision: bf16")).as_json()))
+
+
+def loaded(document, path):
+    """The plan that comes of these data."""
+    return load_plan(pretty_json(document).encode(), path)
+
+
+def refusal(document, path):
+    """The one problem of these data; None where there is none."""
+    try:
+        loaded(document, path)
+    except CallError as error:
+        (problem,) = error.problems
+        return problem
+    return None
+
+
+def leaves(value, keys=()):
+    """Keys of every value that holds no other."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [leaf for key, each in inner for leaf in leaves(each, (*keys, key))]
+    return found or ([] if isinstance(value, dict | list) else [keys])
+
+
+def edited(document, keys, change):
+    """A copy with another value there."""
+    copied = copy.deepcopy(document)
+    holder = copied
+    for key in keys[:-1]:
+        holder = holder[key]
+    holder[keys[-1]] = change(holder[keys[-1]])
+    return copied
+
+
+def other(value):
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return re.sub(r"^\d+", lambda found: str(int(found[0]) + 1), value) if value[:1].isdigit() else f"{value}x"
+    return value + 1 if value is not None else 1
+
+
+def resealed(document):
+    """A copy with the digests of what it holds now, as somebody would have to compute them."""
+    sealed = copy.deepcopy(document)
+    for each in sealed["launch_documents"].values():
+        if each["kind"] == "unit":
+            each["unit_digest"] = unit_digest(each)
+        each["launch_digest"] = launch_digest(each)
+    for unit in sealed["units"]:
+        launch = sealed["launch_documents"].get(f"{unit['name']}.launch.json", {})
+        unit["unit_digest"] = launch.get("unit_digest", unit["unit_digest"])
+    spec = Spec.model_validate(sealed["spec"])
+    sealed["spec_digest"] = digest_of(spec.model_dump(mode="json"))
+    return sealed | {"digest": plan_digest(sealed, spec)}
+
+
+def every_leaf(document):
+    """Keys of leaves, one slot for all of a map."""
+    return [keys for keys in leaves(document) if not SAMPLE.fullmatch(" ".join(map(str, keys)))]
+
+
+def test_the_digest_covers_what_is_deployed_and_nothing_else(estimated):
+    """Each leaf by itself: a better estimate is the same plan, and whatever runs differently is another."""
+    wrong = []
+    for keys in every_leaf(estimated):
+        path = " ".join(map(str, keys))
+        if path.startswith("spec ") and not DEPLOYED.fullmatch(path):
+            continue  # such a spec may be wrong; its edit is refused by spec_digest
+        after = edited(estimated, keys, other)
+        is_another = plan_digest(after, Spec.model_validate(after["spec"])) != estimated["digest"]
+        if is_another != bool(DEPLOYED.fullmatch(path)):
+            wrong.append(path)
+
+    assert wrong == []
+
+
+def test_whatever_is_edited_in_what_is_deployed_is_refused(estimated, tmp_path):
+    """Each leaf by itself; an edit of an estimate is not noticed, and changes nothing that runs."""
+    wrong = []
+    for keys in every_leaf(estimated):
+        path = " ".join(map(str, keys))
+        is_refused = refusal(edited(estimated, keys, other), tmp_path / "plan.json") is not None
+        if is_refused != bool(DEPLOYED.fullmatch(path) or SEALED.fullmatch(path)):
+            wrong.append(path)
+
+    assert wrong == []
+
+
+def test_an_edited_plan_says_so(document, tmp_path):
+    """S909: the message has four parts, and names the digest that does not fit."""
+    problem = refusal(edited(document, ("units", 0, "nodes", 0), lambda _: "node-2"), tmp_path / "plan.json")
+
+    assert problem.rule.startswith("S909")
+    assert re.fullmatch(
+        r"digest \(sha256:[0-9a-f]{50}\.\.\.\) must be the digest of what it stands for \(sha256:[0-9a-f]{12}\.\.\.\); "
+        "it was changed after tidemill plan wrote it; change the spec and plan it again",
+        problem.message,
+    )
+
+
+DIGESTS = [
+    (("launch_documents", GATEWAY, "max_queued_requests"), f"launch_documents.{GATEWAY}.launch_digest"),
+    (("launch_documents", DECODE, "limits", "max_requests"), f"launch_documents.{DECODE}.launch_digest"),
+    (("spec", "decode", "max_requests"), "spec_digest"),
+]
+
+
+@pytest.mark.parametrize(("keys", "where"), DIGESTS, ids=[where for _, where in DIGESTS])
+def test_each_digest_is_computed_again(document, keys, where, tmp_path):
+    """S909: that of the plan alone is not enough."""
+    after = edited(document, keys, lambda value: value + 1)
+    after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
+    problem = refusal(after, tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S909", where)
+
+
+def test_a_unit_digest_is_computed_again(document, tmp_path):
+    """S909: a unit whose document is sealed as a file, and not for its ranks."""
+    after = edited(document, ("launch_documents", DECODE, "limits", "max_requests"), lambda value: value + 1)
+    launch = after["launch_documents"][DECODE]
+    launch["launch_digest"] = launch_digest(launch)
+    after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
+    problem = refusal(after, tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S909", f"launch_documents.{DECODE}.unit_digest")
+
+
+def test_a_map_is_known_by_its_digest(document, tmp_path):
+    """S909: another map under the same name."""
+    (sha256, _) = next(iter(document["expert_maps"].items()))
+    after = edited(document, ("expert_maps", sha256, "physical_to_logical", 0, 0), lambda value: value + 1)
+    problem = refusal(resealed(after), tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S909", f"expert_maps.{sha256}")
+
+
+def without(file):
+    """A change: the launch document of that name is gone."""
+    return lambda documents: {name: each for name, each in documents.items() if name != file}
+
+
+REFERENCES = [
+    (("name",), lambda _: "brook", "name"),
+    (("runnable",), lambda _: False, "runnable"),
+    (("why_not",), lambda _: ["it is late"], "runnable"),
+    (("launch_documents",), without(GATEWAY), "launch_documents"),
+    (("launch_documents",), without(DECODE), "launch_documents"),
+    (("launch_documents",), lambda each: each | {"../x": each[GATEWAY]}, "launch_documents"),
+    (("launch_documents",), lambda each: each | {GATEWAY: each[DECODE]}, f"launch_documents.{GATEWAY}"),
+    (("launch_documents",), lambda each: each | {DECODE: each[GATEWAY]}, "units.1.name"),
+    (("launch_documents",), lambda each: each | {DECODE: each[PREFILL]}, "units.1.name"),
+    (("launch_documents", DECODE, "phase"), lambda _: "prefill", "units.1.phase"),
+    (("launch_documents", DECODE, "ranks"), lambda ranks: ranks[:3], "units.1.ranks"),
+    (("launch_documents", DECODE, "ranks", 0, "node"), lambda _: "node-0", "units.1.nodes"),
+    (("launch_documents", DECODE, "expert_map", "sha256"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
+    (("units", 1, "expert_map"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
+    (("units", 1, "nodes"), lambda _: ["node-1", "node-9"], "units.1.nodes"),
+    (("units", 1, "nodes"), lambda nodes: nodes[::-1], "units.1.nodes"),
+    (("units", 1, "ranks"), lambda _: 10**18, "units.1.ranks"),
+    (("units", 1, "phase"), lambda _: "mixed", "units.1.phase"),
+    (("schedule", "steps", 0, "units"), lambda _: ["nobody"], "schedule.steps.0.units"),
+]
+
+
+@pytest.mark.parametrize(("keys", "change", "where"), REFERENCES)
+def test_parts_that_refer_to_nothing_are_refused(document, keys, change, where, tmp_path):
+    """S908: even where every digest has been computed again."""
+    problem = refusal(resealed(edited(document, keys, change)), tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S908", where)
+    assert len(problem.message.split("; ")) == 3
+
+
+def test_a_name_that_would_leave_the_folder_is_refused(document, tmp_path):
+    """A spec inside a plan keeps the rules of specs: units' names become files."""
+    problem = refusal(resealed(json.loads(json.dumps(document).replace("river", "../river"))), tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S401", "spec.name")
+
+
+def test_a_loaded_plan_deploys_what_was_planned(spec_file, tmp_path):
+    """Rendered from the spec, from its plan, and from that again: the same bytes in three folders."""
+    plan = tmp_path / "plan.yaml"  # whatever it is called
+    assert main(["plan", str(spec_file()), "-o", str(plan)]) == 0
+    for folder, path in {"a": spec_file(), "b": plan, "c": plan}.items():
+        assert main(["render", str(path), "-o", str(tmp_path / folder)]) == 0
+    first, second, third = (
+        {path.name: path.read_bytes() for path in (tmp_path / each).iterdir()} for each in ("a", "b", "c")
+    )
+
+    assert first == second == third
+
+
+def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
+    """With one more prefill unit, the manifests of the units that run are the same files."""
+    text = spec_text.replace("  nodes: 3\n", "  nodes: 4\n")
+    before, after = (
+        spec_file(text, "before.yaml"),
+        spec_file(text.replace("prefill:\n", "prefill:\n  units: 2\n"), "after.yaml"),
+    )
+    main(["plan", str(before), "-o", str(tmp_path / "before.json")])
+    main(["render", str(before), "-o", str(tmp_path / "a")])
+    assert main(["render", str(after), "--previous", str(tmp_path / "before.json"), "-o", str(tmp_path / "b")]) == 0
+    changed = {
+        path.name
+        for path in (tmp_path / "b").iterdir()
+        if not (tmp_path / "a" / path.name).exists() or path.read_bytes() != (tmp_path / "a" / path.name).read_bytes()
+    }
+
+    assert {name for name in changed if "prefill-1" not in name} == {"kustomization.yaml", "namespace-tidemill.yaml"}
+
+
+def test_a_plan_is_not_planned_again(document, tmp_path, capsys):
+    """S911: a previous plan beside a plan would have no effect."""
+    (tmp_path / "plan.json").write_text(pretty_json(document))
+    words = ["render", str(tmp_path / "plan.json"), "--previous", str(tmp_path / "plan.json")]
+    status = main([*words, "-o", str(tmp_path / "out"), "--format", "json"])
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+
+    assert (status, error["rule"][:4], error["path"]) == (2, "S911", "--previous")
+
+
+def test_a_plan_that_cannot_run_is_refused_with_its_reasons(estimated, tmp_path, capsys):
+    """S910: exit 3, a problem for each reason in `why_not`, and no folder."""
+    (tmp_path / "plan.json").write_text(pretty_json(estimated))
+    status = main(["render", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out"), "--format", "json"])
+    errors = json.loads(capsys.readouterr().out)["errors"]
+
+    assert status == 3
+    assert [error["rule"][:4] for error in errors] == ["S910"] * len(estimated["why_not"])
+    assert [error["reason"] for error in errors] == estimated["why_not"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_spec_written_in_json_is_a_spec(spec_folder, document):
+    """What a file is says its content; JSON alone does not make it a plan."""
+    path = spec_folder / "spec_in.json"
+    path.write_text(json.dumps(document["spec"]))
+    (spec_folder / "plan_in.yaml").write_text(pretty_json(document))
+
+    assert isinstance(read_given(path), ResolvedSpec)
+    assert isinstance(read_given(spec_folder / "plan_in.yaml"), LoadedPlan)
+
+
+def test_the_spec_in_a_plan_plans_to_the_same_plan(spec_folder, document, capsys):
+    """Defaults filled in and numbers for `auto` are what was planned; another file of it, the same digest."""
+    (spec_folder / "again.json").write_text(json.dumps(document["spec"]))
+    main(["plan", str(spec_folder / "again.json"), "--format", "json"])
+    again = json.loads(capsys.readouterr().out)
+
+    assert again["digest"] == document["digest"]
+    assert again["spec"] == document["spec"]
+    assert document["spec"]["kubernetes"]["ready_timeout"] == "30min"
+
+
+def test_auto_is_decided_in_the_spec_of_a_plan(plan_of, with_line):
+    """The number that it became stands there."""
+    spec = plan_of(with_line(20, "  ep_size: auto")).as_json()["spec"]
+
+    assert spec["decode"]["ep_size"] == 2
+
+
+def test_inputs_are_the_files_that_the_spec_names(plan_of, spec_text, spec_folder):
+    """By the names that they have there, with the sha256 of their bytes; the spec itself is no input."""
+    text = spec_text.replace("  alpha: 1.01\n  seed: 0\n", "  file: loads.json\n")
+    digests = {
+        name: f"sha256:{hashlib.sha256((spec_folder / name).read_bytes()).hexdigest()}"
+        for name in ("config.json", "loads.json")
+    }
+
+    assert plan_of(text).as_json()["inputs"] == digests
+    assert plan_of(spec_text).as_json()["inputs"] == {"config.json": digests["config.json"]}
+
+
+NO_JSON = [
+    "NaN", "Infinity", "-Infinity", "1e400", "9" * 5000, "[" * 100 + "]" * 100, '{"a":' * 50 + "1" + "}" * 50, '"', "",
+    "[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_JSON, ids=lambda text: text[:12] or "nothing")
+def test_values_that_no_json_has_are_refused(document, text, tmp_path):
+    """S906: numbers that are none, numbers without end, nesting without end."""
+    torn = pretty_json(document).replace('"why": ', f'"beside": {text},\n   "why": ', 1)
+    with pytest.raises(CallError) as error:
+        load_plan(torn.encode(), tmp_path / "plan.json")
+
+    assert error.value.problems[0].rule.startswith("S906")
+
+
+ODD = [None, [], {}, "", "x", "\ud800", -1, 0, 2**63, 10**30, 1.5, 1e308, True, [[]], {"": None}, ["x"] * 3]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_edit_is_a_traceback(document, data, tmp_path):
+    """Any value in any place, sealed again where that can be done: a plan, or one problem."""
+    inner = [keys[:length] for keys in every_leaf(document) for length in range(1, len(keys) + 1)]
+    after = edited(document, data.draw(st.sampled_from(inner)), lambda _: data.draw(st.sampled_from(ODD)))
+    with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):  # what cannot be sealed is read as it is
+        after = resealed(after)
+    problem = refusal(after, tmp_path / "plan.json")
+
+    assert problem is None or (problem.reason and str(problem.fix))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_torn_plan_is_a_traceback(document, data, tmp_path):
+    """Bytes changed, cut and repeated: a plan that says the same, or a mistake in a plan or a spec."""
+    content = bytearray(pretty_json(document).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(content)))
+        end = data.draw(st.integers(start, min(len(content), start + 8)) | st.just(len(content)))
+        content[start:end] = data.draw(st.binary(max_size=6) | st.sampled_from([b"[", b"{", b'"', b"9" * 30, b"NaN"]))
+    (tmp_path / "torn.json").write_bytes(bytes(content))
+    with contextlib.suppress(CallError, SpecError):
+        assert read_given(tmp_path / "torn.json").deployable.digest == document["digest"]
+
+
+def test_a_plan_that_is_not_there_is_refused(tmp_path):
+    """S905: as a previous plan; where a spec would do as well it is S101, as of specs."""
+    with pytest.raises(CallError) as error:
+        read_plan(tmp_path / "none.json")
+    with pytest.raises(SpecError) as other_error:
+        read_given(tmp_path / "none.json")
+
+    assert error.value.problems[0].rule.startswith("S905")
+    assert other_error.value.problems[0].rule.startswith("S101")

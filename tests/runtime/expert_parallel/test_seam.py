@@ -1,0 +1,76 @@
+"""A model does not notice which dispatcher it has: forms of rows, and places where weights apply, are declared."""
+
+import pytest
+import torch
+
+from runtime.errors import RuntimeFailure
+from runtime.expert_parallel import factory
+from runtime.expert_parallel.dispatcher import LocalDispatcher, WeightsApplied
+from runtime.model.forward_batch import Chunk
+from tests.runtime.masked_dispatcher import use_masked_dispatch
+from tests.runtime.on_cpu import backend, new_cache
+
+TOKENS = 21
+CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.05, "atol": 0.05}}
+
+
+@torch.inference_mode()
+def hidden_states(model, config, dtype):
+    """Of a prompt, then of a token that follows it."""
+    cache, table = new_cache(config, TOKENS + 1, dtype), []
+    cache.allocate(table, TOKENS + 1)
+    prompt = model([Chunk(list(range(TOKENS)), 0, table)], [], cache)
+    return torch.cat((prompt, model([], [Chunk([7], TOKENS, table)], cache))), model.load.rows.clone()
+
+
+@pytest.mark.parametrize("weights_applied", WeightsApplied)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_masked_rows_give_what_contiguous_rows_give(small_config, random_model, dtype, weights_applied):
+    """Rows with room in every slot, weighed by the experts or by combine, make the same hidden states and counts."""
+    expected, counts = hidden_states(random_model(small_config, dtype=dtype), small_config, dtype)
+    masked = use_masked_dispatch(random_model(small_config, dtype=dtype), TOKENS, weights_applied)
+    found, masked_counts = hidden_states(masked, small_config, dtype)
+
+    torch.testing.assert_close(found, expected, **CLOSE[dtype])
+    assert masked_counts.equal(counts)
+
+
+def test_deterministic_experts_do_not_notice_the_form_of_their_rows(small_config, random_model):
+    """Masked rows that combine weighs, in the order of the choices, give the same bits."""
+    expected, _ = hidden_states(random_model(small_config, deterministic=True), small_config, torch.float32)
+    masked = use_masked_dispatch(random_model(small_config, deterministic=True), TOKENS)
+
+    assert hidden_states(masked, small_config, torch.float32)[0].equal(expected)
+
+
+def test_rows_beyond_a_slots_count_do_not_matter():
+    """Whatever an exchange left there, NaN included: the results are 0, and the others are those without."""
+    generator = torch.Generator().manual_seed(0)
+    rows, gate_up, down = (torch.randn(shape, generator=generator) for shape in [(3, 4, 8), (3, 12, 8), (3, 8, 6)])
+    counts, ops = torch.tensor([4, 0, 1]), backend().ops
+    clean = ops.masked_experts(rows, counts, gate_up, down)
+    for slot, count in enumerate(counts.tolist()):
+        rows[slot, count:] = torch.nan
+    found = ops.masked_experts(rows, counts, gate_up, down)
+
+    assert found.equal(clean)
+    for slot, count in enumerate(counts.tolist()):
+        expected = ops.expert(rows[slot, :count], gate_up[slot], down[slot])
+        torch.testing.assert_close(found[slot, :count], expected)
+        assert not found[slot, count:].any()
+
+
+class Unordered(LocalDispatcher):
+    """Adds in any order."""
+
+    sums_in_order = False
+
+
+def test_deterministic_mode_refuses_a_dispatcher_that_adds_in_another_order(small_config, random_model, monkeypatch):
+    """Else a token's bits would depend on where its experts are; the fast mode takes it."""
+    monkeypatch.setattr(factory, "LocalDispatcher", Unordered)
+    model = random_model(small_config)
+
+    assert type(model.dispatcher) is Unordered
+    with pytest.raises(RuntimeFailure, match="deterministic mode is not possible with Unordered"):
+        random_model(small_config, deterministic=True)

@@ -1,0 +1,20 @@
+"""What tests build parts of a model with, on this machine's CPU."""
+
+import torch
+
+from runtime.kernels.backend import choose_backend
+from runtime.kernels.ops import Ops
+from runtime.kv.cache import LatentCache
+
+CPU = torch.device("cpu")
+TORCH_OPS = Ops(CPU)
+
+
+def backend(dtype=torch.float32, deterministic=False):
+    """As an engine on this CPU would choose it now."""
+    return choose_backend(CPU, dtype, deterministic)
+
+
+def new_cache(config, num_tokens, dtype=torch.float32):
+    """An empty cache for a model of `config`."""
+    return LatentCache(config.num_hidden_layers, config.latent_dim, num_tokens, dtype, CPU)

@@ -1,0 +1,60 @@
+"""What a stack's configuration deploys."""
+
+import pytest
+
+from planner.cli import main
+from planner.problems.errors import CallError
+from stacks.program.config import configured_plan
+from tests.stacks.deployments import DEMO_SPEC
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """The demo's plan in a file."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert main(["plan", str(DEMO_SPEC), "-o", str(path)]) == 0
+    return str(path)
+
+
+def test_a_spec_is_planned_and_a_plan_is_not(plan):
+    """Both deploy the same; the spec may come with the plan before it."""
+    spec = str(DEMO_SPEC)
+
+    assert configured_plan(spec, None, None) == configured_plan(None, plan, None)
+    assert configured_plan(spec, None, plan).digest == configured_plan(spec, None, None).digest
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            (None, None, None),
+            "exactly one of tidemill:spec and tidemill:plan must be set; neither is set; "
+            "pulumi config set tidemill:plan PLAN.json, or tidemill:spec SPEC",
+        ),
+        (
+            ("a", "b", None),
+            "exactly one of tidemill:spec and tidemill:plan must be set; both are set; "
+            "pulumi config set tidemill:plan PLAN.json, or tidemill:spec SPEC",
+        ),
+        (
+            (None, "b", "a"),
+            "tidemill:previous must come with tidemill:spec; a plan is not planned again; "
+            "pulumi config rm tidemill:previous",
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(values, message):
+    """R301, R302: in one line, before any file is read."""
+    with pytest.raises(CallError) as error:
+        configured_plan(*values)
+
+    assert [problem.message for problem in error.value.problems] == [message]
+
+
+def test_a_spec_is_no_plan(plan):
+    """S906: who sets tidemill:plan does not want to plan."""
+    with pytest.raises(CallError) as error:
+        configured_plan(None, str(DEMO_SPEC), None)
+
+    assert error.value.problems[0].rule.startswith("S906")

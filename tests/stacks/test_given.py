@@ -1,0 +1,88 @@
+"""`up`, `down` and `status` take a spec or a plan; a plan is carried out as it stands."""
+
+import json
+
+import pytest
+
+from planner.facts.digest import pretty_json
+from planner.plan.loaded import read_plan
+from stacks import cli
+from tests.stacks.deployments import DEMO_SPEC
+
+
+class Starts(Exception):
+    """What `up` was about to start."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch, tmp_path):
+    """A machine on which nothing runs, and nothing is really started."""
+
+    def start(plan, _host, *, detached):
+        raise Starts(plan)
+
+    monkeypatch.setattr(cli, "start", start)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """The demo's plan in a file."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert cli.main(["plan", str(DEMO_SPEC), "-o", str(path)]) == 0
+    return path
+
+
+def started(*words):
+    """The plan that `up` starts."""
+    with pytest.raises(Starts) as begun:
+        cli.main(["up", *map(str, words)])
+    return begun.value.args[0]
+
+
+def test_up_starts_a_plan_as_it_stands(plan):
+    """The same deployment as from its spec, and of the demo where nothing is given."""
+    assert started(plan) == started(DEMO_SPEC) == started() == read_plan(plan).deployable
+
+
+def test_up_stays_near_a_previous_plan(plan, tmp_path, write_spec):
+    """A previous plan that had prefill on another node: it stays there, and the plan is another."""
+    nodes = [{"name": f"node-{index}"} for index in (2, 0, 1)]
+    other = write_spec(cluster={"gpu": "cpu", "nodes": nodes, "gpus_per_node": 2})
+    cli.main(["plan", str(other), "-o", str(tmp_path / "other.json")])
+    near = started(DEMO_SPEC, "--previous", tmp_path / "other.json")
+
+    assert [unit.nodes for unit in near.units] == [("node-2",), ("node-0", "node-1")]
+    assert near.digest != started(plan).digest
+
+
+def test_up_refuses_a_previous_plan_beside_a_plan(plan, capsys):
+    """S911: exit 2."""
+    assert cli.main(["up", str(plan), "--previous", str(plan), "--format", "json"]) == 2
+    assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("S911")
+
+
+def test_up_refuses_an_edited_plan(plan, tmp_path, capsys):
+    """S909: exit 2, and nothing is started."""
+    document = json.loads(plan.read_text())
+    document["launch_documents"]["gateway.launch.json"]["max_queued_requests"] += 1
+    (tmp_path / "edited.json").write_text(pretty_json(document))
+
+    assert cli.main(["up", str(tmp_path / "edited.json")]) == 2
+    assert "[S909]" in capsys.readouterr().err
+
+
+def test_up_refuses_a_plan_that_the_runtime_cannot_run(write_spec, tmp_path, capsys):
+    """S910: exit 3, with the reason that the plan tells."""
+    cli.main(["plan", str(write_spec(cluster__gpu="h800")), "-o", str(tmp_path / "plan.json")])
+    capsys.readouterr()
+
+    assert cli.main(["up", str(tmp_path / "plan.json")]) == 3
+    assert "cluster.gpu (h800) must be cpu to run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_a_plan_names_its_deployment(plan, command, capsys):
+    """As its spec does."""
+    assert cli.main([command, str(plan)]) == 0
+    assert capsys.readouterr().out == "nothing runs here\n"
