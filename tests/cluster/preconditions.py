@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import build, cgroups
 from tests.cluster.products import Product
 
-__all__ = ["missing", "missing_for_nodes", "require"]
+__all__ = ["missing", "missing_for_nodes", "require", "require_built"]
 
 PROGRAMS = {"openssl": "openssl", "setpriv": "util-linux"}  # program -> Debian package
 PROGRAMS_OF_NODES = {
@@ -57,6 +57,13 @@ def require(lacking: Sequence[str]) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def require_built(products: Sequence[Product]) -> None:
+    """Skip on a developer's machine what is not built yet: a build takes half an hour, and is theirs to start."""
+    if os.environ.get("CI") or build.are_built(products):
+        return
+    pytest.skip("the test cluster is not built; build it once: python -m tests.cluster.build")
 
 
 def _missing_programs(programs: dict[str, str]) -> list[str]:

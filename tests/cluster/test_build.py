@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build
-from tests.cluster.build import missing, obtain
+from tests.cluster.build import are_built, missing, obtain
 from tests.cluster.products import Product
 
 # `go build FLAGS -o PATH PACKAGE`: notes each build; the package `broken` leaves half a file and fails.
@@ -53,9 +53,12 @@ def num_builds(product):
 
 def test_what_is_built_is_kept(product):
     """The second time nothing is built."""
+    assert not are_built([product])
+
     path = obtain(product)
 
     assert path.read_text() == "program\n"
+    assert are_built([product])
     assert obtain(product) == path
     assert num_builds(product) == 1
 

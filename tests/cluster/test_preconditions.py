@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.cluster import preconditions
+from tests.cluster import build, preconditions
+from tests.cluster.products import ETCD
 
 
 def test_a_machine_that_lacks_nothing_goes_on(monkeypatch):
@@ -28,6 +29,31 @@ def test_ci_fails_where_a_developer_skips(monkeypatch):
 
     with pytest.raises(pytest.fail.Exception, match="lacks: Go; openssl"):
         preconditions.require(["Go", "openssl"])
+
+
+def test_a_developer_builds_when_they_choose(monkeypatch):
+    """What is not built skips its tests, with the one command that builds it."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(build, "are_built", lambda products: False)
+
+    with pytest.raises(pytest.skip.Exception, match=r"not built; build it once: python -m tests\.cluster\.build"):
+        preconditions.require_built([ETCD])
+
+
+def test_what_is_built_is_used(monkeypatch):
+    """Wherever the tests run."""
+    monkeypatch.setattr(build, "are_built", lambda products: True)
+    for value in ("", "true"):
+        monkeypatch.setenv("CI", value)
+        preconditions.require_built([ETCD])
+
+
+def test_ci_builds_what_is_not_there(monkeypatch):
+    """There the tests run, however long the first time takes."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(build, "are_built", lambda products: False)
+
+    preconditions.require_built([ETCD])
 
 
 def test_missing_programs_are_named_with_their_package(monkeypatch):

@@ -245,6 +245,7 @@ def test_mutated_specs_never_cause_a_traceback(data, spec_text, spec_file):
     assert main(["plan", "--format", "json", str(spec_file(bytes(content)))]) in (0, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_right", [True, False], ids=["a result", "a mistake"])
 def test_a_reader_that_stops_early_is_no_traceback(spec_file, with_line, is_right):
     """`tidemill plan ... | head -1`, whether there is a plan to print or a mistake."""
@@ -256,6 +257,7 @@ def test_a_reader_that_stops_early_is_no_traceback(spec_file, with_line, is_righ
     assert (process.returncode, err) == (1, b"")
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_no_traceback(tmp_path):
     """Ctrl-C while the command waits for its input."""
     os.mkfifo(tmp_path / "never.yaml")
@@ -276,6 +278,7 @@ def _command(*words):
     )
 
 
+@pytest.mark.slow
 def test_planning_needs_nothing_heavy(spec_file):
     """A pull-request job can plan: none of torch, numpy, HiGHS, pulumi, kubernetes, jinja2 is imported."""
     code = (

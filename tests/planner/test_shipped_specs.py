@@ -54,6 +54,7 @@ def test_the_published_system_is_placed_as_well_as_it_can_be():
     assert counts == {"racks": (515, 515, True), "rack_loss": (1, 1, True)}
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_depend_on_the_processor():
     """Without numpy's vector instructions, and with the dictionaries of another hash seed: the same digest."""
     path = str(SPECS / "h800-one-pair.yaml")

@@ -3,6 +3,7 @@
 from itertools import combinations_with_replacement, permutations
 
 import numpy as np
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +90,7 @@ def optimum(loads, partition):
     return best
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(small_problems())
 @example(([3, 3, 4], (0, 1, 2, 2)))  # with smaller kicks it stayed a tenth above

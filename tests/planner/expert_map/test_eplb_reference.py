@@ -23,6 +23,7 @@ def test_the_published_example_comes_out_as_published():
     assert slots.tolist() == PUBLISHED
 
 
+@pytest.mark.slow
 def test_the_reference_that_times_are_compared_with_makes_the_published_example():
     """The one of the benchmark, with torch where the published code has torch."""
     published = pytest.importorskip("tests.benchmarks.eplb_published", exc_type=ImportError)
@@ -31,6 +32,7 @@ def test_the_reference_that_times_are_compared_with_makes_the_published_example(
     assert slots.tolist() == PUBLISHED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_groups", [8, 1])
 def test_both_references_balance_alike(num_groups):
     """To the last bit: what a GPU carries does not depend on the order of equally heavy replicas, which is torch's."""

@@ -55,7 +55,7 @@ def said(expert_map):
     return replace(expert_map, physical_to_logical=())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("effort", ["fast", "refined"])
 @pytest.mark.parametrize("rule", RULES)
@@ -70,7 +70,7 @@ def test_permuting_experts_permutes_the_map(rule, effort, data):
     assert said(other) == said(one)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("rule", RULES)
 def test_permuting_experts_permutes_the_map_that_comes_after_another(rule, data):
@@ -86,7 +86,7 @@ def test_permuting_experts_permutes_the_map_that_comes_after_another(rule, data)
     assert said(other) == said(one)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("effort", ["fast", "refined"])
 def test_experts_of_equal_load_are_interchangeable(effort, data):
@@ -108,7 +108,7 @@ def carried(loads, expert_map, num_gpus):
     return np.sort(slots.reshape(num_gpus, -1), axis=1).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("policy", ["global", "hierarchical"])
 def test_permuting_experts_permutes_the_map_for_several_windows(policy, data):

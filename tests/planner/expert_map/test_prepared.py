@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import numba
+import pytest
 
 from planner.cli import announce_compiling
 from planner.expert_map.compiled import on_compiling
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_after_prepare():
     """Of all policies, efforts, nodes, groups, domains, splits, previous maps and windows: see `signatures.py`."""
     command = [sys.executable, "-m", "tests.planner.expert_map.signatures"]

@@ -21,6 +21,7 @@ def reached():
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", shapes())
 def test_every_count_is_within_five_percent_of_its_bound(reached, shape):
     """Of a bound that holds for all placements as good in the counts before: so for the best there is."""
@@ -28,6 +29,7 @@ def test_every_count_is_within_five_percent_of_its_bound(reached, shape):
         assert objective.bound <= objective.value <= 1.05 * objective.bound, objective
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "counts"),
     [

@@ -82,6 +82,7 @@ def compared():
     return results
 
 
+@pytest.mark.slow
 def test_greedy_is_within_five_percent_of_exact(compared):
     """On 200 clusters, count after count in their order, up to the first in which the two differ.
 
@@ -94,6 +95,7 @@ def test_greedy_is_within_five_percent_of_exact(compared):
                 break
 
 
+@pytest.mark.slow
 def test_neither_is_below_a_bound(compared):
     """Neither below those that hold for all placements, nor the exact search below what it proved."""
     for found, best in compared:
@@ -102,6 +104,7 @@ def test_neither_is_below_a_bound(compared):
         assert all(low.bound <= high.bound for low, high in zip(found, best, strict=True))
 
 
+@pytest.mark.slow
 def test_the_exact_search_proves_nearly_all_counts_of_small_clusters(compared):
     """Within its limit of tree nodes: 99 in 100."""
     proven = Counter(each.is_proven for _, best in compared for each in best)

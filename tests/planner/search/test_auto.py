@@ -134,6 +134,7 @@ def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
 AUTO_FIELDS = [f"{phase}.{field}" for phase in ("prefill", "decode") for field in ("ep_size", "redundant_experts")]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     fields=st.sets(st.sampled_from([*AUTO_FIELDS, "decode.max_requests"]), min_size=1),

@@ -1,8 +1,11 @@
 """Whatever is in a spec file, `plan` answers with an exit status of the contract, soon. More: `fuzzing.py`."""
 
+import pytest
+
 from tests.planner.spec.fuzzing import MAX_SECONDS, mutated_specs, outcome, warm_up
 
 
+@pytest.mark.slow
 def test_mutated_specs_are_planned_or_refused(tmp_path):
     """500 of a fixed seed: planned, wrong or infeasible, never a traceback; and some of each are among them."""
     warm_up()

@@ -26,14 +26,6 @@ KNOWN = 0.98  # of the answers that it was trained to give must be exact
 STARVED, UNEVEN = 0.01, 1.5  # expert load over its layer's mean
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, 2))
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def config():
     return json.loads((FOLDER / "config.json").read_text())
@@ -113,6 +105,7 @@ def test_stored_expert_load_is_uneven_but_starves_nobody(config, metrics):
     assert (over_mean.amax(1) >= UNEVEN).sum() > num_moe_layers / 2
 
 
+@pytest.mark.whole
 def test_extract_beats_the_trigram_now(metrics, measured):
     """Measured now on the bundled extract, the model needs clearly fewer bits per byte than the trigram did."""
     bits, num_bytes, _ = measured
@@ -122,6 +115,7 @@ def test_extract_beats_the_trigram_now(metrics, measured):
     assert math.isclose(bits / num_bytes, metrics["extract"]["model_bits_per_byte"], rel_tol=0.01)
 
 
+@pytest.mark.whole
 def test_extract_load_is_uneven_but_starves_nobody_now(measured):
     """Measured now on the bundled extract, no expert starves and most layers are uneven."""
     over_mean = measured[2].over_mean()
@@ -157,6 +151,7 @@ def test_answers_are_the_manuals_and_end_by_themselves(model_and_tokenizer, answ
     assert tokenizer.decode(output[len(prompt) : -1]) == answers[question]
 
 
+@pytest.mark.whole
 def test_most_answers_are_exact_now(model_and_tokenizer, metrics, answers):
     """Measured now, nearly all answers are the manual's to the letter, as the metrics say of bfloat16 arithmetic."""
     share = len(exactly_answered(*model_and_tokenizer, answers)) / len(answers)

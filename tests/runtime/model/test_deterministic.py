@@ -141,6 +141,7 @@ def test_it_is_the_same_model(folder, dtype):
         torch.testing.assert_close(one, other, **close)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 def test_text_and_logits_do_not_depend_on_ranks_map_or_run(prompts, generate, redundant_map, tmp_path, dtype):
     """The command at EP 1, 2 and 4, each with another map and other neighbours: equal tokens, equal bits."""
@@ -159,15 +160,18 @@ def test_text_and_logits_do_not_depend_on_ranks_map_or_run(prompts, generate, re
         assert np.array_equal(one[str(number)], four[str(len(prompts) - 1 - number)])
 
 
-@pytest.mark.parametrize("split", ["equal", "local_first"])
-def test_text_does_not_depend_on_the_split(prompts, generate, redundant_map, split):
-    """Whichever replicas tokens choose, on two nodes of two ranks: the text of one rank without replicas."""
-    flags = ("--deterministic", "--max-tokens", MAX_TOKENS)
-    expected = generate(prompts[:6], *flags)
+@pytest.fixture(scope="module")
+def without_replicas(prompts, generate):
+    """The text of one rank that holds each expert once."""
+    return generate(prompts[:6], "--deterministic", "--max-tokens", MAX_TOKENS)
 
-    assert (
-        generate(prompts[:6], *flags, "--ep", 4, "--split", split, "--nodes", 2, expert_map=redundant_map) == expected
-    )
+
+@pytest.mark.parametrize("split", [pytest.param("equal", marks=pytest.mark.whole), "local_first"])
+def test_text_does_not_depend_on_the_split(prompts, generate, redundant_map, without_replicas, split):
+    """Whichever replicas tokens choose, on two nodes of two ranks: the text of one rank without replicas."""
+    flags = ("--deterministic", "--max-tokens", MAX_TOKENS, "--ep", 4, "--split", split, "--nodes", 2)
+
+    assert generate(prompts[:6], *flags, expert_map=redundant_map) == without_replicas
 
 
 def test_a_request_ends_alike_whoever_leaves_before_it(engine):

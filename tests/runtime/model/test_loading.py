@@ -255,6 +255,7 @@ def write_large(folder, config, tensors):
     return folder
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("stored_as", "dtype", "ep"),
     [("bf16", "bf16", 1), ("bf16", "fp8", 1), ("bf16", "bf16", 4), ("fp8", "fp8", 1), ("fp8", "bf16", 1)],

@@ -34,6 +34,7 @@ def test_every_answer_is_that_of_the_request_alone_and_nothing_stays(engine, kin
     check([soak(engine, kind, number=38, seed=1)], 38)
 
 
+@pytest.mark.whole
 def test_ranks_in_lockstep_answer_each_request_as_one_does_alone(checkpoint, free_port):
     """Two ranks of a unit, of which now the one has work and now the other, with overlap and redundant experts."""
     check(soak_ranks(checkpoint, nodes=(0, 0), number=24, seed=2, port=free_port()), 24)

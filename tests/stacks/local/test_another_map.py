@@ -1,5 +1,6 @@
 """Two deployments that differ in their expert maps alone: the work moves, the text does not."""
 
+import pytest
 from openai import OpenAI
 
 from tests.stacks.deployments import Tidemill, samples
@@ -28,6 +29,7 @@ def experts_by_rank(tidemill: Tidemill) -> list[set[tuple[str, str]]]:
     ]
 
 
+@pytest.mark.whole
 def test_another_expert_map_moves_the_counters_and_not_the_text(demo, tidemill, write_spec):
     """Where experts lie changes which rank computes them, and nothing that a user sees."""
     done = tidemill.up(write_spec(expert_load={"alpha": 1.2, "seed": 3}))

@@ -69,6 +69,7 @@ def test_a_killed_rank_shows_in_status_within_five_seconds(tidemill):
     assert not get_json(f"http://{tidemill.host}:8000/readyz")["ready"]
 
 
+@pytest.mark.whole
 def test_everything_dies_with_a_killed_supervisor(tidemill):
     """Even SIGKILL of the supervisor leaves no process, and `status` does not pretend."""
     assert tidemill.up().returncode == 0
@@ -79,6 +80,7 @@ def test_everything_dies_with_a_killed_supervisor(tidemill):
     assert_nothing_is_left(tidemill)
 
 
+@pytest.mark.whole
 def test_ctrl_c_stops_what_up_started(tidemill):
     """In the foreground, SIGINT after ready ends the deployment and the command, in order."""
     process = tidemill.start("up", "--host", tidemill.host)
@@ -107,7 +109,13 @@ def test_ctrl_c_while_starting_stops_what_was_started(tidemill):
 
 @pytest.mark.parametrize(
     ("node", "port", "purpose"),
-    [(0, 8000, "http"), (0, 29400, "registry"), (0, 9400, "metrics"), (2, 29500, "rendezvous"), (3, 29600, "kv")],
+    [
+        (0, 8000, "http"),
+        *(
+            pytest.param(*port, marks=pytest.mark.whole)
+            for port in [(0, 29400, "registry"), (0, 9400, "metrics"), (2, 29500, "rendezvous"), (3, 29600, "kv")]
+        ),
+    ],
 )
 def test_a_taken_port_is_named(tidemill, node, port, purpose):
     """Whichever port somebody else holds, the sentence says address, port and purpose."""
@@ -132,6 +140,7 @@ def test_another_deployments_gateway_is_not_taken_for_ours(demo, tmp_path):
     assert get_json(f"http://{demo.host}:8000/readyz")["ready"]
 
 
+@pytest.mark.whole
 def test_a_truncated_checkpoint_is_named(tidemill, write_spec, checkpoint):
     """The file, what its header promises, and what is there."""
     weights = checkpoint / "model.safetensors"

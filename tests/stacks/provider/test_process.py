@@ -17,6 +17,8 @@ from pulumi.runtime.proto.provider_pb2_grpc import ResourceProviderStub
 
 from stacks.provider.wire import UNKNOWN, to_plain, to_struct
 
+pytestmark = pytest.mark.slow
+
 PROVIDER = [sys.executable, "-m", "stacks.provider.server", "127.0.0.1:1"]
 ROOT = Path(__file__).parents[3]
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}, "data": {"x": "1"}}
