@@ -48,7 +48,8 @@ def _rules_in_source():
     """(id, words after `must`) of every rule that the planner's sources name."""
     for path in sorted(Path(planner.__file__).parent.rglob("*.py")):
         for rule, words in RULE.findall(path.read_text()):
-            yield rule, re.sub(r"\{[^}]*\}", "...", words).removeprefix("must ")
+            without_asides = re.sub(r" \(\{[^)]*\)", "", words)
+            yield rule, re.sub(r"\{[^}]*\}", "...", without_asides).removeprefix("must ")
 
 
 def _cell(text):
