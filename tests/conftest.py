@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
-FAST = [TESTS / name for name in ("planner", "templates", "docs", "stacks/kube", "stacks/provider", "test_layering.py")]
+FAST = [TESTS / name for name in ("planner", "templates", "stacks/kube", "stacks/provider", "docs", "test_layering.py")]
 
 # Tensors are small here: torch's threads wait for each other longer than they compute, and beside anything else that
 # runs they take ten times as long. Ranks set their own number.

@@ -23,7 +23,7 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.schema import PhaseSpec
 
-__all__ = ["LaunchDocument", "launch_digest", "launch_documents", "unit_digest"]
+__all__ = ["LaunchDocument", "launch_digest", "launch_documents", "unit_digest", "with_map", "without_map"]
 
 LAUNCH_VERSION = 1
 KV_WIRE_VERSION = 1
@@ -53,6 +53,22 @@ def unit_digest(document: LaunchDocument) -> str:
 def launch_digest(document: LaunchDocument) -> str:
     """Digest a document, but for this digest itself."""
     return digest_of({key: value for key, value in document.items() if key != "launch_digest"})
+
+
+def without_map(document: LaunchDocument) -> LaunchDocument:
+    """Name the document's map by its digest alone: units of a phase share one, and a plan's JSON has it once."""
+    if document["kind"] != "unit":
+        return document
+    named = {key: value for key, value in document["expert_map"].items() if key != "physical_to_logical"}
+    return document | {"expert_map": named}
+
+
+def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> LaunchDocument:
+    """Write out the map that `without_map` left out; `maps` are by digest."""
+    if document["kind"] != "unit":
+        return document
+    named = document["expert_map"]
+    return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
 
 
 def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tokens: int) -> LaunchDocument:

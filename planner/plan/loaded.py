@@ -3,8 +3,9 @@
 A file that was edited by hand, torn, or made up must not reach a cluster. What is checked, in this order:
     version         ours, since another version's keys may mean something else
     shapes          of every key that is read
-    digests         recomputed: of the plan, its spec, each launch document and each expert map
+    digests         recomputed: of the plan, its spec and each expert map
     references      units, maps, nodes and launch documents are each other's
+    launch files    their digests recomputed, with the maps that they name written out
     the spec        by the rules that need no file
 
 Nothing here plans: a loaded plan is carried out as it stands.
@@ -27,7 +28,7 @@ from planner.facts.digest import digest_of
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, plan_digest
-from planner.plan.launch import launch_digest, unit_digest
+from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
 from planner.plan.plan import PLAN_VERSION
 from planner.problems.errors import CallError, Problem, Violation
 from planner.spec.check import mistakes_in
@@ -96,7 +97,6 @@ class _Rank(_Part):
 
 class _NamedMap(_Part):
     sha256: str
-    physical_to_logical: Rows
 
 
 class _UnitPorts(_Part):
@@ -189,20 +189,22 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
     except ValidationError as error:
         prefix = "spec." if error.title == Spec.__name__ else ""
         raise _refused(path, NO_PLAN, prefix + _reason(error.errors(include_url=False)[0])) from None
-    wrong = next(chain(_edited(plan, spec, data), _disagreeing(plan, spec), _wrong_in_spec(plan)), None)
-    if wrong is not None:
-        raise CallError([wrong.at(str(path))])
+    for violation in chain(_edited(plan, spec, data), _disagreeing(plan, spec), _wrong_in_spec(plan)):
+        raise CallError([violation.at(str(path))])
+    maps = {sha256: each.physical_to_logical for sha256, each in plan.expert_maps.items()}
+    documents = {file: with_map(each, maps) for file, each in data["launch_documents"].items()}
+    for violation in _edited_documents(documents):
+        raise CallError([violation.at(str(path))])
     deployable = Deployable(
         name=plan.name,
         digest=plan.digest,
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
-        launch_documents=data["launch_documents"],
+        launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
     )
-    maps = {unit.phase: plan.expert_maps[unit.expert_map].physical_to_logical for unit in plan.units}
-    return LoadedPlan(data, deployable, maps)
+    return LoadedPlan(data, deployable, {unit.phase: maps[unit.expert_map] for unit in plan.units})
 
 
 def _document(content: bytes, path: Path) -> dict[str, Any]:
@@ -238,23 +240,25 @@ def _is_shallow(value: Any, room: int) -> bool:
 
 def _edited(plan: _Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Violation]:
     """Digests that are not of what they stand for."""
-    for path, written, computed in _digests(plan, spec, data):
-        if written != computed:
-            rule = f"S909 must be the digest of what it stands for ({computed[:19]}...)"
-            yield Violation(path, written, rule, "it was changed after tidemill plan wrote it", PLAN_AGAIN)
-
-
-def _digests(plan: _Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Path, digest as written, digest as computed."""
-    yield "digest", plan.digest, plan_digest(data, spec)
-    yield "spec_digest", plan.spec_digest, digest_of(spec.model_dump(mode="json"))
+    yield from _differs("digest", plan.digest, plan_digest(data, spec))
+    yield from _differs("spec_digest", plan.spec_digest, digest_of(spec.model_dump(mode="json")))
     for sha256, each in plan.expert_maps.items():
-        yield f"expert_maps.{sha256}", sha256, digest_of(each.physical_to_logical)
-    for file, document in plan.launch_documents.items():
-        path, written = f"launch_documents.{file}", data["launch_documents"][file]
-        yield f"{path}.launch_digest", document.launch_digest, launch_digest(written)
-        if isinstance(document, _UnitDocument):
-            yield f"{path}.unit_digest", document.unit_digest, unit_digest(written)
+        yield from _differs(f"expert_maps.{sha256}", sha256, digest_of(each.physical_to_logical))
+
+
+def _edited_documents(documents: Mapping[str, LaunchDocument]) -> Iterator[Violation]:
+    """The same of launch documents."""
+    for file, document in documents.items():
+        path = f"launch_documents.{file}"
+        yield from _differs(f"{path}.launch_digest", document["launch_digest"], launch_digest(document))
+        if document["kind"] == "unit":
+            yield from _differs(f"{path}.unit_digest", document["unit_digest"], unit_digest(document))
+
+
+def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
+    if written != computed:
+        rule = f"S909 must be the digest of what it stands for ({computed[:19]}...)"
+        yield Violation(path, written, rule, "it was changed after tidemill plan wrote it", PLAN_AGAIN)
 
 
 def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
@@ -295,8 +299,7 @@ def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[
     if not isinstance(document, _UnitDocument):
         yield f"{path}.name", unit.name, source, False
         return
-    told, known = document.expert_map, plan.expert_maps.get(unit.expert_map)
-    is_map = known is not None and known.physical_to_logical == told.physical_to_logical
+    told = document.expert_map.sha256
     ranks = [rank.model_dump() for rank in document.ranks]
     yield f"{path}.name", unit.name, f"{source}.unit", unit.name == document.unit
     yield f"{path}.phase", unit.phase, f"{source}.phase", unit.phase == document.phase
@@ -304,7 +307,7 @@ def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[
     if unit.ranks == len(ranks):  # else they are not even listed: a false number of them may be huge
         yield f"{path}.nodes", unit.nodes, f"{source}.ranks", [asdict(rank) for rank in placed.ranks] == ranks
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
-    yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told.sha256 and is_map
+    yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
 
 
 def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:

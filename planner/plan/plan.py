@@ -23,7 +23,7 @@ from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.plan.deployable import Deployable, plan_digest
-from planner.plan.launch import LaunchDocument
+from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
@@ -68,7 +68,7 @@ class Plan:
         """All of them, phase by phase."""
         return self.placement.units
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest all that is deployed: equal digests, equal deployments, whatever is expected of them."""
         return plan_digest(self._content, self.spec)
@@ -88,7 +88,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the contract's plan JSON."""
-        return self._content | {"digest": self.deployable.digest}
+        return self._content | {"digest": self.digest}
 
     @property
     def sources(self) -> dict[str, str]:
@@ -125,7 +125,7 @@ class Plan:
             "failures": {each.phase: _failures_json(each) for each in self.failures},
             "placement": _placement_json(self.placement),
             "units": [self._unit_json(unit) for unit in self.units],
-            "launch_documents": self.launch_documents,
+            "launch_documents": {file: without_map(each) for file, each in self.launch_documents.items()},
             "expert_maps": {
                 each.sha256: map_json(each) | {"coverage": self._coverage_json(each)}
                 for each in self.expert_maps.values()

@@ -1,7 +1,7 @@
 """All-to-all dispatch that takes no token to a node twice.
 
-A token that several ranks of one node want crosses to that node once, to the rank that has the sender's place there
-(its relay), and is spread from there.
+A token that several ranks of one node want crosses to that node once, to the rank that stands there where the
+sender stands in its own node (its relay), and is spread from there.
 
 Rows come in the order of `AllToAllDispatcher`, which this is but for the exchange. Combine is the same: each choice's
 output comes back, since the weighted sum is made at the token's rank in the order of the choices.
@@ -60,7 +60,7 @@ class NodeDispatcher(AllToAllDispatcher):
 
 
 def _relay(group: Group, source: int, node: int) -> int:
-    """The rank of `node` that has the place that `source` has in its own."""
+    """Return the rank of `node` that stands there where `source` stands in its own."""
     own = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[source]]
     there = [rank for rank in range(group.size) if group.nodes[rank] == node]
     return there[own.index(source) % len(there)]

@@ -12,8 +12,8 @@ A query's tile starts at a multiple of TILE_POSITIONS of its request, wherever a
 tells the position and not the chunking. What of a tile belongs to another chunk is zeros; its keys are masked.
 
 Each tile and each request is a fresh copy, so that its address does not choose the kernel either, and a rank computes
-on one thread, since kernels share sums out by threads. What is left is that a row's place in its tile must not matter.
-No library promises that, so `check_machine` asks the very kernels before a rank serves.
+on one thread, since kernels share sums out by threads. What is left is that a row's position in its tile must not
+matter. No library promises that, so `check_machine` asks the very kernels before a rank serves.
 
 Worked example: 5 tokens in prefill are one tile, 40 are three (16, 16, 8 and 8 rows of zeros), and an expert that got
 2 rows of them computes one tile; each row comes out, bit for bit, as it does alone.
@@ -171,7 +171,7 @@ class BatchInvariant:
 
 @torch.inference_mode()
 def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
-    """Ask each row-wise function, given with its row's size and type, whether a row's place in a tile matters.
+    """Ask each row-wise function, given with its row's size and type, whether a row's position in a tile matters.
 
     A tile of equal rows must become equal rows. Raises RuntimeFailure.
     """

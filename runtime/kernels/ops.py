@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels import fp8
+from runtime.kernels.fp8 import Quantised
+
 __all__ = ["Ops", "inverse", "own"]
 
 # Queries of a prompt are scored in blocks, each against the keys up to its end, so half of a causal square is left out.
@@ -49,6 +52,10 @@ class Ops:
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
         """Return down(silu(gate x) * up x), [R, D]."""
         return self.linear(self.silu_product(self.linear(x_RD, gate_ID), self.linear(x_RD, up_ID)), down_DI)
+
+    def fp8_matmul(self, x: Quantised, w_OD: Tensor, scales_OF: Tensor) -> Tensor:
+        """Return x w^T, [R, O] in FP32, of codes; `scales_OF` has a row for each of w's."""
+        return fp8.matmul(x, w_OD, scales_OF)
 
     # attention
 

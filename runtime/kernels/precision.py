@@ -1,7 +1,7 @@
 """The words for precision in launch files and on the wire, as torch's type of the model's matrices.
 
 `fp8` is not all FP8: matrices and what they multiply are, dispatched rows too; norms, gate, embedding, head, core
-attention, latent KV and every result are BF16. On a CPU it is emulated, with the same numerics (`model/fp8.py`).
+attention, latent KV and every result are BF16. On a CPU it is emulated, with the same numerics (`fp8.py`).
 """
 
 import torch

@@ -20,10 +20,11 @@ from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.overlap import OVERLAPS, Flow, Overlap, Pause
 from runtime.kernels.backend import Backend
+from runtime.kernels.fp8 import E4M3
 from runtime.kv.cache import LatentCache, LayerPages
 from runtime.model.config import ModelConfig
 from runtime.model.forward_batch import Chunk, ForwardBatch, cut
-from runtime.model.fp8 import E4M3, Fp8Experts, Fp8Linear, Fp8Rows, round_scales_up
+from runtime.model.fp8 import Fp8Experts, Fp8Linear, Fp8Rows, round_scales_up
 from runtime.model.layers import Embedding, GatedMlp, Linear, RmsNorm, linear
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts, MixtureOfExperts, ReplicaTable

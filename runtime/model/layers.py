@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.kernels.fp8 import E4M3
 from runtime.kernels.ops import Ops
-from runtime.model.fp8 import E4M3, Fp8Linear
+from runtime.model.fp8 import Fp8Linear
 
 __all__ = ["Embedding", "GatedMlp", "Linear", "RmsNorm", "linear"]
 
@@ -16,7 +17,7 @@ __all__ = ["Embedding", "GatedMlp", "Linear", "RmsNorm", "linear"]
 def linear(in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) -> "Linear | Fp8Linear":
     """Make a bias-free projection whose values come from a checkpoint."""
     if dtype == E4M3:
-        return Fp8Linear(in_features, out_features, ops.device)
+        return Fp8Linear(in_features, out_features, ops)
     return Linear(in_features, out_features, dtype, ops)
 
 

@@ -22,8 +22,9 @@ from runtime.expert_parallel.dispatcher import ContiguousRows, ExpertRows, Token
 from runtime.expert_parallel.expert_load import ExpertLoad
 from runtime.expert_parallel.overlap import Flow, Pause
 from runtime.kernels.backend import Backend
+from runtime.kernels.fp8 import E4M3
 from runtime.model.config import ModelConfig
-from runtime.model.fp8 import E4M3, Fp8Experts
+from runtime.model.fp8 import Fp8Experts
 from runtime.model.layers import GatedMlp
 from runtime.trace import span
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from runtime.checkpoint import StoredTensor, index_tensors
 from runtime.errors import CheckpointError
-from runtime.model.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
+from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
 from runtime.model.moe import MixtureOfExperts
 
 __all__ = ["load"]
@@ -37,7 +37,7 @@ Index = dict[str, StoredTensor]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Destination:
     """Where a tensor goes; `scales` if it is kept in FP8, `power_of_two` if these are to be."""
 
     values: Tensor
@@ -52,27 +52,27 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
     Raises CheckpointError.
     """
     index = index_tensors(folder)
-    places = _places(model)
-    for name in places:
-        _check(name, tuple(places[name][0].values.shape), index, folder)
-    in_order_of_files = sorted(places, key=lambda name: (index[name].path, index[name].start))
+    destinations = _destinations(model)
+    for name in destinations:
+        _check(name, tuple(destinations[name][0].values.shape), index, folder)
+    in_order_of_files = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
     for done, name in enumerate(in_order_of_files, 1):
         for first, part in _read(name, index):
-            for place in places[name]:
-                _put(part, place, first)
-        progress(done, len(places))
-    return [*places, *(name + SCALE for name in places if _is_fp8(index[name]))]
+            for destination in destinations[name]:
+                _put(part, destination, first)
+        progress(done, len(destinations))
+    return [*destinations, *(name + SCALE for name in destinations if _is_fp8(index[name]))]
 
 
-def _places(model: nn.Module) -> dict[str, list[_Place]]:
-    """Where each tensor of the checkpoint goes: one place, or one for each slot that holds the expert."""
-    places: dict[str, list[_Place]] = defaultdict(list)
+def _destinations(model: nn.Module) -> dict[str, list[_Destination]]:
+    """Where each tensor of the checkpoint goes: one tensor, or one in each slot that holds the expert."""
+    destinations: dict[str, list[_Destination]] = defaultdict(list)
     power_of_two = any(getattr(module, "power_of_two", False) for module in model.modules())
 
     def add(prefix: str, tensors: dict[str, Tensor]) -> None:
         for name, values in tensors.items():
             if not name.endswith(SCALE):
-                places[prefix + name].append(_Place(values, tensors.get(name + SCALE), power_of_two))
+                destinations[prefix + name].append(_Destination(values, tensors.get(name + SCALE), power_of_two))
 
     parameters = {name: parameter.data for name, parameter in model.named_parameters()}
     add("", {name: values for name, values in parameters.items() if ".mlp.experts." not in name})
@@ -80,7 +80,7 @@ def _places(model: nn.Module) -> dict[str, list[_Place]]:
         if isinstance(mixture, MixtureOfExperts):
             for slot, expert in enumerate(mixture.load.local_experts[mixture.moe_layer].tolist()):
                 add(f"{layer}.experts.{expert}.", mixture.experts.tensors(slot))
-    return places
+    return destinations
 
 
 def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
@@ -154,11 +154,11 @@ def _read_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
     return rows
 
 
-def _put(part: Tensor | Quantised, place: _Place, first: int) -> None:
-    if place.scales is None:
+def _put(part: Tensor | Quantised, destination: _Destination, first: int) -> None:
+    if destination.scales is None:
         values = dequantise_matrix(part) if isinstance(part, Quantised) else part
-        place.values[first : first + len(values)] = values
+        destination.values[first : first + len(values)] = values
         return
-    quantised = part if isinstance(part, Quantised) else quantise_matrix(part, place.power_of_two)
-    place.values[first : first + len(quantised.codes)] = quantised.codes
-    place.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales
+    quantised = part if isinstance(part, Quantised) else quantise_matrix(part, destination.power_of_two)
+    destination.values[first : first + len(quantised.codes)] = quantised.codes
+    destination.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales

@@ -1,4 +1,4 @@
-"""FP8 one number at a time, in float64: what `runtime/model/fp8.py` must equal, written from the format alone.
+"""FP8 one number at a time, in float64: what `runtime/kernels/fp8.py` must equal, written from the format alone.
 
 A value of e4m3 with exponent bits e and mantissa bits m is m * 2^-9 if e is 0, else (8 + m) * 2^(e - 10); the code
 0x7F is not a number, so 448 is the largest. Between two values the nearer one is taken, in the middle the even one.

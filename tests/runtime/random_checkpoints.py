@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from runtime.model.fp8 import quantise_matrix
+from runtime.kernels.fp8 import quantise_matrix
 
 SHAPE = {
     "vocab_size": 96,

@@ -1,7 +1,7 @@
 """FP8 as training sees it: weights and activations rounded to e4m3 on the way forward, not on the way back.
 
 Why it exists: DeepSeek-V3 was trained in FP8, so that its weights bear what FP8 inference does to them. Ours learn it
-too: what `runtime/model/fp8.py` rounds (blocks of 128 x 128 weights, groups of 1 x 128 activations) is rounded here.
+too: what `runtime/kernels/fp8.py` rounds (blocks of 128 x 128 weights, groups of 1 x 128 activations) is rounded here.
 It multiplies nothing in FP8: a rounded tensor is an ordinary one, whose values e4m3 can hold.
 
 A weight block's scale has 4 significant bits and its largest code is 448. A weight is then code (4 bits) x scale
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from runtime.model.fp8 import BLOCK, E4M3, quantise_rows
+from runtime.kernels.fp8 import BLOCK, E4M3, quantise_rows
 
 __all__ = ["EXACT", "FP8", "Rounding", "rounded_matrix"]
 

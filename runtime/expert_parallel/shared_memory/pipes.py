@@ -48,8 +48,8 @@ class Pipes:
 
     def __init__(self, readers: dict[int, int], writers: dict[int, int]) -> None:
         self.readers, self.writers = readers, writers
-        self._heard = {rank: select.poll() for rank in readers}
-        for rank, poll in self._heard.items():
+        self._polls = {rank: select.poll() for rank in readers}
+        for rank, poll in self._polls.items():
             poll.register(readers[rank], select.POLLIN)
         weakref.finalize(self, _close, [*readers.values(), *writers.values()])
 
@@ -69,7 +69,7 @@ class Pipes:
         return max(numbers), max(moments_ns)
 
     def _next(self, rank: int) -> tuple[int, int]:
-        if not self._heard[rank].poll(STEP_TIMEOUT.total_seconds() * 1000):
+        if not self._polls[rank].poll(STEP_TIMEOUT.total_seconds() * 1000):
             raise _lost(rank, f"has said nothing for {STEP_TIMEOUT.total_seconds():g} s")
         message = os.read(self.readers[rank], MESSAGE.size)
         if not message:

@@ -3,9 +3,8 @@
 `kernels.py` says what they compute and when; numbers, arrays and compilation are `numbers.py`'s. Parameters
 are addresses and sizes; tensors are BF16 unless something else is said.
 
-    B requests, H heads, N and P sizes of a head's two parts of a key, V of its value, L and C = L + P of a latent
-    up [H, N + V, L]   from a latent to a head's key (its first N rows) and value
-    pages [G, S, C]    all of the cache, of S positions each; in `tables` [B, P] and a request's [P], P is its pages
+    up [H, N + U, L]   from a latent to a head's key (its first N rows) and value
+    pages [J, S, C]    all of the cache, of S positions each; in `tables` [B, J] and a request's [J], J is its pages
 """
 
 from typing import Any
@@ -23,14 +22,14 @@ def rotate(
     x: int, num_tokens: int, num_heads: int, token_stride: int, head_stride: int, cos: int, sin: int, pairs: int
 ) -> None:
     """Pairs of neighbours of each token and head, in place; cos and sin [tokens, pairs] in FP32."""
-    cos_TP, sin_TP = fp32(cos, (num_tokens, pairs)), fp32(sin, (num_tokens, pairs))
+    cos_TX, sin_TX = fp32(cos, (num_tokens, pairs)), fp32(sin, (num_tokens, pairs))
     for t in range(num_tokens):
         for h in range(num_heads):
             x_X = bf16(x + 2 * (t * token_stride + h * head_stride), (pairs, 2))  # 2 bytes a number
             for p in range(pairs):
                 real, imaginary = widened(x_X[p, 0]), widened(x_X[p, 1])
-                x_X[p, 0] = narrowed(real * cos_TP[t, p] - imaginary * sin_TP[t, p])
-                x_X[p, 1] = narrowed(real * sin_TP[t, p] + imaginary * cos_TP[t, p])
+                x_X[p, 0] = narrowed(real * cos_TX[t, p] - imaginary * sin_TX[t, p])
+                x_X[p, 1] = narrowed(real * sin_TX[t, p] + imaginary * cos_TX[t, p])
 
 
 @loop
@@ -58,20 +57,20 @@ def absorb_query(
 def values(
     context: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, value: int, latent: int
 ) -> None:
-    """context [B, H, L] -> y [B, H, V]: by the head's map to values."""
+    """context [B, H, L] -> y [B, H, U]: by the head's map to values."""
     context_BHL = bf16(context, (num_requests, num_heads, latent))
-    y_BHV = bf16(y, (num_requests, num_heads, value))
+    y_BHU = bf16(y, (num_requests, num_heads, value))
     up_HXL = bf16(up, (num_heads, nope + value, latent))
     of_head_BL = np.empty((num_requests, latent), np.float32)
-    value_BV = np.empty((num_requests, value), np.float32)
+    value_BU = np.empty((num_requests, value), np.float32)
     for h in range(num_heads):
         for b in range(num_requests):
             for d in range(latent):
                 of_head_BL[b, d] = widened(context_BHL[b, h, d])
-        matmul(of_head_BL, up_HXL[h, nope:], value_BV)
+        matmul(of_head_BL, up_HXL[h, nope:], value_BU)
         for b in range(num_requests):
             for v in range(value):
-                y_BHV[b, h, v] = narrowed(value_BV[b, v])
+                y_BHU[b, h, v] = narrowed(value_BU[b, v])
 
 
 @part("void(f4[::1], i8)")
@@ -98,9 +97,9 @@ def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: A
             wide_SL[s, d] = widened(page_SC[s, d]) if s < length else np.float32(0)
     for h in range(len(sum_HL)):
         for s in range(0, page_size, 4):
-            place = first + s
-            w_0, w_1 = weights_HS[h, place], weights_HS[h, place + 1]
-            w_2, w_3 = weights_HS[h, place + 2], weights_HS[h, place + 3]
+            position = first + s
+            w_0, w_1 = weights_HS[h, position], weights_HS[h, position + 1]
+            w_2, w_3 = weights_HS[h, position + 2], weights_HS[h, position + 3]
             for d in range(latent):
                 sum_HL[h, d] += (w_0 * wide_SL[s, d] + w_1 * wide_SL[s + 1, d]) + (
                     w_2 * wide_SL[s + 2, d] + w_3 * wide_SL[s + 3, d]
@@ -108,16 +107,16 @@ def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: A
 
 
 @part("void(u2[:, ::1], u2[:, :, ::1], i8[::1], i8, f4, u2[:, ::1])")
-def _attend(q_HC: Any, pages_GSC: Any, table_P: Any, length: int, scale: float, y_HL: Any) -> None:
+def _attend(q_HC: Any, pages_JSC: Any, table_J: Any, length: int, scale: float, y_HL: Any) -> None:
     """One request: its scores page by page, the softmax of each head, the weighted sum of compressed KV."""
     num_heads, latent = y_HL.shape
-    page_size = pages_GSC.shape[1]
+    page_size = pages_JSC.shape[1]
     num_pages = (length + page_size - 1) // page_size
     wide_HC, of_page_HS = np.empty(q_HC.shape, np.float32), np.empty((num_heads, page_size), np.float32)
     scores_HS = np.empty((num_heads, num_pages * page_size), np.float32)
     widen(q_HC, wide_HC)
     for number in range(num_pages):
-        matmul(wide_HC, pages_GSC[table_P[number]], of_page_HS)
+        matmul(wide_HC, pages_JSC[table_J[number]], of_page_HS)
         for h in range(num_heads):
             for s in range(page_size):
                 scores_HS[h, number * page_size + s] = of_page_HS[h, s] * scale
@@ -126,7 +125,7 @@ def _attend(q_HC: Any, pages_GSC: Any, table_P: Any, length: int, scale: float, 
     wide_SL, sum_HL = np.empty((page_size, latent), np.float32), np.zeros((num_heads, latent), np.float32)
     for number in range(num_pages):
         first = number * page_size
-        _add_page(scores_HS, first, pages_GSC[table_P[number]], length - first, wide_SL, sum_HL)
+        _add_page(scores_HS, first, pages_JSC[table_J[number]], length - first, wide_SL, sum_HL)
     narrow(sum_HL, y_HL)
 
 
@@ -147,9 +146,9 @@ def attend(
     scale: float,
 ) -> None:
     """q [B, H, C] -> y [B, H, L]; pages [pages, page size, C], a size that 4 divides; tables
-    [B, most pages] and lengths [B] of 64 bits."""
+    [B, J] and lengths [B] of 64 bits."""
     q_BHC, y_BHL = bf16(q, (num_requests, num_heads, size)), bf16(y, (num_requests, num_heads, latent))
-    pages_GSC = bf16(pages, (num_pages, page_size, size))
-    tables_BP, lengths_B = integers(tables, (num_requests, max_pages)), integers(lengths, (num_requests,))
+    pages_JSC = bf16(pages, (num_pages, page_size, size))
+    tables_BJ, lengths_B = integers(tables, (num_requests, max_pages)), integers(lengths, (num_requests,))
     for b in range(num_requests):
-        _attend(q_BHC[b], pages_GSC, tables_BP[b], lengths_B[b], np.float32(scale), y_BHL[b])
+        _attend(q_BHC[b], pages_JSC, tables_BJ[b], lengths_B[b], np.float32(scale), y_BHL[b])

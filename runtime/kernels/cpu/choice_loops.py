@@ -1,27 +1,27 @@
 """The gate's choice, the order of rows by slot, and the weighted sum over a token's experts, as compiled loops.
 
 `kernels.py` says what they compute and when; numbers, arrays and compilation are `numbers.py`'s. Parameters
-are addresses and sizes; scores and weights are FP32, experts, slots and places whole numbers of 64 bits.
+are addresses and sizes; scores and weights are FP32, experts, slots, pairs and rows whole numbers of 64 bits.
 """
 
 from typing import Any
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import LAST_PLACE, NO_KEY, bf16, fp32, integers, key, loop, narrowed, part, widened
+from runtime.kernels.cpu.numbers import LAST_INDEX, NO_KEY, bf16, fp32, integers, key, loop, narrowed, part, widened
 
 __all__ = ["choose_experts", "sort_by_slot", "weighted_sum"]
 
 
 @part("i8(i8[::1])")
-def _take_best(keys: Any) -> int:
-    """The place in the largest key, which is then no more."""
+def _pop_best(keys: Any) -> int:
+    """Return the index of the largest key and remove it."""
     best = NO_KEY
     for k in range(len(keys)):
         best = max(best, keys[k])
     for k in range(len(keys)):
         keys[k] = NO_KEY if keys[k] == best else keys[k]
-    return LAST_PLACE - (best & LAST_PLACE)
+    return LAST_INDEX - (best & LAST_INDEX)
 
 
 @loop
@@ -46,45 +46,45 @@ def choose_experts(
         for group in range(num_groups):
             worth = np.float32(0)
             for _ in range(num_best):
-                worth += scores_TE[t, _take_best(left_E[group * size : (group + 1) * size])]
+                worth += scores_TE[t, _pop_best(left_E[group * size : (group + 1) * size])]
             keys_G[group] = key(worth, group)
         left_E[:] = NO_KEY
         for _ in range(topk_group):
-            first = _take_best(keys_G) * size
+            first = _pop_best(keys_G) * size
             left_E[first : first + size] = keys_E[first : first + size]
         for k in range(top_k):
-            experts_TK[t, k] = _take_best(left_E)
+            experts_TK[t, k] = _pop_best(left_E)
 
 
 @loop
-def sort_by_slot(slots: int, counts: int, order: int, places: int, num_pairs: int, num_slots: int) -> None:
-    """slots [pairs] -> counts [slots]; order: the pair in each place; places: the place of each pair."""
-    slots_P = integers(slots, (num_pairs,))
-    order_P, places_P = integers(order, (num_pairs,)), integers(places, (num_pairs,))
-    counts_S, next_S = integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
-    counts_S[:] = 0
+def sort_by_slot(slots: int, counts: int, pair_of_row: int, row_of_pair: int, num_pairs: int, num_slots: int) -> None:
+    """slots [pairs] -> counts [slots], the pair in each row, the row of each pair."""
+    slots_X = integers(slots, (num_pairs,))
+    pair_of_row_X, row_of_pair_X = integers(pair_of_row, (num_pairs,)), integers(row_of_pair, (num_pairs,))
+    counts_M, next_M = integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
+    counts_M[:] = 0
     for pair in range(num_pairs):
-        counts_S[slots_P[pair]] += 1
+        counts_M[slots_X[pair]] += 1
     for slot in range(1, num_slots):
-        next_S[slot] = next_S[slot - 1] + counts_S[slot - 1]
+        next_M[slot] = next_M[slot - 1] + counts_M[slot - 1]
     for pair in range(num_pairs):
-        place = next_S[slots_P[pair]]
-        order_P[place], places_P[pair] = pair, place
-        next_S[slots_P[pair]] += 1
+        row = next_M[slots_X[pair]]
+        pair_of_row_X[row], row_of_pair_X[pair] = pair, row
+        next_M[slots_X[pair]] += 1
 
 
 @loop
 def weighted_sum(
-    rows: int, size: int, num_rows: int, places: int, weights: int, tokens: int, top_k: int, y: int
+    rows: int, size: int, num_rows: int, row_of_pair: int, weights: int, tokens: int, top_k: int, y: int
 ) -> None:
-    """y[t] = sum over k of weights[t, k] x rows[places[t, k]], in the order of k; rows and y are BF16."""
+    """y[t] = sum over k of weights[t, k] x rows[row_of_pair[t, k]], in the order of k; rows and y are BF16."""
     rows_RD, y_TD = bf16(rows, (num_rows, size)), bf16(y, (tokens, size))
-    places_TK, weights_TK = integers(places, (tokens, top_k)), fp32(weights, (tokens, top_k))
+    row_of_pair_TK, weights_TK = integers(row_of_pair, (tokens, top_k)), fp32(weights, (tokens, top_k))
     sum_D = np.empty(size, np.float32)
     for t in range(tokens):
         sum_D[:] = 0
         for k in range(top_k):
-            weight, row_D = weights_TK[t, k], rows_RD[places_TK[t, k]]
+            weight, row_D = weights_TK[t, k], rows_RD[row_of_pair_TK[t, k]]
             for d in range(size):
                 sum_D[d] += weight * widened(row_D[d])
         for d in range(size):

@@ -45,22 +45,22 @@ __all__ = [
 ]
 
 
-def wide_linear(x_RD: Tensor, w_ND: Tensor) -> Tensor:
-    """x w^T, [R, N] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
+def wide_linear(x_RD: Tensor, w_OD: Tensor) -> Tensor:
+    """x w^T, [R, O] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
     matmul = torch.backends.mkldnn.matmul
     precision = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
     try:
-        return F.linear(x_RD.float(), w_ND.float())
+        return F.linear(x_RD.float(), w_OD.float())
     finally:
         matmul.fp32_precision = precision
 
 
-def linear(x_RD: Tensor, w_ND: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x w^T, [R, N] in BF16 or FP32."""
-    x_RD, y_RN = x_RD.contiguous(), torch.empty(x_RD.shape[0], w_ND.shape[0], dtype=dtype)
-    _loops().linear(_at(x_RD), *x_RD.shape, _at(w_ND), w_ND.shape[0], _at(y_RN, dtype), dtype == torch.float32)
-    return y_RN
+def linear(x_RD: Tensor, w_OD: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x w^T, [R, O] in BF16 or FP32."""
+    x_RD, y_RO = x_RD.contiguous(), torch.empty(x_RD.shape[0], w_OD.shape[0], dtype=dtype)
+    _loops().linear(_at(x_RD), *x_RD.shape, _at(w_OD), w_OD.shape[0], _at(y_RO, dtype), dtype == torch.float32)
+    return y_RO
 
 
 def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
@@ -71,11 +71,11 @@ def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> 
     return y_RD
 
 
-def experts_mlp(rows_RD: Tensor, counts_S: Tensor, gate_up_SXD: Tensor, down_SDI: Tensor) -> None:
-    """The same in place, of `counts_S` rows of each slot in turn: gate and up [S, 2 I, D] in one, down [S, D, I]."""
-    weights = _at(gate_up_SXD), _at(down_SDI)
+def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> None:
+    """The same in place, of `counts_M` rows of each slot in turn: gate and up [M, 2 I, D] in one, down [M, D, I]."""
+    weights = _at(gate_up_MXD), _at(down_MDI)
     _loops().experts_mlp(
-        _at(rows_RD), rows_RD.shape[1], _at(counts_S, torch.long), len(counts_S), *weights, down_SDI.shape[2]
+        _at(rows_RD), rows_RD.shape[1], _at(counts_M, torch.long), len(counts_M), *weights, down_MDI.shape[2]
     )
 
 
@@ -88,11 +88,11 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return y
 
 
-def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
-    """`rope.rotate` of tokens [T, 2 P] or of their heads [T, H, 2 P], in place."""
+def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor) -> None:
+    """Rotate pairs of tokens [T, P] or of their heads [T, H, P] in place; cos and sin are [T, P / 2]."""
     assert x.stride(-1) == 1
     num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
-    angles = _at(cos_TP, torch.float32), _at(sin_TP, torch.float32), cos_TP.shape[1]
+    angles = _at(cos_TX, torch.float32), _at(sin_TX, torch.float32), cos_TX.shape[1]
     _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles)
 
 
@@ -121,19 +121,19 @@ def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
     return y_BHC
 
 
-def attend(q_BHC: Tensor, pages_GSC: Tensor, tables_BP: Tensor, lengths_B: Tensor, latent: int, scale: float) -> Tensor:
+def attend(q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, latent: int, scale: float) -> Tensor:
     """Each request's softmax(scale x q k) over its first positions, times their compressed KV: [B, H, L]."""
-    assert pages_GSC.shape[1] % 4 == 0
+    assert pages_JSC.shape[1] % 4 == 0
     requests, heads, size = q_BHC.shape
     q_BHC, y_BHL = q_BHC.contiguous(), torch.empty(requests, heads, latent, dtype=torch.bfloat16)
-    addresses = _at(q_BHC), _at(pages_GSC), _at(tables_BP, torch.long), _at(lengths_B, torch.long), _at(y_BHL)
-    sizes = requests, heads, *pages_GSC.shape[:2], tables_BP.shape[1], latent, size
+    addresses = _at(q_BHC), _at(pages_JSC), _at(tables_BJ, torch.long), _at(lengths_B, torch.long), _at(y_BHL)
+    sizes = requests, heads, *pages_JSC.shape[:2], tables_BJ.shape[1], latent, size
     _loops().attend(*addresses, *sizes, scale)
     return y_BHL
 
 
 def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
-    """What the heads' contexts are as values: [B, H x V]; `up_XL` is `kv_b_proj`."""
+    """What the heads' contexts are as values: [B, H x U]; `up_XL` is `kv_b_proj`."""
     requests, heads, latent = context_BHL.shape
     context_BHL, y_BX = context_BHL.contiguous(), torch.empty(requests, heads * value, dtype=torch.bfloat16)
     sizes = requests, heads, up_XL.shape[0] // heads - value, value, latent
@@ -159,12 +159,12 @@ def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group
 def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return how many pairs each slot has, the pair in each row, slot after slot, and the row of each pair."""
     slots_TK, num_pairs = slots_TK.contiguous(), slots_TK.numel()
-    counts_S, pair_of_row, row_of_pair = (
+    counts_M, pair_of_row, row_of_pair = (
         torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs)
     )
-    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_S, pair_of_row, row_of_pair))
+    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_M, pair_of_row, row_of_pair))
     _loops().sort_by_slot(*addresses, num_pairs, num_slots)
-    return counts_S, pair_of_row, row_of_pair
+    return counts_M, pair_of_row, row_of_pair
 
 
 def weighted_sum(rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:

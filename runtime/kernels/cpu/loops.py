@@ -30,74 +30,74 @@ def narrow(wide_RD: Any, y_RD: Any) -> None:
 
 
 @part("void(f4[::1], u2[:, ::1], f4[::1])")
-def _of_one_row(x_D: Any, w_ND: Any, y_N: Any) -> None:
+def _of_one_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
     """y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
-    num_sums, size = w_ND.shape
+    num_sums, size = w_OD.shape
     n = 0
     while n + 4 <= num_sums:
         sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
         for d in range(size):
             x = x_D[d]
-            sum_0 += widened(w_ND[n, d]) * x
-            sum_1 += widened(w_ND[n + 1, d]) * x
-            sum_2 += widened(w_ND[n + 2, d]) * x
-            sum_3 += widened(w_ND[n + 3, d]) * x
-        y_N[n], y_N[n + 1], y_N[n + 2], y_N[n + 3] = sum_0, sum_1, sum_2, sum_3
+            sum_0 += widened(w_OD[n, d]) * x
+            sum_1 += widened(w_OD[n + 1, d]) * x
+            sum_2 += widened(w_OD[n + 2, d]) * x
+            sum_3 += widened(w_OD[n + 3, d]) * x
+        y_O[n], y_O[n + 1], y_O[n + 2], y_O[n + 3] = sum_0, sum_1, sum_2, sum_3
         n += 4
     while n < num_sums:
         sum_0 = np.float32(0)
         for d in range(size):
-            sum_0 += widened(w_ND[n, d]) * x_D[d]
-        y_N[n] = sum_0
+            sum_0 += widened(w_OD[n, d]) * x_D[d]
+        y_O[n] = sum_0
         n += 1
 
 
 @part("void(f4[:, ::1], u2[:, ::1], f4[:, ::1])")
-def matmul(x_RD: Any, w_ND: Any, y_RN: Any) -> None:
+def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
     """y = x w^T: a row of w is read once for four rows of x, then once for two, then for one."""
     num_rows, size = x_RD.shape
     if num_rows == 1:
-        _of_one_row(x_RD[0], w_ND, y_RN[0])
+        _of_one_row(x_RD[0], w_OD, y_RO[0])
         return
-    for n in range(len(w_ND)):
+    for n in range(len(w_OD)):
         r = 0
         while r + 4 <= num_rows:
             sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
             for d in range(size):
-                w = widened(w_ND[n, d])
+                w = widened(w_OD[n, d])
                 sum_0 += w * x_RD[r, d]
                 sum_1 += w * x_RD[r + 1, d]
                 sum_2 += w * x_RD[r + 2, d]
                 sum_3 += w * x_RD[r + 3, d]
-            y_RN[r, n], y_RN[r + 1, n], y_RN[r + 2, n], y_RN[r + 3, n] = sum_0, sum_1, sum_2, sum_3
+            y_RO[r, n], y_RO[r + 1, n], y_RO[r + 2, n], y_RO[r + 3, n] = sum_0, sum_1, sum_2, sum_3
             r += 4
         if r + 2 <= num_rows:
             sum_0 = sum_1 = np.float32(0)
             for d in range(size):
-                w = widened(w_ND[n, d])
+                w = widened(w_OD[n, d])
                 sum_0 += w * x_RD[r, d]
                 sum_1 += w * x_RD[r + 1, d]
-            y_RN[r, n], y_RN[r + 1, n] = sum_0, sum_1
+            y_RO[r, n], y_RO[r + 1, n] = sum_0, sum_1
             r += 2
         if r < num_rows:
             sum_0 = np.float32(0)
             for d in range(size):
-                sum_0 += widened(w_ND[n, d]) * x_RD[r, d]
-            y_RN[r, n] = sum_0
+                sum_0 += widened(w_OD[n, d]) * x_RD[r, d]
+            y_RO[r, n] = sum_0
 
 
 @loop
 def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y_wide: bool) -> None:
     """y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
-    x_RD, w_ND = bf16(x, (num_rows, size)), bf16(w, (num_sums, size))
+    x_RD, w_OD = bf16(x, (num_rows, size)), bf16(w, (num_sums, size))
     wide_RD = np.empty((num_rows, size), np.float32)
     widen(x_RD, wide_RD)
     if is_y_wide:
-        matmul(wide_RD, w_ND, fp32(y, (num_rows, num_sums)))
+        matmul(wide_RD, w_OD, fp32(y, (num_rows, num_sums)))
     else:
-        y_RN = np.empty((num_rows, num_sums), np.float32)
-        matmul(wide_RD, w_ND, y_RN)
-        narrow(y_RN, bf16(y, (num_rows, num_sums)))
+        y_RO = np.empty((num_rows, num_sums), np.float32)
+        matmul(wide_RD, w_OD, y_RO)
+        narrow(y_RO, bf16(y, (num_rows, num_sums)))
 
 
 @part("void(u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1])")
@@ -129,15 +129,15 @@ def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int,
 
     gate_up [slots, 2 width, size], down [slots, size, width].
     """
-    counts_S = integers(counts, (num_slots,))
-    rows_RD = bf16(rows, (counts_S.sum(), size))
-    gate_up_SXD, down_SDI = bf16(gate_up, (num_slots, 2 * width, size)), bf16(down, (num_slots, size, width))
+    counts_M = integers(counts, (num_slots,))
+    rows_RD = bf16(rows, (counts_M.sum(), size))
+    gate_up_MXD, down_MDI = bf16(gate_up, (num_slots, 2 * width, size)), bf16(down, (num_slots, size, width))
     first = 0
     for slot in range(num_slots):
-        if counts_S[slot]:
-            own_RD = rows_RD[first : first + counts_S[slot]]
-            _gated_mlp(own_RD, gate_up_SXD[slot, :width], gate_up_SXD[slot, width:], down_SDI[slot], own_RD)
-        first += counts_S[slot]
+        if counts_M[slot]:
+            own_RD = rows_RD[first : first + counts_M[slot]]
+            _gated_mlp(own_RD, gate_up_MXD[slot, :width], gate_up_MXD[slot, width:], down_MDI[slot], own_RD)
+        first += counts_M[slot]
 
 
 @loop

@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 __all__ = [
-    "LAST_PLACE",
+    "LAST_INDEX",
     "NO_KEY",
     "bf16",
     "exp",
@@ -41,7 +41,7 @@ TYPES = {int: "i8", float: "f8", bool: "b1"}
 
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
-LAST_PLACE = 2**31 - 1  # that a key has room for
+LAST_INDEX = 2**31 - 1  # the largest that a key has room for
 NO_KEY = -(2**63)  # less than any key
 MIN_LOG, LARGEST_LOG = np.float32(-87.3), np.float32(88.3)  # of FP32's normal numbers
 
@@ -95,18 +95,18 @@ def larger(typing: Any, x: Any, y: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def key(typing: Any, value: Any, place: Any) -> Any:
-    """A whole number that is larger for a larger FP32, and of equals for the first: its bits, then LAST_PLACE - place.
+def key(typing: Any, value: Any, index: Any) -> Any:
+    """A whole number that is larger for a larger FP32, and of equals for the first: its bits, then LAST_INDEX - index.
 
     The largest of whole numbers is found over whole vectors. Below zero, FP32's bits count the other way round.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, place = arguments
+        value, index = arguments
         bits = builder.bitcast(value, ir.IntType(32))
-        turned = builder.and_(builder.ashr(bits, ir.Constant(bits.type, 31)), ir.Constant(bits.type, LAST_PLACE))
-        high = builder.shl(builder.sext(builder.xor(bits, turned), place.type), ir.Constant(place.type, 32))
-        return builder.or_(high, builder.sub(ir.Constant(place.type, LAST_PLACE), place))
+        turned = builder.and_(builder.ashr(bits, ir.Constant(bits.type, 31)), ir.Constant(bits.type, LAST_INDEX))
+        high = builder.shl(builder.sext(builder.xor(bits, turned), index.type), ir.Constant(index.type, 32))
+        return builder.or_(high, builder.sub(ir.Constant(index.type, LAST_INDEX), index))
 
     return types.int64(types.float32, types.int64), generate
 

@@ -14,7 +14,7 @@ from planner.cli import main
 from planner.facts.digest import digest_of, pretty_json
 from planner.plan.deployable import plan_digest
 from planner.plan.given import read_given
-from planner.plan.launch import launch_digest, unit_digest
+from planner.plan.launch import launch_digest, unit_digest, with_map
 from planner.plan.loaded import LoadedPlan, load_plan, read_plan
 from planner.problems.errors import CallError, SpecError
 from planner.spec.check import ResolvedSpec
@@ -95,10 +95,12 @@ def other(value):
 def resealed(document):
     """A copy with the digests of what it holds now, as somebody would have to compute them."""
     sealed = copy.deepcopy(document)
+    maps = {sha256: each["physical_to_logical"] for sha256, each in sealed["expert_maps"].items()}
     for each in sealed["launch_documents"].values():
-        if each["kind"] == "unit":
-            each["unit_digest"] = unit_digest(each)
-        each["launch_digest"] = launch_digest(each)
+        with contextlib.suppress(KeyError):  # a map that is not there
+            if each["kind"] == "unit":
+                each["unit_digest"] = unit_digest(with_map(each, maps))
+            each["launch_digest"] = launch_digest(with_map(each, maps))
     for unit in sealed["units"]:
         launch = sealed["launch_documents"].get(f"{unit['name']}.launch.json", {})
         unit["unit_digest"] = launch.get("unit_digest", unit["unit_digest"])
@@ -172,7 +174,8 @@ def test_a_unit_digest_is_computed_again(document, tmp_path):
     """S909: a unit whose document is sealed as a file, and not for its ranks."""
     after = edited(document, ("launch_documents", DECODE, "limits", "max_requests"), lambda value: value + 1)
     launch = after["launch_documents"][DECODE]
-    launch["launch_digest"] = launch_digest(launch)
+    maps = {sha256: each["physical_to_logical"] for sha256, each in after["expert_maps"].items()}
+    launch["launch_digest"] = launch_digest(with_map(launch, maps))
     after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
     problem = refusal(after, tmp_path / "plan.json")
 
@@ -286,6 +289,14 @@ def test_a_plan_that_cannot_run_is_refused_with_its_reasons(estimated, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_map_is_written_once(document):
+    """Launch documents name it by its digest; each of two phases has its own here."""
+    rows = [keys for keys in leaves(document) if "physical_to_logical" in keys]
+
+    assert {keys[0] for keys in rows} == {"expert_maps"}
+    assert len(document["expert_maps"]) == 2
+
+
 def test_a_spec_written_in_json_is_a_spec(spec_folder, document):
     """What a file is says its content; JSON alone does not make it a plan."""
     path = spec_folder / "spec_in.json"
@@ -350,7 +361,9 @@ ODD = [None, [], {}, "", "x", "\ud800", -1, 0, 2**63, 10**30, 1.5, 1e308, True, 
 def test_no_edit_is_a_traceback(document, data, tmp_path):
     """Any value in any place, sealed again where that can be done: a plan, or one problem."""
     inner = [keys[:length] for keys in every_leaf(document) for length in range(1, len(keys) + 1)]
-    after = edited(document, data.draw(st.sampled_from(inner)), lambda _: data.draw(st.sampled_from(ODD)))
+    keys, odd = data.draw(st.sampled_from(inner)), data.draw(st.sampled_from(ODD))
+    beside = data.draw(st.sampled_from(["", "expert_map", "schedule", "kind", "x"]))
+    after = edited(document, keys, lambda each: each | {beside: odd} if beside and isinstance(each, dict) else odd)
     with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):  # what cannot be sealed is read as it is
         after = resealed(after)
     problem = refusal(after, tmp_path / "plan.json")

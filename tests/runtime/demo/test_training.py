@@ -9,7 +9,7 @@ from runtime.demo.training.answers import conversations, known_answers
 from runtime.demo.training.corpus import ASSISTANT, BOS, EOS, USER, Document
 from runtime.demo.training.network import NO_TARGET, HeadLoss
 from runtime.demo.training.rounding import FP8, rounded_matrix
-from runtime.model.fp8 import E4M3, dequantise_matrix, quantise_matrix
+from runtime.kernels.fp8 import E4M3, dequantise_matrix, quantise_matrix
 
 MANUAL = """\
 .. module:: bakery

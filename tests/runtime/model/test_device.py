@@ -10,10 +10,10 @@ from torch._subclasses import FakeTensorMode
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.kernels.backend import choose_backend
+from runtime.kernels.fp8 import E4M3
 from runtime.kv.cache import PAGE_TOKENS, LatentCache
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
-from runtime.model.fp8 import E4M3
 from runtime.model.mtp import MultiTokenPrediction
 from tests.runtime.masked_dispatcher import use_masked_dispatch
 

@@ -9,20 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.expert_parallel.dispatcher import ContiguousRows
-from runtime.model.fp8 import (
-    E4M3,
-    Fp8Experts,
-    Fp8Linear,
-    Fp8Rows,
-    dequantise_matrix,
-    pack,
-    quantise_matrix,
-    quantise_rows,
-    unpack,
-)
+from runtime.kernels.fp8 import E4M3, dequantise_matrix, pack, quantise_matrix, quantise_rows, unpack
+from runtime.model.fp8 import Fp8Experts, Fp8Linear, Fp8Rows
 from runtime.model.layers import GatedMlp
 from tests.runtime import fp8_reference as reference
-from tests.runtime.on_cpu import CPU, TORCH_OPS, backend
+from tests.runtime.on_cpu import TORCH_OPS, backend
 
 SIZES = [(1, 1), (3, 128), (5, 127), (2, 300), (130, 192), (257, 129)]
 
@@ -117,7 +108,7 @@ def test_a_row_travels_as_codes_and_scales(size, num_bytes):
 
 def linear_of(w):
     """An Fp8Linear with these weights."""
-    return set_matrix(Fp8Linear(w.shape[1], w.shape[0], CPU), w)
+    return set_matrix(Fp8Linear(w.shape[1], w.shape[0], TORCH_OPS), w)
 
 
 @torch.no_grad()

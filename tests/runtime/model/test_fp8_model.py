@@ -19,8 +19,9 @@ from tokenizers import Tokenizer
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.tokenizer import load_tokenizer
+from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, quantise_rows
 from runtime.model.engine import Engine, EngineConfig
-from runtime.model.fp8 import BLOCK, E4M3, Fp8Linear, Quantised, dequantise_matrix, quantise_rows
+from runtime.model.fp8 import Fp8Linear
 from runtime.offline import greedy
 
 PIECES, PIECE_TOKENS = 8, 256

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 import runtime
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
+from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix
 from runtime.model import weights
 from runtime.model.engine import Engine, EngineConfig
-from runtime.model.fp8 import BLOCK, E4M3, Fp8Experts, Fp8Linear, Quantised, dequantise_matrix
+from runtime.model.fp8 import Fp8Experts, Fp8Linear
 from tests.runtime.random_checkpoints import FP8, V3, in_fp8, write_checkpoint
 
 # Beside the small sizes: a projection with blocks in both dimensions, of which 128 divides neither.
