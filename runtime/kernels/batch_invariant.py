@@ -58,7 +58,7 @@ class Batching(Protocol):
         pages_JSC: Tensor,
         tables_BJ: Tensor,
         lengths_B: Tensor,
-        rank: int,
+        lora_rank: int,
         scale: float,
     ) -> Tensor:
         """Let each request attend to its first `lengths_B` latents, which lie in the pages of its table: [B, H, L]."""
@@ -92,11 +92,11 @@ class Batched:
         pages_JSC: Tensor,
         tables_BJ: Tensor,
         lengths_B: Tensor,
-        rank: int,
+        lora_rank: int,
         scale: float,
     ) -> Tensor:
         """Take all requests at once."""
-        return ops.attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, rank, scale)
+        return ops.attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Take all slots at once."""
@@ -142,16 +142,18 @@ class BatchInvariant:
         pages_JSC: Tensor,
         tables_BJ: Tensor,
         lengths_B: Tensor,
-        rank: int,
+        lora_rank: int,
         scale: float,
     ) -> Tensor:
         """Go request by request."""
         latent_BSC = ops.read_pages(pages_JSC, tables_BJ)
         contexts = [
-            ops.attend(own(q_BHC[b : b + 1]), own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1], rank, scale)
+            ops.attend(
+                own(q_BHC[b : b + 1]), own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1], lora_rank, scale
+            )
             for b, length in enumerate(lengths_B.tolist())
         ]
-        return torch.cat(contexts) if contexts else ops.attend(q_BHC, latent_BSC, lengths_B, rank, scale)
+        return torch.cat(contexts) if contexts else ops.attend(q_BHC, latent_BSC, lengths_B, lora_rank, scale)
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Go slot by slot and tile by tile."""

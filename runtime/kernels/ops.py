@@ -104,17 +104,17 @@ class Ops:
         absorbed_HBL = torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL)
         return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
 
-    def attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor, rank: int, scale: float) -> Tensor:
-        """Let each request's query attend to its first `lengths_B` latents: [B, H, L]; L is `rank`."""
+    def attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor, lora_rank: int, scale: float) -> Tensor:
+        """Let each request's query attend to its first `lengths_B` latents: [B, H, L]; L is `lora_rank`."""
         beyond_BS = torch.arange(latent_BSC.shape[1], device=lengths_B.device) >= lengths_B[:, None]
         scores_BHS = _scores(q_BHC, latent_BSC, scale).masked_fill_(beyond_BS[:, None], -torch.inf)
-        return torch.bmm(scores_BHS.softmax(-1), latent_BSC[..., :rank])
+        return torch.bmm(scores_BHS.softmax(-1), latent_BSC[..., :lora_rank])
 
     def attend_pages(
-        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, rank: int, scale: float
+        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
         """Do the same where the latents lie in the pages of the cache: [B, H, L]."""
-        return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, rank, scale)
+        return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, lora_rank, scale)
 
     def read_pages(self, pages_JSC: Tensor, tables_BJ: Tensor) -> Tensor:
         """Copy all pages of each request, [B, positions, C], positions that are not in use included."""

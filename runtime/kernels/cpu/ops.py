@@ -112,12 +112,12 @@ class LoopOps(RowLoopOps):
         return super().absorb_query(q_BHQ, up_XL, rope, value_size)
 
     def attend_pages(
-        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, rank: int, scale: float
+        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
         """Read the latents where they lie, while there are few heads and pages."""
         if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
-            return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, rank, scale)
-        return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, rank, scale)
+            return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
+        return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
         """Take all heads in one call for few requests."""
