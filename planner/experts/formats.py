@@ -3,7 +3,7 @@
     ours           JSON; `physical_to_logical` [layers][slots] among other keys
     sglang         JSON for --init-expert-location; `physical_to_logical_map` [layers][slots]
     tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
-    vllm           JSON for the expert map file of vllm-ascend: experts of each device of each layer
+    vllm-ascend    JSON for its `expert_map_path`: experts of each device of each layer
 
 All three are written. Read, as the map in service, are ours, SGLang's and vllm-ascend's, which is also what that
 records (`expert_map_record_path`). All number slots GPU by GPU, as we do. Layers are the rows of the loads, counted
@@ -27,7 +27,7 @@ from planner.problems.errors import Violation
 
 __all__ = ["Engine", "Map", "export_map", "read_map"]
 
-Engine = Literal["sglang", "tensorrt-llm", "vllm"]
+Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
 DEVICES = "layer_list"  # vllm-ascend's

@@ -1,11 +1,12 @@
 """Files of other engines, held by data written by hand after their sources (named in `formats.py`)."""
 
 import json
+from typing import get_args
 
 import pytest
 import yaml
 
-from planner.experts.formats import export_map, read_map
+from planner.experts.formats import Engine, export_map, read_map
 from planner.facts.loads import read_loads
 from planner.problems.errors import Violation
 
@@ -49,9 +50,14 @@ def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
     assert yaml.safe_load(text)["initial_global_assignments"] == {3: [0, 1, 2, 3], 4: [4, 5, 6, 7]}
 
 
-def test_vllm_reads_the_experts_of_each_device():
+def test_vllm_ascend_reads_the_experts_of_each_device():
     """As vllm-ascend's expert_map_path wants it."""
-    assert json.loads(export_map("vllm", ROWS, 2, 0)) == VLLM
+    assert json.loads(export_map("vllm-ascend", ROWS, 2, 0)) == VLLM
+
+
+def test_vllm_itself_has_no_file_of_maps():
+    """The format is vllm-ascend's and is called so: vLLM reads no file of maps."""
+    assert get_args(Engine) == ("sglang", "tensorrt-llm", "vllm-ascend")
 
 
 @pytest.mark.parametrize("key", ["physical_to_logical", "physical_to_logical_map"])
