@@ -187,7 +187,11 @@ def _add_experts(commands: Any) -> None:
     )
     experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
     experts.add_argument(
-        "--first-layer", type=int, default=0, metavar="N", help="what tensorrt-llm calls the first row; default: 0"
+        "--first-layer",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the model's number of the first MoE layer, 3 for DeepSeek-V3: for sglang and tensorrt-llm; default: 0",
     )
     experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
     add_format(experts)

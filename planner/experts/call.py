@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.expert_map import Domains, Effort, Policy, SplitRule, consecutive_domains, fewest_slots_per_gpu
-from planner.experts.formats import Engine
+from planner.experts.formats import NUMBERED_BY_MODEL, Engine
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation
@@ -145,8 +145,9 @@ def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Viola
     if 0 < call.keep_within < math.inf and call.previous is None:
         rule, reason = "S822 must come with --previous", "there is no map to keep"
         yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
-    if call.first_layer > 0 and call.export != "tensorrt-llm":
-        rule, reason = "S823 must come with --export tensorrt-llm", "no other file numbers its layers"
+    if call.first_layer > 0 and call.export not in NUMBERED_BY_MODEL:
+        rule = f"S823 must come with --export {' or '.join(NUMBERED_BY_MODEL)}"
+        reason = "no other file counts a model's dense layers"
         yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
 
 

@@ -447,6 +447,19 @@ def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
     assert json.loads(path.read_text()) == {"physical_to_logical_map": document["physical_to_logical"]}
 
 
+def test_deepseek_v3_gets_61_rows_for_sglang(loads_file, experts, tmp_path):
+    """58 MoE layers from layer 3 on: rows 3 to 60 are the map, rows 0 to 2 hold every expert as well."""
+    path = tmp_path / "sglang.json"
+    loads = np.random.default_rng(1).integers(1, 99, (58, 8))
+    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 3, "--export", "sglang", "--first-layer", 3, "-o", path)
+    _, document = experts(loads_file(loads), *words)
+    rows = json.loads(path.read_text())["physical_to_logical_map"]
+
+    assert len(rows) == 61
+    assert rows[3:] == document["physical_to_logical"]
+    assert all(set(row) == set(range(8)) for row in rows)
+
+
 def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys):
     """A file for each of two windows: what the map reaches in each, its bound there, and what the mean's would."""
     windows = [[[9, 1, 5, 5, 1, 1, 1, 1]], [[1, 9, 1, 1, 5, 5, 1, 1]]]

@@ -42,6 +42,14 @@ def test_sglang_reads_physical_to_logical_map():
     assert json.loads(export_map("sglang", ROWS, 2, 0)) == {"physical_to_logical_map": [[0, 1, 2, 3], [4, 5, 6, 7]]}
 
 
+def test_sglang_gets_a_row_for_every_layer_of_the_model():
+    """Row i is layer i, so three dense layers get three rows first: slot s holds expert s, and then all again."""
+    rows = [[3, 1, 0, 2, 0, 1], [2, 3, 1, 0, 3, 3]]
+    written = json.loads(export_map("sglang", rows, 2, 3))["physical_to_logical_map"]
+
+    assert written == [[0, 1, 2, 3, 0, 1]] * 3 + rows
+
+
 def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
     """DeepSeek's first three layers are dense; the file is YAML with a list for each layer."""
     text = export_map("tensorrt-llm", ROWS, 2, 3)
