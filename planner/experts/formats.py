@@ -31,19 +31,33 @@ Sources, read in November 2026; nothing is copied from them:
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from planner.problems.errors import Violation
 
-__all__ = ["NUMBERED_BY_MODEL", "Engine", "Map", "export_map", "read_map"]
+__all__ = ["NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map"]
 
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
 NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # whose files count dense layers too
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
 DEVICES = "layer_list"  # vllm-ascend's
-KEYS = ("physical_to_logical", "physical_to_logical_map")  # ours, SGLang's
+SGLANG = "physical_to_logical_map"
+KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """The rows of a map as they stand in a file, and whether those of dense layers may be among them."""
+
+    rows: Map
+    is_numbered_by_model: bool = False
+
+    def num_dense_layers(self, num_moe_layers: int) -> int:
+        """Return how many rows stand before those of the MoE layers."""
+        return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
@@ -84,8 +98,8 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document) + "\n"
 
 
-def read_map(path: Path, num_gpus: int) -> Map | Violation:
-    """The map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
+def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
+    """Return the map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
 
     Only vllm-ascend's tells GPUs apart, which are then to be `num_gpus`.
     """
@@ -101,14 +115,15 @@ def read_map(path: Path, num_gpus: int) -> Map | Violation:
         if layers and len(layers[0]) != num_gpus:
             return _not_a_map(path, f"its layers have {len(layers[0])} devices, and --gpus is {num_gpus}")
         document = [[expert for experts in devices for expert in experts] for devices in layers]
-    rows = next((document[key] for key in KEYS if key in document), None) if isinstance(document, dict) else document
+    key = next((key for key in KEYS if key in document), None) if isinstance(document, dict) else None
+    rows = document[key] if key else document
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return _not_a_map(path, f"it has no list of rows under {' or '.join(KEYS)}")
     if len({len(row) for row in rows}) > 1:
         return _not_a_map(path, "its rows differ in length")
     if any(type(expert) is not int for row in rows for expert in row):
         return _not_a_map(path, "it holds something else than whole numbers")
-    return tuple(tuple(row) for row in rows)
+    return MapFile(tuple(tuple(row) for row in rows), is_numbered_by_model=key == SGLANG)
 
 
 def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:

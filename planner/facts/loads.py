@@ -2,36 +2,61 @@
 
 Loads are token counts, or means of them; `weigh` makes whole numbers of them, so that every later decision compares
 integers and comes out alike on any machine.
+
+A row is an MoE layer. SGLang records a row for every layer of the model, and nothing is routed in a dense one: the rows
+of zeros that its file begins with are the dense layers, and are left out. DeepSeek-V3's 61 rows become 58, of which the
+first is layer 3.
+
+Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py (`logical_count` is [layers][experts]
+or [steps][layers][experts]) and expert_distribution.py (layers that record nothing stay zero).
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.problems.errors import Violation
 
-__all__ = ["Loads", "read_loads"]
+__all__ = ["Loads", "MeasuredLoads", "read_loads", "read_measured_loads"]
 
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
+COUNTS = "logical_count"  # what SGLang calls them
 
 
-def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Loads | Violation:
-    """The loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
+@dataclass(frozen=True)
+class MeasuredLoads:
+    """The MoE layers' loads in a file, and the model's number of the first of them where the file tells."""
+
+    rows: Loads
+    first_layer: int | None = None
+
+
+def read_loads(path: Path, written: str) -> Loads | Violation:
+    """Return the loads at `path`, which a spec calls `written`; or what is wrong with them."""
+    measured = read_measured_loads(path, written)
+    return measured if isinstance(measured, Violation) else measured.rows
+
+
+def read_measured_loads(path: Path, written: str, option: str = "expert_load.file") -> MeasuredLoads | Violation:
+    """Return the loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
-        rows = _read_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
+        document = _read_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
     except OSError as error:
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
         return Violation(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError, OverflowError, MemoryError):  # the last two: a header of absurd sizes
         return Violation(option, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
-    rows = _sglang_counts(rows)
-    if wrong := _what_is_wrong(rows):
+    is_recorded = isinstance(document, dict) and COUNTS in document
+    rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
+    if wrong := _what_is_wrong(rows) or (is_recorded and _records_nothing(rows)):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         return Violation(option, written, rule, wrong, "correct the file")
-    return tuple(tuple(row) for row in rows)
+    first_layer = next(layer for layer, row in enumerate(rows) if any(row)) if is_recorded else None
+    return MeasuredLoads(tuple(tuple(row) for row in rows[first_layer:]), first_layer)
 
 
 def _read_npy(path: Path) -> Any:
@@ -41,19 +66,12 @@ def _read_npy(path: Path) -> Any:
         return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
 
 
-def _sglang_counts(document: Any) -> Any:
-    """What SGLang calls `logical_count` in a JSON document, its recorded steps added up; any other document as it is.
-
-    Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py: [layers][experts] or
-    [steps][layers][experts].
-    """
-    if not isinstance(document, dict) or "logical_count" not in document:
-        return document
-    steps = document["logical_count"]
+def _sum_of_steps(counts: Any) -> Any:
+    """Add up what SGLang recorded in each of several steps; anything that is not so deep stays as it is."""
     try:
-        return [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*steps, strict=True)]
+        return [[sum(tokens) for tokens in zip(*rows, strict=True)] for rows in zip(*counts, strict=True)]
     except TypeError:  # not that deep
-        return steps
+        return counts
     except (ValueError, OverflowError):
         return None
 
@@ -70,6 +88,10 @@ def _what_is_wrong(rows: Any) -> str | None:
             if type(load) not in (int, float) or not 0 <= load <= MAX_LOAD:  # NaN is not
                 return f"layer {layer}, expert {expert} is {_shown(load)}"
     return None
+
+
+def _records_nothing(rows: list[list[float]]) -> str | None:
+    return None if any(map(any, rows)) else "no token was recorded"
 
 
 def _shown(load: Any) -> str:

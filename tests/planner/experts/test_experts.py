@@ -460,6 +460,55 @@ def test_deepseek_v3_gets_61_rows_for_sglang(loads_file, experts, tmp_path):
     assert all(set(row) == set(range(8)) for row in rows)
 
 
+@pytest.fixture
+def sglang_map(loads_file, experts, tmp_path):
+    """A map of two MoE layers after one dense layer, as SGLang reads it, and the loads; paths."""
+    loads, path = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2), tmp_path / "sglang.json"
+    experts(loads, "--gpus", 2, "--nodes", 1, "--export", "sglang", "--first-layer", 1, "-o", path)
+    return loads, path
+
+
+def test_the_moe_rows_of_sglangs_map_are_the_map_in_service(sglang_map, experts, tmp_path):
+    """Nothing moves from it for the same loads, and the next export has its dense row again, without being told."""
+    loads, path = sglang_map
+    words = ("--gpus", 2, "--nodes", 1, "--previous", path, "--export", "sglang", "-o", tmp_path / "next.json")
+    status, document = experts(loads, *words)
+
+    assert (status, document["moved_slots"], document["first_layer"]) == (0, 0, 1)
+    assert (tmp_path / "next.json").read_text() == path.read_text()
+
+
+def test_a_map_with_another_number_of_dense_layers_is_refused(sglang_map, experts):
+    """S807: three rows are no map of two layers after two dense ones."""
+    loads, path = sglang_map
+    _, document = experts(loads, "--gpus", 2, "--nodes", 1, "--previous", path, "--first-layer", 2)
+
+    assert [error["reason"] for error in document["errors"]] == ["it has [3][8]"]
+
+
+def test_what_sglang_recorded_numbers_the_layers_of_its_map(experts, tmp_path):
+    """A dump with two dense layers gives a file with two rows more, and 2 for the first key of TensorRT-LLM's."""
+    dump, path = tmp_path / "dump.json", tmp_path / "map"
+    dump.write_text(json.dumps({"logical_count": [[0] * 4, [0] * 4, [4, 3, 2, 1]]}))
+    words = (dump, "--gpus", 2, "--nodes", 1, "-o", path, "--export")
+    _, document = experts(*words, "sglang")
+    rows = json.loads(path.read_text())["physical_to_logical_map"]
+    experts(*words, "tensorrt-llm")
+
+    assert (document["first_layer"], len(document["physical_to_logical"]), len(rows)) == (2, 1, 3)
+    assert "\n  2: [" in path.read_text()
+
+
+def test_rows_of_dense_layers_in_a_plain_matrix_are_left_out_when_told(loads_file, experts):
+    """--first-layer 1 and a first row of zeros: one MoE layer; where that row has load there are two."""
+    words = ("--gpus", 2, "--nodes", 1, "--first-layer", 1)
+    _, document = experts(loads_file([[0, 0, 0, 0], [4, 3, 2, 1]]), *words)
+    status, _ = experts(loads_file([[0, 0, 0, 1], [4, 3, 2, 1]]), *words)
+
+    assert (len(document["physical_to_logical"]), document["first_layer"]) == (1, 1)
+    assert status == 2  # S823: the option counts for nothing
+
+
 def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys):
     """A file for each of two windows: what the map reaches in each, its bound there, and what the mean's would."""
     windows = [[[9, 1, 5, 5, 1, 1, 1, 1]], [[1, 9, 1, 1, 5, 5, 1, 1]]]

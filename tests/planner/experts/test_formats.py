@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from planner.experts.formats import Engine, export_map, read_map
-from planner.facts.loads import read_loads
+from planner.facts.loads import MeasuredLoads, read_loads, read_measured_loads
 from planner.problems.errors import Violation
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))  # two layers, two GPUs of two slots: as in vllm-ascend's own test
@@ -74,7 +74,18 @@ def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({key: ROWS}))
 
-    assert read_map(path, 2) == ROWS
+    assert read_map(path, 2).rows == ROWS
+
+
+def test_rows_of_dense_layers_come_before_those_of_a_map_for_sglang(tmp_path):
+    """Of 61 rows of SGLang's the first 3 are no MoE layers'; a map of ours has a row for each MoE layer."""
+    path = tmp_path / "map.json"
+    path.write_text(export_map("sglang", [[1, 0]] * 58, 2, 3))
+    theirs = read_map(path, 2)
+    path.write_text(json.dumps({"physical_to_logical": theirs.rows}))
+
+    assert (len(theirs.rows), theirs.num_dense_layers(58)) == (61, 3)
+    assert read_map(path, 2).num_dense_layers(58) == 0
 
 
 def test_what_vllm_ascend_records_is_a_map(tmp_path):
@@ -82,7 +93,7 @@ def test_what_vllm_ascend_records_is_a_map(tmp_path):
     path = tmp_path / "map.json"
     path.write_text(json.dumps(VLLM, indent=4))
 
-    assert read_map(path, 2) == ROWS
+    assert read_map(path, 2).rows == ROWS
 
 
 @pytest.mark.parametrize(
@@ -118,3 +129,30 @@ def test_sglang_dumps_are_loads(tmp_path, counts):
     path.write_text(json.dumps({"logical_count": counts}))
 
     assert read_loads(path, "dump.json") == ((1, 2), (3, 4))
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_the_61_rows_that_sglang_records_are_58_moe_layers(tmp_path, in_steps):
+    """The dense layers' rows of zeros are left out, and the first row that stays is layer 3."""
+    path = tmp_path / "dump.json"
+    counts = [[0, 0]] * 3 + [[layer, 1] for layer in range(58)]
+    path.write_text(json.dumps({"logical_count": [counts, [[0, 0]] * 61] if in_steps else counts}))
+
+    assert read_measured_loads(path, "dump.json") == MeasuredLoads(tuple(map(tuple, counts[3:])), 3)
+
+
+def test_rows_of_zeros_are_loads_where_they_are_not_numbered(tmp_path):
+    """A plain matrix has a row for each MoE layer, so a layer without tokens stays."""
+    path = tmp_path / "loads.json"
+    path.write_text("[[0, 0], [1, 2]]")
+
+    assert read_measured_loads(path, "loads.json") == MeasuredLoads(((0, 0), (1, 2)))
+
+
+def test_a_dump_without_a_token_is_refused(tmp_path):
+    """S605: nothing tells its dense layers, and there is nothing to balance."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0], [0, 0]]}))
+    violation = read_loads(path, "dump.json")
+
+    assert (violation.rule[:4], violation.reason) == ("S605", "no token was recorded")
