@@ -145,7 +145,7 @@ def _add_experts(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="LOADS",
-        help=".npy or JSON, token counts [layers][experts]; of several windows a file each",
+        help=".npy, JSON or what SGLang recorded (.pt): token counts [layers][experts]; of several windows a file each",
     )
     experts.add_argument("--gpus", type=int, required=True, metavar="N", help="over which experts are spread")
     experts.add_argument(

@@ -5,10 +5,11 @@ integers and comes out alike on any machine.
 
 A row is an MoE layer. SGLang records a row for every layer of the model, and nothing is routed in a dense one: the rows
 of zeros that its file begins with are the dense layers, and are left out. DeepSeek-V3's 61 rows become 58, of which the
-first is layer 3.
+first is layer 3. Its recorder writes such files with torch.save in the modes `stat` and `stat_approx`; by hand they are
+written as JSON.
 
 Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py (`logical_count` is [layers][experts]
-or [steps][layers][experts]) and expert_distribution.py (layers that record nothing stay zero).
+or [steps][layers][experts]) and expert_distribution.py (_StatAccumulator.dump; layers that record nothing stay zero).
 """
 
 import json
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.facts.torch_file import read_torch_file
 from planner.problems.errors import Violation
 
 __all__ = ["Loads", "MeasuredLoads", "read_loads", "read_measured_loads"]
@@ -43,13 +45,16 @@ def read_loads(path: Path, written: str) -> Loads | Violation:
 def read_measured_loads(path: Path, written: str, option: str = "expert_load.file") -> MeasuredLoads | Violation:
     """Return the loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
-        document = _read_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
+        document = _read(path)
     except OSError as error:
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
         return Violation(option, written, "S603 must be a readable file", reason, fix)
-    except (ValueError, RecursionError, OverflowError, MemoryError):  # the last two: a header of absurd sizes
-        return Violation(option, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
+    except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
+        reason, fix = "it cannot be parsed as such", "write it again"
+        if path.suffix == ".pt":
+            reason, fix = str(error), f'write {{"{COUNTS}": [layers][experts]}} as JSON'
+        return Violation(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
     is_recorded = isinstance(document, dict) and COUNTS in document
     rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
     if wrong := _what_is_wrong(rows) or (is_recorded and _records_nothing(rows)):
@@ -59,11 +64,30 @@ def read_measured_loads(path: Path, written: str, option: str = "expert_load.fil
     return MeasuredLoads(tuple(tuple(row) for row in rows[first_layer:]), first_layer)
 
 
+def _read(path: Path) -> Any:
+    if path.suffix == ".npy":
+        return _read_npy(path)
+    return _read_torch(path) if path.suffix == ".pt" else json.loads(path.read_bytes())
+
+
 def _read_npy(path: Path) -> Any:
     import numpy  # only those who have such a file wait for it
 
     with path.open("rb") as file:
         return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
+
+
+def _read_torch(path: Path) -> Any:
+    """Return what torch.save wrote, with lists for tensors. A thousand steps are added up while they are no lists."""
+    import numpy
+
+    document = read_torch_file(path)
+    if isinstance(document, numpy.ndarray):
+        return document.tolist()
+    counts = document.get(COUNTS) if isinstance(document, dict) else None
+    if isinstance(counts, numpy.ndarray):
+        return {COUNTS: (counts.sum(axis=0) if counts.ndim == 3 else counts).tolist()}
+    return document
 
 
 def _sum_of_steps(counts: Any) -> Any:
@@ -77,6 +101,8 @@ def _sum_of_steps(counts: Any) -> Any:
 
 
 def _what_is_wrong(rows: Any) -> str | None:
+    if isinstance(rows, dict) and "records" in rows:
+        return "SGLang recorded it in another mode than stat"
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return "it is not a list of rows"
     if len({len(row) for row in rows}) > 1:

@@ -164,7 +164,7 @@ def test_pickled_loads_are_not_opened(loads_file, experts):
     path = loads_file([{"a": 1}])
     status, document = experts(path, "--gpus", 1, "--nodes", 1)
 
-    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy or JSON")
+    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy, .pt or JSON")
 
 
 @pytest.mark.parametrize(
