@@ -135,7 +135,8 @@ def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
     for point in expert_map.front:
         mark = "  <- chosen" if point == expert_map.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"
-        yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{mark}"
+        anywhere = ", no groups kept" if point.policy == "global" else ""
+        yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{anywhere}{mark}"
 
 
 def _sampled_lines(job: ExpertsJob, sampled: list[float] | None) -> Iterator[str]:

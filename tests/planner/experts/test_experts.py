@@ -138,6 +138,18 @@ def test_more_slots_than_experts_on_every_gpu(loads_file, experts):
     assert (status, document["physical_to_logical"], document["max_over_mean"]) == (0, [[0, 1, 1, 0, 1, 1]], [1.0])
 
 
+def test_the_front_of_auto_ends_without_groups(loads_file, experts, capsys):
+    """One expert with most of the load: no node can carry its group, so auto keeps none, and people read that."""
+    words = (loads_file([[900, *[5] * 15]]), "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 3, "--groups", 8)
+    _, document = experts(*words)
+    main(["experts", *map(str, words)])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith("<- chosen"))
+
+    assert document["front"][-1] == document["dispatch"]
+    assert document["policy"] == document["dispatch"]["policy"] == "global"
+    assert line.endswith("cross-node dispatch bytes, no groups kept  <- chosen")
+
+
 @pytest.mark.parametrize(
     ("loads", "reason"),
     [
