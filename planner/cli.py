@@ -24,7 +24,7 @@ from planner.compiler import check_fit, compile_plan, deployable_from
 from planner.expert_map import Effort, ExpertMap, Policy, SplitRule, prepare
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.call import ExpertsCall
-from planner.experts.experts import check_call, make_map, with_one_more_slot
+from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
 from planner.experts.formats import Engine, export_map
 from planner.facts.digest import pretty_json
 from planner.facts.terms import Coverage
@@ -147,7 +147,7 @@ def _add_experts(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="LOADS",
-        help=".npy or JSON, token counts [layers][experts]; of several windows a file each",
+        help=".npy, JSON or what SGLang recorded (.pt): token counts [layers][experts]; of several windows a file each",
     )
     experts.add_argument("--gpus", type=int, required=True, metavar="N", help="over which experts are spread")
     experts.add_argument(
@@ -189,7 +189,10 @@ def _add_experts(commands: Any) -> None:
     )
     experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
     experts.add_argument(
-        "--first-layer", type=int, default=0, metavar="N", help="what tensorrt-llm calls the first row; default: 0"
+        "--first-layer",
+        type=int,
+        metavar="N",
+        help="the first MoE layer's number in the model; default: what a recorded dump tells, else 0",
     )
     experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
     add_format(experts)
@@ -315,17 +318,17 @@ def _experts(arguments: argparse.Namespace) -> None:
         answer = with_one_more_slot(job, expert_map)
     document = answer_json(job, answer)
     if arguments.output:
-        _write(arguments.output, _map_file(arguments, expert_map, document))
+        _write(arguments.output, _map_file(arguments, job, expert_map, document))
     if arguments.format == "json":
         _print_json(document | {"seconds": seconds})
     else:
         print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
 
 
-def _map_file(arguments: argparse.Namespace, expert_map: ExpertMap, document: Any) -> str:
+def _map_file(arguments: argparse.Namespace, job: ExpertsJob, expert_map: ExpertMap, document: Any) -> str:
     if arguments.export is None:
         return pretty_json(document)
-    return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, arguments.first_layer)
+    return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, job.first_layer)
 
 
 def _render(arguments: argparse.Namespace) -> None:

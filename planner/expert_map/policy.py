@@ -1,8 +1,9 @@
 """One map for all layers: what may go where, the search, and what came out of it.
 
 `global` puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and then searches each node of
-each layer by itself. `auto` keeps groups on nodes where that can be, and, with effort `refined`, gives a few hot
-experts a replica on a second node (`spill`): as many as balance is worth in dispatch bytes.
+each layer by itself. `auto` keeps groups on nodes where that can be. With effort `refined` it weighs balance against
+the dispatch bytes that cross nodes: maps of whole groups, those that give a few hot experts a replica on a second node
+(`spill`), and the global one stand on one front, of which it takes the knee (`front`).
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.expert_map.bound import bind
-from planner.expert_map.front import front_of, homes_of_groups, knee
+from planner.expert_map.front import front_of, knee, undominated
 from planner.expert_map.hierarchy import choose_policy, experts_of_nodes, fullest_node_bound
 from planner.expert_map.moves import count_moves
 from planner.expert_map.outcome import as_bounds, as_ratios, as_rows, holds_everything, slots_of_everything
@@ -45,9 +46,9 @@ def make_map(
     front: tuple[FrontPoint, ...] = ()
     dispatch = None
     if may_spill:
-        slots_LGS, front = _solve_spilling(loads_LE, sizes, bound_L)
-        dispatch = front[knee(front)]
-        reason += _why_spilled(front, dispatch)
+        slots_LGS, front, dispatch = _solve_weighing(loads_LE, sizes, bound_L)
+        chosen, reason = dispatch.policy, reason + _why_not_whole(front, dispatch)
+        within_nodes = may_spill = chosen == "hierarchical"
     else:
         solve_policy = _solve_hierarchical if within_nodes else _solve_global
         slots_LGS = solve_policy(loads_LE, sizes, bound_L, effort)
@@ -57,9 +58,8 @@ def make_map(
             loads_LE, previous_LGS, slots_LGS, sizes, keep_within, within_nodes=within_nodes, may_spill=may_spill
         )
         moved_slots = count_moves(slots_LGS, previous_LGS, loads_LE.shape[1])
-        if may_spill:
-            homes_LE = homes_of_groups(loads_LE, slots_LGS, sizes)
-            (dispatch,) = front_of(loads_LE, slots_LGS[None], homes_LE, sizes)
+        if dispatch is not None:
+            (dispatch,) = front_of(loads_LE, slots_LGS[None], sizes, (chosen,))
     return ExpertMap(
         num_logical_experts=loads_LE.shape[1],
         physical_to_logical=as_rows(slots_LGS),
@@ -78,12 +78,13 @@ def _is_crowded(loads_LE: Floats, sizes: Sizes) -> bool:
     return bool(sizes.slots_per_gpu * sizes.num_nodes < loads_LE.shape[1])
 
 
-def _why_spilled(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
-    if chosen.extra_bytes_per_token == 0:
+def _why_not_whole(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
+    if chosen == front[0]:
         return ""
+    what = "no group does" if chosen.policy == "global" else "some experts have a replica on a second node"
     return (
-        f"; some experts have a replica on a second node: max/mean {chosen.max_over_mean:.4f} instead of "
-        f"{front[0].max_over_mean:.4f} for {chosen.bytes_ratio - 1:.2%} more of them, the knee of the front"
+        f"; {what}: max/mean {chosen.max_over_mean:.4f} instead of {front[0].max_over_mean:.4f} for "
+        f"{chosen.bytes_ratio - 1:.2%} more of them, the knee of the front"
     )
 
 
@@ -96,16 +97,18 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
     return solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, mean_L * bound_L * GOOD_ENOUGH, effort)
 
 
-def _solve_spilling(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...]]:
-    """Slots `[L, G, S]` at the knee of the front, and the front, whole groups first."""
+def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
+    """Slots `[L, G, S]` at the knee of the front, the front, whole groups first, and the knee."""
     whole_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
     whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_L, "fast")
-    homes_LE = homes_of_groups(loads_LE, whole_LGS, sizes)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     levels_QL = np.maximum(np.array(LEVELS)[:, None], bound_L * GOOD_ENOUGH) * mean_L
-    slots_QLGS = spill(loads_LE, whole_LGS, levels_QL, sizes.num_nodes)
-    front = front_of(loads_LE, slots_QLGS, homes_LE, sizes)
-    return slots_QLGS[knee(front)], front
+    spilled_QLGS = spill(loads_LE, whole_LGS, levels_QL, sizes.num_nodes)
+    slots_QLGS = np.concatenate((spilled_QLGS, _solve_global(loads_LE, sizes, bound_L, "refined")[None]))
+    policies: list[Policy] = ["hierarchical" for _ in spilled_QLGS]
+    points = front_of(loads_LE, slots_QLGS, sizes, [*policies, "global"])
+    best = knee(points)
+    return slots_QLGS[best], undominated(points), points[best]
 
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:

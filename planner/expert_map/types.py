@@ -54,6 +54,7 @@ class Sizes:
 class FrontPoint:
     """One map of a front of balance against bytes (`front`): means of all layers."""
 
+    policy: Policy
     max_over_mean: float
     extra_bytes_per_token: float  # cross-node dispatch bytes of a layer, more than with whole groups on nodes
     bytes_per_token: float  # with whole groups on nodes
@@ -95,7 +96,7 @@ class ExpertMap:
     is_covered: bool = False
     split: SplitRule = "equal"
     moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
-    front: tuple[FrontPoint, ...] = ()  # where `auto` keeps groups on nodes: what it could choose among (`front`)
+    front: tuple[FrontPoint, ...] = ()  # where groups can stay on nodes: what `auto` could choose among (`front`)
     dispatch: FrontPoint | None = None  # and this map
     windows: WindowsOutcome | None = None  # where there are several
 

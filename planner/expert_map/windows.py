@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.expert_map.balance import balance
 from planner.expert_map.bound import bind
-from planner.expert_map.front import front_of, homes_of_groups
+from planner.expert_map.front import front_of
 from planner.expert_map.hierarchy import choose_policy
 from planner.expert_map.moves import count_moves
 from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
@@ -112,8 +112,7 @@ def _balance_windows(
     windows_outcome = outcome_of_windows(found, windows, sizes, quantile)
     dispatch = of_mean.dispatch
     if dispatch is not None:
-        loads_LE = scale(mean)
-        (dispatch,) = front_of(loads_LE, slots_LGS[None], homes_of_groups(loads_LE, slots_LGS, sizes), sizes)
+        (dispatch,) = front_of(scale(mean), slots_LGS[None], sizes, (of_mean.policy,))
     of_mean_map = _quantiles(_ratios(of_mean, windows, sizes), search.num_counted)
     return replace(
         found,

@@ -24,6 +24,7 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
     return (
         map_json(expert_map)
         | {
+            "first_layer": job.first_layer,
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
             "max_over_mean_sampled": _sampled(job, expert_map),
@@ -98,7 +99,7 @@ def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]
     bound_by = ", ".join(f"{kind} {count}" for kind, count in Counter(expert_map.binding).most_common())
     lines = [
         f"Expert map {expert_map.sha256}",
-        f"  layers          {len(reached)}",
+        f"  layers          {len(reached)}, of which the first is the model's layer {job.first_layer}",
         f"  policy          {expert_map.policy} ({expert_map.policy_reason})",
         f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
@@ -134,7 +135,8 @@ def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
     for point in expert_map.front:
         mark = "  <- chosen" if point == expert_map.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"
-        yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{mark}"
+        anywhere = ", no groups kept" if point.policy == "global" else ""
+        yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{anywhere}{mark}"
 
 
 def _sampled_lines(job: ExpertsJob, sampled: list[float] | None) -> Iterator[str]:

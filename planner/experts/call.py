@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.expert_map import Domains, Effort, Policy, SplitRule, consecutive_domains, fewest_slots_per_gpu
-from planner.experts.formats import Engine
+from planner.experts.formats import NUMBERED_BY_MODEL, Engine
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation
@@ -45,7 +45,7 @@ class ExpertsCall:
     step_tokens: int | None = None
     experts_per_token: int | None = None  # of a step
     export: Engine | None = None
-    first_layer: int = 0
+    first_layer: int | None = None  # where not given, files may tell
     output: Path | None = None
 
     def num_slots_per_gpu(self, num_experts: int) -> int:
@@ -76,8 +76,13 @@ class ExpertsCall:
         return consecutive_domains(self.gpus, per_domain) if per_domain else ()
 
 
-def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Violation]:
-    """Everything that is wrong with `call`; without `num_experts` what can be told without."""
+def wrong_arguments(
+    call: ExpertsCall, num_experts: int | None, first_layer: int | None = None, *, drops_rows: bool = False
+) -> Iterator[Violation]:
+    """Everything that is wrong with `call`; without `num_experts` what can be told without.
+
+    `first_layer` is what LOADS themselves tell, and `drops_rows` says whether rows were left out because of the option.
+    """
     counts = {
         name: getattr(call, name)
         for name in ("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token")
@@ -104,6 +109,7 @@ def wrong_arguments(call: ExpertsCall, num_experts: int | None) -> Iterator[Viol
     if num_experts is not None and not {"groups", "nodes"} & wrong:
         yield from _uneven_groups(call, num_experts)
     yield from _wrong_options(call)
+    yield from _wrong_first_layer(call, first_layer, drops_rows=drops_rows)
     yield from _without_effect(call, wrong)
     yield from _wrong_balance(call)
 
@@ -129,9 +135,6 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
         rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
         fix = Fix("for example 44.05MB", ({HERE: "44.05MB"},))
         yield Violation("--expert-bytes", call.expert_bytes, rule, reason, fix)
-    if call.first_layer < 0:
-        rule, reason = "S810 must be at least 0", "layers are numbered from 0"
-        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(0))
 
 
 def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Violation]:
@@ -145,8 +148,25 @@ def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Viola
     if 0 < call.keep_within < math.inf and call.previous is None:
         rule, reason = "S822 must come with --previous", "there is no map to keep"
         yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
-    if call.first_layer > 0 and call.export != "tensorrt-llm":
-        rule, reason = "S823 must come with --export tensorrt-llm", "no other file numbers its layers"
+
+
+def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Violation]:
+    """What concerns the model's number of the first row."""
+    if call.first_layer is None:
+        return
+    if call.first_layer < 0:
+        rule, reason = "S810 must be at least 0", "layers are numbered from 0"
+        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(0))
+        return
+    if recorded is not None and call.first_layer != recorded:
+        rule = f"S828 must be {recorded}, the first layer of LOADS that has load"
+        reason = "what SGLang recorded has a row for every layer, and the dense ones come first"
+        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(recorded))
+        return
+    counts = drops_rows or recorded is not None or call.previous is not None or call.export in NUMBERED_BY_MODEL
+    if call.first_layer > 0 and not counts:
+        rule = f"S823 must come with --export {' or '.join(NUMBERED_BY_MODEL)}, or with --previous"
+        reason = "nothing else counts a model's dense layers"
         yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
 
 

@@ -8,13 +8,12 @@ The worked example: 256 experts on 32 GPUs of 4 nodes. Without --slots-per-gpu e
 no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of them redundant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from planner.expert_map import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule, balance, slots_bind
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
-from planner.experts.formats import Map, read_map
+from planner.experts.formats import Map, MapFile, read_map
 from planner.facts.loads import Loads, read_loads
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Coverage
@@ -34,6 +33,7 @@ class ExpertsJob:
     loads: Loads  # the mean of windows, where there are several
     windows: tuple[Loads, ...]
     quantile: float | None  # over windows, that is balanced; None: their mean
+    first_layer: int  # the model's number of the first MoE layer
     sizes: Sizes
     policy: Policy
     effort: Effort
@@ -59,33 +59,34 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
     InfeasibleError where slots do not suffice for the coverage.
     """
-    windows = _read_all(call.loads)
-    previous = read_map(call.previous, call.gpus) if call.previous else None
-    num_experts = None if isinstance(windows, Problem) else len(windows[0][0])
-    problems = [violation.at(PROGRAM) for violation in wrong_arguments(call, num_experts)]
-    if not problems and not isinstance(windows, Problem) and isinstance(previous, tuple):
-        previous = _fitting(previous, str(call.previous), windows[0], call)
-    if isinstance(windows, Problem):
-        problems.append(windows)
+    measured = _read_all(call)
+    found = read_map(call.previous, call.gpus) if call.previous else None
+    problems = [violation.at(PROGRAM) for violation in _wrong_arguments(call, measured)]
+    if isinstance(measured, Problem):
+        problems.append(measured)
+    previous = found
+    if isinstance(found, MapFile) and not problems and isinstance(measured, _Measured):
+        previous = _fitting(found, measured, call)
     if isinstance(previous, Violation):
         problems.append(previous.at(str(call.previous)))
-    if problems or isinstance(windows, Problem) or isinstance(previous, Violation):
+    if problems or isinstance(measured, Problem) or isinstance(previous, Violation):
         raise CallError(problems)
-    loads = _mean(windows)
+    loads = _mean(measured.windows)
     if violation := uncoverable(call, len(loads[0]), len(loads)):
         raise InfeasibleError([violation.at(PROGRAM)])
     slots_per_gpu = call.num_slots_per_gpu(len(loads[0]))
     return ExpertsJob(
         loads=loads,
-        windows=windows,
+        windows=measured.windows,
         quantile=call.quantile,
+        first_layer=_first_layer(call, measured, found),
         sizes=Sizes(slots_per_gpu * call.gpus, call.gpus, call.nodes, call.groups),
         policy=call.policy,
         effort=call.effort,
         coverage=call.coverage,
         domains=call.domains(),
         split=call.split,
-        previous=previous,
+        previous=previous.rows if previous else None,
         keep_within=call.keep_within,
         expert_bytes=read_bytes(call.expert_bytes) if call.expert_bytes else None,
         step_pairs=call.step_tokens * call.chosen_per_token if call.step_tokens else None,
@@ -127,21 +128,55 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
     return ExpertsAnswer(expert_map, make_map(replace(job, sizes=more, previous=None)))
 
 
-def _read_all(paths: Sequence[Path]) -> tuple[Loads, ...] | Problem:
-    """A window from each file; or what is wrong with the first that is."""
+@dataclass(frozen=True)
+class _Measured:
+    """The loads in each file, and the model's number of their first row where a file tells it."""
+
+    windows: tuple[Loads, ...]
+    first_layer: int | None
+    drops_rows: bool  # of dense layers, of which only the call told
+
+
+def _read_all(call: ExpertsCall) -> _Measured | Problem:
+    """Read a window from each file; or return what is wrong with the first that is wrong."""
     windows: list[Loads] = []
-    for path in paths:
-        found = read_loads(path, str(path), option=LOADS)
-        if isinstance(found, Violation):
-            return found.at(str(path))
-        loads = found.loads
+    first_layers: list[int] = []
+    for path in call.loads:
+        measured = read_loads(path, str(path), option=LOADS)
+        if isinstance(measured, Violation):
+            return measured.at(str(path))
+        loads = measured.loads
         windows.append(loads)
+        if measured.first_layer is not None:
+            first_layers.append(measured.first_layer)
         shape = (len(windows[0]), len(windows[0][0]))
         if (len(loads), len(loads[0])) != shape:
             rule = f"S824 must have shape [{shape[0]}][{shape[1]}] (layers, experts), as the first window"
             reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows of one model"
             return Violation(LOADS, str(path), rule, reason, fix).at(str(path))
-    return tuple(windows)
+    if first_layers:
+        return _Measured(tuple(windows), first_layers[0], drops_rows=False)
+    num_dense = call.first_layer or 0
+    if 0 < num_dense < len(windows[0]) and not any(any(row) for loads in windows for row in loads[:num_dense]):
+        return _Measured(tuple(loads[num_dense:] for loads in windows), None, drops_rows=True)
+    return _Measured(tuple(windows), None, drops_rows=False)
+
+
+def _wrong_arguments(call: ExpertsCall, measured: _Measured | Problem) -> Iterator[Violation]:
+    """What is wrong with `call`, as far as can be told with what was read."""
+    if isinstance(measured, Problem):
+        return wrong_arguments(call, None)
+    num_experts = len(measured.windows[0][0])
+    return wrong_arguments(call, num_experts, measured.first_layer, drops_rows=measured.drops_rows)
+
+
+def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Violation | None) -> int:
+    """Return the model's number of the first MoE layer: as asked for, as measured, as in service, else 0."""
+    if call.first_layer is not None:
+        return call.first_layer
+    if measured.first_layer is not None:
+        return measured.first_layer
+    return previous.num_dense_layers(len(measured.windows[0])) if isinstance(previous, MapFile) else 0
 
 
 def _mean(windows: tuple[Loads, ...]) -> Loads:
@@ -153,14 +188,18 @@ def _mean(windows: tuple[Loads, ...]) -> Loads:
     return mean_loads(windows)
 
 
-def _fitting(previous: Map, written: str, loads: Loads, call: ExpertsCall) -> Map | Violation:
-    """The previous map, or why it cannot be one for these loads and sizes."""
-    num_experts, num_slots = len(loads[0]), call.gpus * call.num_slots_per_gpu(len(loads[0]))
-    rule = f"S807 must have shape [{len(loads)}][{num_slots}] (layers, slots) and hold each of {num_experts} experts"
+def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Violation:
+    """Return the MoE layers of the previous map, or why it cannot be one for these loads and sizes."""
+    num_layers, num_experts = len(measured.windows[0]), len(measured.windows[0][0])
+    num_slots = call.gpus * call.num_slots_per_gpu(num_experts)
+    num_dense = previous.num_dense_layers(num_layers)
+    rows = previous.rows[num_dense:] if num_dense == _first_layer(call, measured, previous) else previous.rows
+    written = str(call.previous)
+    rule = f"S807 must have shape [{num_layers}][{num_slots}] (layers, slots) and hold each of {num_experts} experts"
     fix = "give the map in service, or none"
-    if (len(previous), len(previous[0])) != (len(loads), num_slots):
-        return Violation("--previous", written, rule, f"it has [{len(previous)}][{len(previous[0])}]", fix)
-    for layer, experts in enumerate(previous):
+    if (len(rows), len(rows[0])) != (num_layers, num_slots):
+        return Violation("--previous", written, rule, f"it has [{len(rows)}][{len(rows[0])}]", fix)
+    for layer, experts in enumerate(rows):
         if wrong := sorted(set(experts) ^ set(range(num_experts))):
             return Violation("--previous", written, rule, f"layer {layer} differs in expert {wrong[0]}", fix)
-    return previous
+    return MapFile(rows)

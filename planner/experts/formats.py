@@ -3,41 +3,67 @@
     ours           JSON; `physical_to_logical` [layers][slots] among other keys
     sglang         JSON for --init-expert-location; `physical_to_logical_map` [layers][slots]
     tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
-    vllm           JSON for the expert map file of vllm-ascend: experts of each device of each layer
+    vllm-ascend    JSON for its `expert_map_path`: experts of each device of each layer
 
 All three are written. Read, as the map in service, are ours, SGLang's and vllm-ascend's, which is also what that
-records (`expert_map_record_path`). All number slots GPU by GPU, as we do. Layers are the rows of the loads, counted
-from `first_layer`: TensorRT-LLM counts the dense layers too, so that DeepSeek-V3's first row is its layer 3.
+records (`expert_map_record_path`). All number slots GPU by GPU, as we do.
+
+They differ in how they find a layer. Take DeepSeek-V3, whose layers 0 to 2 are dense and whose 58 MoE layers are 3 to
+60: `first_layer` is 3.
+    ours           row i is MoE layer i: 58 rows
+    sglang         row i is layer i of the model: 61 rows. It takes a file of 58 rows without a word and gives layers 3
+                   to 57 the maps of layers 6 to 60. Rows of dense layers are read as well, and each has to hold every
+                   expert: they get SGLang's own trivial map, expert s modulo their number in slot s
+    tensorrt-llm   key i is layer i of the model: keys 3 to 60, and a layer without a key is an error there
+    vllm-ascend    entry i is MoE layer i: 58 entries, counted as the layers are built
 
 Sources, read in November 2026; nothing is copied from them:
-    sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py, at its end
-    NVIDIA/TensorRT-LLM 76a646e90c8e, examples/wide_ep/ep_load_balancer/generate_eplb_config.py, README.md beside it
-    vllm-project/vllm-ascend 39835cbd5403, vllm_ascend/eplb/adaptor/vllm_adaptor.py (_expert_file_to_tensor reads,
-    _export_tensor_to_file records), and its unit test
+    sgl-project/sglang 01fec5c2e61f and release 0.5.23, python/sglang/srt/eplb/expert_location.py (init_trivial,
+    init_by_mapping, and the reader at the end); models/deepseek_v2.py: num_layers is num_hidden_layers
+    NVIDIA/TensorRT-LLM 76a646e90c8e, examples/wide_ep/ep_load_balancer/generate_eplb_config.py, and README.md beside it
+    (2a595f815766: keys 3 to 60 for DeepSeek-R1); MoeLoadBalancerConfig.get_layer_initial_global_assignments
+    vllm-project/vllm-ascend 39835cbd5403, vllm_ascend/eplb/adaptor/vllm_adaptor.py (_export_tensor_to_file records),
+    and its unit test; 182b75ea84ff, vllm_ascend/eplb/core/eplb_utils.py (expert_file_to_tensor reads) and
+    vllm_ascend/ops/fused_moe/routed_experts.py (moe_counter numbers the layers)
     vllm-project/vllm 0014ec6c58e1, vllm/distributed/eplb/eplb_state.py: vLLM itself reads and records neither maps nor
     loads; pull requests 41141 (loads and maps as JSONL) and 53022 (maps) are open
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from planner.problems.errors import Violation
 
-__all__ = ["Engine", "Map", "export_map", "read_map"]
+__all__ = ["NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map"]
 
-Engine = Literal["sglang", "tensorrt-llm", "vllm"]
+Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
+NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # whose files count dense layers too
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
 DEVICES = "layer_list"  # vllm-ascend's
-KEYS = ("physical_to_logical", "physical_to_logical_map")  # ours, SGLang's
+SGLANG = "physical_to_logical_map"
+KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """The rows of a map as they stand in a file, and whether those of dense layers may be among them."""
+
+    rows: Map
+    is_numbered_by_model: bool = False
+
+    def num_dense_layers(self, num_moe_layers: int) -> int:
+        """Return how many rows stand before those of the MoE layers."""
+        return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
-    """The text of the file that `engine` reads."""
+    """Return the text of the file that `engine` reads. `first_layer`: the model's number of the layer of `rows[0]`."""
     if engine == "sglang":
-        return _json({"physical_to_logical_map": [list(row) for row in rows]})
+        return _json({"physical_to_logical_map": [_trivial_row(rows[0])] * first_layer + [list(row) for row in rows]})
     if engine == "tensorrt-llm":
         layers = [f"  {first_layer + index}: [{', '.join(map(str, row))}]" for index, row in enumerate(rows)]
         return "\n".join(
@@ -54,6 +80,12 @@ def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, fir
     )
 
 
+def _trivial_row(row: Sequence[int]) -> list[int]:
+    """Return SGLang's map of a layer that nobody made one for, with the slots and experts of `row`."""
+    num_experts = max(row) + 1
+    return [slot % num_experts for slot in range(len(row))]
+
+
 def _devices(row: Sequence[int], num_gpus: int) -> list[dict[str, Any]]:
     slots_per_gpu = len(row) // num_gpus
     return [
@@ -66,8 +98,8 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document) + "\n"
 
 
-def read_map(path: Path, num_gpus: int) -> Map | Violation:
-    """The map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
+def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
+    """Return the map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
 
     Only vllm-ascend's tells GPUs apart, which are then to be `num_gpus`.
     """
@@ -83,14 +115,15 @@ def read_map(path: Path, num_gpus: int) -> Map | Violation:
         if layers and len(layers[0]) != num_gpus:
             return _not_a_map(path, f"its layers have {len(layers[0])} devices, and --gpus is {num_gpus}")
         document = [[expert for experts in devices for expert in experts] for devices in layers]
-    rows = next((document[key] for key in KEYS if key in document), None) if isinstance(document, dict) else document
+    key = next((key for key in KEYS if key in document), None) if isinstance(document, dict) else None
+    rows = document[key] if key else document
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return _not_a_map(path, f"it has no list of rows under {' or '.join(KEYS)}")
     if len({len(row) for row in rows}) > 1:
         return _not_a_map(path, "its rows differ in length")
     if any(type(expert) is not int for row in rows for expert in row):
         return _not_a_map(path, "it holds something else than whole numbers")
-    return tuple(tuple(row) for row in rows)
+    return MapFile(tuple(tuple(row) for row in rows), is_numbered_by_model=key == SGLANG)
 
 
 def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:

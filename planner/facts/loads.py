@@ -2,6 +2,14 @@
 
 Loads are token counts, or means of them; `weigh` makes whole numbers of them, so that every later decision compares
 integers and comes out alike on any machine.
+
+A row is an MoE layer. SGLang records a row for every layer of the model, and nothing is routed in a dense one: the rows
+of zeros that its file begins with are the dense layers, and are left out. DeepSeek-V3's 61 rows become 58, of which the
+first is layer 3. Its recorder writes such files with torch.save in the modes `stat` and `stat_approx`; by hand they are
+written as JSON.
+
+Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py (`logical_count` is [layers][experts]
+or [steps][layers][experts]) and expert_distribution.py (_StatAccumulator.dump; layers that record nothing stay zero).
 """
 
 import hashlib
@@ -11,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.facts.torch_file import read_torch_file
 from planner.problems.errors import Violation
 
 __all__ = ["LoadFile", "Loads", "read_loads"]
@@ -18,32 +27,46 @@ __all__ = ["LoadFile", "Loads", "read_loads"]
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
+COUNTS = "logical_count"  # what SGLang calls them
 
 
 @dataclass(frozen=True)
 class LoadFile:
-    """The loads in a file, and the sha256 of its bytes."""
+    """The MoE layers' loads in a file, the sha256 of its bytes, and which layer of the model the first is, if it tells."""
 
     loads: Loads
     digest: str
+    first_layer: int | None = None
 
 
 def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Violation:
-    """The loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
+    """Return the loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
         content = path.read_bytes()
-        rows = _read_npy(content) if path.suffix == ".npy" else json.loads(content)
+        document = _read(path.suffix, content)
     except OSError as error:
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
         return Violation(option, written, "S603 must be a readable file", reason, fix)
-    except (ValueError, RecursionError, OverflowError, MemoryError):  # the last two: a header of absurd sizes
-        return Violation(option, written, "S604 must be .npy or JSON", "it cannot be parsed as such", "write it again")
-    rows = _sglang_counts(rows)
-    if wrong := _what_is_wrong(rows):
+    except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
+        reason, fix = "it cannot be parsed as such", "write it again"
+        if path.suffix == ".pt":
+            reason, fix = str(error), f'write {{"{COUNTS}": [layers][experts]}} as JSON'
+        return Violation(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
+    is_recorded = isinstance(document, dict) and COUNTS in document
+    rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
+    if wrong := _what_is_wrong(rows) or (is_recorded and _records_nothing(rows)):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         return Violation(option, written, rule, wrong, "correct the file")
-    return LoadFile(tuple(tuple(row) for row in rows), f"sha256:{hashlib.sha256(content).hexdigest()}")
+    first_layer = next(layer for layer, row in enumerate(rows) if any(row)) if is_recorded else None
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return LoadFile(tuple(tuple(row) for row in rows[first_layer:]), digest, first_layer)
+
+
+def _read(suffix: str, content: bytes) -> Any:
+    if suffix == ".npy":
+        return _read_npy(content)
+    return _read_torch(content) if suffix == ".pt" else json.loads(content)
 
 
 def _read_npy(content: bytes) -> Any:
@@ -52,24 +75,32 @@ def _read_npy(content: bytes) -> Any:
     return numpy.lib.format.read_array(io.BytesIO(content), allow_pickle=False).tolist()
 
 
-def _sglang_counts(document: Any) -> Any:
-    """What SGLang calls `logical_count` in a JSON document, its recorded steps added up; any other document as it is.
+def _read_torch(content: bytes) -> Any:
+    """Return what torch.save wrote, with lists for tensors. A thousand steps are added up while they are no lists."""
+    import numpy
 
-    Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py: [layers][experts] or
-    [steps][layers][experts].
-    """
-    if not isinstance(document, dict) or "logical_count" not in document:
-        return document
-    steps = document["logical_count"]
+    document = read_torch_file(io.BytesIO(content))
+    if isinstance(document, numpy.ndarray):
+        return document.tolist()
+    counts = document.get(COUNTS) if isinstance(document, dict) else None
+    if isinstance(counts, numpy.ndarray):
+        return {COUNTS: (counts.sum(axis=0) if counts.ndim == 3 else counts).tolist()}
+    return document
+
+
+def _sum_of_steps(counts: Any) -> Any:
+    """Add up what SGLang recorded in each of several steps; anything that is not so deep stays as it is."""
     try:
-        return [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*steps, strict=True)]
+        return [[sum(tokens) for tokens in zip(*rows, strict=True)] for rows in zip(*counts, strict=True)]
     except TypeError:  # not that deep
-        return steps
+        return counts
     except (ValueError, OverflowError):
         return None
 
 
 def _what_is_wrong(rows: Any) -> str | None:
+    if isinstance(rows, dict) and "records" in rows:
+        return "SGLang recorded it in another mode than stat"
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return "it is not a list of rows"
     if len({len(row) for row in rows}) > 1:
@@ -81,6 +112,10 @@ def _what_is_wrong(rows: Any) -> str | None:
             if type(load) not in (int, float) or not 0 <= load <= MAX_LOAD:  # NaN is not
                 return f"layer {layer}, expert {expert} is {_shown(load)}"
     return None
+
+
+def _records_nothing(rows: list[list[float]]) -> str | None:
+    return None if any(map(any, rows)) else "no token was recorded"
 
 
 def _shown(load: Any) -> str:

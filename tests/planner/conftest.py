@@ -113,6 +113,7 @@ def spec_folder(tmp_path_factory):
         "sparse.json": GROUPED | {"decoder_sparse_step": 2},
         "all_dense.json": CONFIG | {"first_k_dense_replace": 5},
         "loads.json": [[100 + layer + expert for expert in range(32)] for layer in range(4)],
+        "recorded.json": {"logical_count": [[[0] * 32, *[[5] * 32] * 4]] * 2},
         "few_layers.json": [[1] * 32] * 3,
         "negative.json": [[1] * 31 + [-1]] * 4,
         "old_plan.json": {"version": 1, "units": []},

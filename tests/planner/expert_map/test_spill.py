@@ -1,12 +1,14 @@
 """Groups stay on nodes but for a few experts, and what that costs in bytes is counted."""
 
+from itertools import combinations
 from math import comb
 
 import numpy as np
 import pytest
 
 from planner.expert_map import Sizes, balance
-from planner.expert_map.front import BYTES_PER_CROSSING, front_of, homes_of_groups
+from planner.expert_map.front import BYTES_PER_CROSSING, front_of, homes_of_groups, num_crossings
+from planner.expert_map.windows import balance_windows
 from planner.facts.drawn import draw_loads
 from tests.benchmarks.drifting_loads import max_over_mean
 from tests.planner.expert_map.eplb_reference import rebalance_experts
@@ -68,16 +70,40 @@ def test_hardly_more_is_served_elsewhere_than_must_be(spilled):
 
 
 def test_bytes_are_counted_by_the_formula():
-    """A third of three experts is served elsewhere, where 1 of 35 ways to choose three more groups has no expert."""
+    """Three of eight experts are on both of two nodes; each choice of four groups is looked at by hand.
+
+    A third of expert 0 and half of 4 and 5 are on node 0, with experts 1 to 3. Each group of one expert gets two pairs,
+    so node 0 is missed by (2/3)^2 of what goes to expert 0 and by 1/4 of what goes to 4 and to 5.
+    """
     loads = np.array([[8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]])
     slots = np.array([[[0, 1], [2, 3], [4, 5], [6, 7], [0, 4], [5, 0]]])  # three GPUs on each of two nodes
-    homes = np.array([[0, 0, 0, 0, 1, 1, 1, 1]])
-    (point,) = front_of(loads, slots[None], homes, Sizes(12, 6, 2, 8))
-    served_elsewhere = (8 * 2 / 3 + 8 / 2 + 8 / 2) / 64  # of experts 0, 4 and 5
-    alone = comb(3, 3) / comb(7, 3) * (1 - 1 / 2)
+    (point,) = front_of(loads, slots[None], Sizes(12, 6, 2, 8), ["hierarchical"])
+    misses = [[4 / 9, 0, 0, 0, 1 / 4, 1 / 4, 1, 1], [1 / 9, 1, 1, 1, 1 / 4, 1 / 4, 0, 0]]
+    missed = [np.mean([np.prod(four) for four in combinations(of_node, 4)]) for of_node in misses]
+    crossings = sum(1 / 2 * (1 - each) for each in missed)
+    whole = 1 - comb(4, 4) / comb(8, 4)
 
-    assert point.extra_bytes_per_token == pytest.approx(served_elsewhere * 8 * alone * BYTES_PER_CROSSING, abs=1e-3)
-    assert point.bytes_per_token == pytest.approx((1 - comb(4, 4) / comb(8, 4)) * BYTES_PER_CROSSING, abs=1e-3)
+    assert point.extra_bytes_per_token == pytest.approx((crossings - whole) * BYTES_PER_CROSSING, abs=1e-3)
+    assert point.bytes_per_token == pytest.approx(whole * BYTES_PER_CROSSING, abs=1e-3)
+
+
+def test_a_little_that_is_served_elsewhere_crosses_in_proportion():
+    """One pair in a hundred of a group crosses when none of three more of seven groups is on the other node."""
+    loads = np.full((1, 8), 8.0)
+    slots = np.array([*[0] * 99, *[1, 2, 3] * 33, *[4, 5, 6, 7] * 49, 0, 4]).reshape(1, 2, -1)
+    (crossings,) = num_crossings(loads, slots, Sizes(396, 2, 2, 8))
+    alone = comb(3, 3) / comb(7, 3) * (1 - 1 / 2)
+    whole = 1 - comb(4, 4) / comb(8, 4)
+
+    assert crossings - whole == pytest.approx(8 * (1 / 8) * (1 / 100) * alone, rel=0.03)
+
+
+def test_where_groups_are_on_all_nodes_a_token_is_routed_as_without_groups():
+    """Eight pairs over four nodes: each node is missed with probability (3/4)^8, and 2.70 are crossed to."""
+    slots = np.tile(np.arange(128), 4).reshape(1, 16, 32)
+    (crossings,) = num_crossings(np.ones((1, 128)), slots, Sizes(512, 16, 4, 8))
+
+    assert crossings == pytest.approx(3 * (1 - (3 / 4) ** 8))
 
 
 def test_a_drifted_window_moves_few_slots_and_none_when_unchanged(spilled):
@@ -89,3 +115,70 @@ def test_a_drifted_window_moves_few_slots_and_none_when_unchanged(spilled):
     assert balance(LOADS, **SIZES, previous=spilled.physical_to_logical).moved_slots == 0
     assert renewed.moved_slots < 0.3 * 4 * 144
     assert (np.array(renewed.max_over_mean) <= reference + 1e-6).all()
+
+
+@pytest.fixture(scope="module")
+def hot_loads():
+    """Some experts have a hundred times the mean, more than two nodes together can carry evenly."""
+    return np.random.default_rng(0).pareto(1.0, (4, 128)) * 1000
+
+
+@pytest.fixture(scope="module")
+def scattered(hot_loads):
+    """The map that `auto` makes of them."""
+    return balance(hot_loads, **SIZES)
+
+
+def test_auto_minds_no_groups_where_that_is_worth_its_bytes(hot_loads, scattered):
+    """It takes the global map, no worse than when that is asked for, where the best of the others is far less even."""
+    asked_for = balance(hot_loads, **SIZES, policy="global")
+
+    assert scattered.policy == scattered.dispatch.policy == "global"
+    assert "no group does" in scattered.policy_reason
+    assert np.mean(scattered.max_over_mean) <= np.mean(asked_for.max_over_mean) + 0.001
+    assert min(point.max_over_mean for point in scattered.front if point.policy == "hierarchical") > 1.2
+
+
+def test_the_front_ends_with_the_global_map(spilled, scattered):
+    """The most even, for the most bytes, whether it is taken or not."""
+    for each in (spilled, scattered):
+        policies = [point.policy for point in each.front]
+        assert policies == ["hierarchical"] * (len(policies) - 1) + ["global"]
+        assert each.front[-1].max_over_mean == min(point.max_over_mean for point in each.front)
+        assert each.dispatch.policy == each.policy
+
+
+def test_auto_is_best_by_its_own_measure(spilled, scattered):
+    """No point of the front, and no other policy's map, has less max/mean x bytes."""
+    for each in (spilled, scattered):
+        least = min(point.max_over_mean * point.bytes_ratio for point in each.front)
+        assert each.dispatch.max_over_mean * each.dispatch.bytes_ratio == least
+
+
+def test_no_point_of_a_front_beats_another_in_both(spilled, scattered):
+    """More even always costs more bytes."""
+    for each in (spilled, scattered):
+        for one, other in combinations(each.front, 2):
+            is_same = one == other
+            assert is_same or one.extra_bytes_per_token < other.extra_bytes_per_token
+            assert is_same or one.max_over_mean > other.max_over_mean
+
+
+def test_a_map_without_groups_stays_in_service(hot_loads, scattered):
+    """Nothing moves for the loads that it was made for, and little for others."""
+    again = balance(hot_loads, **SIZES, previous=scattered.physical_to_logical)
+    drifted = hot_loads * (1 + (np.arange(128) % 5) / 20)
+    renewed = balance(drifted, **SIZES, previous=scattered.physical_to_logical)
+
+    assert (again.policy, again.moved_slots) == ("global", 0)
+    assert renewed.policy == renewed.dispatch.policy == "global"
+    assert renewed.moved_slots < 0.3 * 4 * 144
+
+
+def test_windows_follow_the_policy_of_their_mean(hot_loads):
+    """The map for the worst of two windows minds no groups either, and says what it costs."""
+    windows = [hot_loads, hot_loads * (1 + (np.arange(128) % 5) / 20)]
+    found = balance_windows(windows, Sizes(**SIZES), "refined", "auto", 1.0)
+
+    assert found.policy == found.dispatch.policy == "global"
+    assert np.mean(found.max_over_mean) < 1.1

@@ -138,6 +138,18 @@ def test_more_slots_than_experts_on_every_gpu(loads_file, experts):
     assert (status, document["physical_to_logical"], document["max_over_mean"]) == (0, [[0, 1, 1, 0, 1, 1]], [1.0])
 
 
+def test_the_front_of_auto_ends_without_groups(loads_file, experts, capsys):
+    """One expert with most of the load: no node can carry its group, so auto keeps none, and people read that."""
+    words = (loads_file([[900, *[5] * 15]]), "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 3, "--groups", 8)
+    _, document = experts(*words)
+    main(["experts", *map(str, words)])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith("<- chosen"))
+
+    assert document["front"][-1] == document["dispatch"]
+    assert document["policy"] == document["dispatch"]["policy"] == "global"
+    assert line.endswith("cross-node dispatch bytes, no groups kept  <- chosen")
+
+
 @pytest.mark.parametrize(
     ("loads", "reason"),
     [
@@ -164,7 +176,7 @@ def test_pickled_loads_are_not_opened(loads_file, experts):
     path = loads_file([{"a": 1}])
     status, document = experts(path, "--gpus", 1, "--nodes", 1)
 
-    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy or JSON")
+    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy, .pt or JSON")
 
 
 @pytest.mark.parametrize(
@@ -445,6 +457,68 @@ def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
     _, document = experts(loads_file([[1, 2, 3, 4]]), *words)
 
     assert json.loads(path.read_text()) == {"physical_to_logical_map": document["physical_to_logical"]}
+
+
+def test_deepseek_v3_gets_61_rows_for_sglang(loads_file, experts, tmp_path):
+    """58 MoE layers from layer 3 on: rows 3 to 60 are the map, rows 0 to 2 hold every expert as well."""
+    path = tmp_path / "sglang.json"
+    loads = np.random.default_rng(1).integers(1, 99, (58, 8))
+    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 3, "--export", "sglang", "--first-layer", 3, "-o", path)
+    _, document = experts(loads_file(loads), *words)
+    rows = json.loads(path.read_text())["physical_to_logical_map"]
+
+    assert len(rows) == 61
+    assert rows[3:] == document["physical_to_logical"]
+    assert all(set(row) == set(range(8)) for row in rows)
+
+
+@pytest.fixture
+def sglang_map(loads_file, experts, tmp_path):
+    """A map of two MoE layers after one dense layer, as SGLang reads it, and the loads; paths."""
+    loads, path = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2), tmp_path / "sglang.json"
+    experts(loads, "--gpus", 2, "--nodes", 1, "--export", "sglang", "--first-layer", 1, "-o", path)
+    return loads, path
+
+
+def test_the_moe_rows_of_sglangs_map_are_the_map_in_service(sglang_map, experts, tmp_path):
+    """Nothing moves from it for the same loads, and the next export has its dense row again, without being told."""
+    loads, path = sglang_map
+    words = ("--gpus", 2, "--nodes", 1, "--previous", path, "--export", "sglang", "-o", tmp_path / "next.json")
+    status, document = experts(loads, *words)
+
+    assert (status, document["moved_slots"], document["first_layer"]) == (0, 0, 1)
+    assert (tmp_path / "next.json").read_text() == path.read_text()
+
+
+def test_a_map_with_another_number_of_dense_layers_is_refused(sglang_map, experts):
+    """S807: three rows are no map of two layers after two dense ones."""
+    loads, path = sglang_map
+    _, document = experts(loads, "--gpus", 2, "--nodes", 1, "--previous", path, "--first-layer", 2)
+
+    assert [error["reason"] for error in document["errors"]] == ["it has [3][8]"]
+
+
+def test_what_sglang_recorded_numbers_the_layers_of_its_map(experts, tmp_path):
+    """A dump with two dense layers gives a file with two rows more, and 2 for the first key of TensorRT-LLM's."""
+    dump, path = tmp_path / "dump.json", tmp_path / "map"
+    dump.write_text(json.dumps({"logical_count": [[0] * 4, [0] * 4, [4, 3, 2, 1]]}))
+    words = (dump, "--gpus", 2, "--nodes", 1, "-o", path, "--export")
+    _, document = experts(*words, "sglang")
+    rows = json.loads(path.read_text())["physical_to_logical_map"]
+    experts(*words, "tensorrt-llm")
+
+    assert (document["first_layer"], len(document["physical_to_logical"]), len(rows)) == (2, 1, 3)
+    assert "\n  2: [" in path.read_text()
+
+
+def test_rows_of_dense_layers_in_a_plain_matrix_are_left_out_when_told(loads_file, experts):
+    """--first-layer 1 and a first row of zeros: one MoE layer; where that row has load there are two."""
+    words = ("--gpus", 2, "--nodes", 1, "--first-layer", 1)
+    _, document = experts(loads_file([[0, 0, 0, 0], [4, 3, 2, 1]]), *words)
+    status, _ = experts(loads_file([[0, 0, 0, 1], [4, 3, 2, 1]]), *words)
+
+    assert (len(document["physical_to_logical"]), document["first_layer"]) == (1, 1)
+    assert status == 2  # S823: the option counts for nothing
 
 
 def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys):

@@ -1,11 +1,12 @@
 """Files of other engines, held by data written by hand after their sources (named in `formats.py`)."""
 
 import json
+from typing import get_args
 
 import pytest
 import yaml
 
-from planner.experts.formats import export_map, read_map
+from planner.experts.formats import Engine, export_map, read_map
 from planner.facts.loads import read_loads
 from planner.problems.errors import Violation
 
@@ -41,6 +42,14 @@ def test_sglang_reads_physical_to_logical_map():
     assert json.loads(export_map("sglang", ROWS, 2, 0)) == {"physical_to_logical_map": [[0, 1, 2, 3], [4, 5, 6, 7]]}
 
 
+def test_sglang_gets_a_row_for_every_layer_of_the_model():
+    """Row i is layer i, so three dense layers get three rows first: slot s holds expert s, and then all again."""
+    rows = [[3, 1, 0, 2, 0, 1], [2, 3, 1, 0, 3, 3]]
+    written = json.loads(export_map("sglang", rows, 2, 3))["physical_to_logical_map"]
+
+    assert written == [[0, 1, 2, 3, 0, 1]] * 3 + rows
+
+
 def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
     """DeepSeek's first three layers are dense; the file is YAML with a list for each layer."""
     text = export_map("tensorrt-llm", ROWS, 2, 3)
@@ -49,9 +58,14 @@ def test_tensorrt_llm_counts_its_layers_from_the_dense_ones():
     assert yaml.safe_load(text)["initial_global_assignments"] == {3: [0, 1, 2, 3], 4: [4, 5, 6, 7]}
 
 
-def test_vllm_reads_the_experts_of_each_device():
+def test_vllm_ascend_reads_the_experts_of_each_device():
     """As vllm-ascend's expert_map_path wants it."""
-    assert json.loads(export_map("vllm", ROWS, 2, 0)) == VLLM
+    assert json.loads(export_map("vllm-ascend", ROWS, 2, 0)) == VLLM
+
+
+def test_vllm_itself_has_no_file_of_maps():
+    """The format is vllm-ascend's and is called so: vLLM reads no file of maps."""
+    assert get_args(Engine) == ("sglang", "tensorrt-llm", "vllm-ascend")
 
 
 @pytest.mark.parametrize("key", ["physical_to_logical", "physical_to_logical_map"])
@@ -60,7 +74,18 @@ def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({key: ROWS}))
 
-    assert read_map(path, 2) == ROWS
+    assert read_map(path, 2).rows == ROWS
+
+
+def test_rows_of_dense_layers_come_before_those_of_a_map_for_sglang(tmp_path):
+    """Of 61 rows of SGLang's the first 3 are no MoE layers'; a map of ours has a row for each MoE layer."""
+    path = tmp_path / "map.json"
+    path.write_text(export_map("sglang", [[1, 0]] * 58, 2, 3))
+    theirs = read_map(path, 2)
+    path.write_text(json.dumps({"physical_to_logical": theirs.rows}))
+
+    assert (len(theirs.rows), theirs.num_dense_layers(58)) == (61, 3)
+    assert read_map(path, 2).num_dense_layers(58) == 0
 
 
 def test_what_vllm_ascend_records_is_a_map(tmp_path):
@@ -68,7 +93,7 @@ def test_what_vllm_ascend_records_is_a_map(tmp_path):
     path = tmp_path / "map.json"
     path.write_text(json.dumps(VLLM, indent=4))
 
-    assert read_map(path, 2) == ROWS
+    assert read_map(path, 2).rows == ROWS
 
 
 @pytest.mark.parametrize(
@@ -104,3 +129,34 @@ def test_sglang_dumps_are_loads(tmp_path, counts):
     path.write_text(json.dumps({"logical_count": counts}))
 
     assert read_loads(path, "dump.json").loads == ((1, 2), (3, 4))
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_the_61_rows_that_sglang_records_are_58_moe_layers(tmp_path, in_steps):
+    """The dense layers' rows of zeros are left out, and the first row that stays is layer 3."""
+    path = tmp_path / "dump.json"
+    counts = [[0, 0]] * 3 + [[layer, 1] for layer in range(58)]
+    path.write_text(json.dumps({"logical_count": [counts, [[0, 0]] * 61] if in_steps else counts}))
+
+    found = read_loads(path, "dump.json")
+
+    assert (found.loads, found.first_layer) == (tuple(map(tuple, counts[3:])), 3)
+
+
+def test_rows_of_zeros_are_loads_where_they_are_not_numbered(tmp_path):
+    """A plain matrix has a row for each MoE layer, so a layer without tokens stays."""
+    path = tmp_path / "loads.json"
+    path.write_text("[[0, 0], [1, 2]]")
+
+    found = read_loads(path, "loads.json")
+
+    assert (found.loads, found.first_layer) == (((0, 0), (1, 2)), None)
+
+
+def test_a_dump_without_a_token_is_refused(tmp_path):
+    """S605: nothing tells its dense layers, and there is nothing to balance."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0], [0, 0]]}))
+    violation = read_loads(path, "dump.json")
+
+    assert (violation.rule[:4], violation.reason) == ("S605", "no token was recorded")
