@@ -77,7 +77,8 @@ def check_document(document: Document) -> ResolvedSpec:
     named = _Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document, fields.misspelt) | _units(fields.values)
     in_range = (_heeding_rules(violation, values) for violation in fields.violations)
-    violations = [*in_range, *named.violations, *broken_rules(values)]
+    as_written = {f"{phase}.as_written": phase for phase in PHASES}
+    violations = [*in_range, *named.violations, *broken_rules(values | as_written)]
     if violations:
         raise SpecError([document.problem(violation) for violation in violations])
     return ResolvedSpec(
