@@ -12,9 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["ASSUMED", "GPUS", "MODELS", "Attention", "Gpu", "GroupedAttention", "Indexer", "LatentAttention", "Model"]
+__all__ = [
+    "ASSUMED",
+    "GPUS",
+    "MODELS",
+    "Attention",
+    "Gpu",
+    "GroupedAttention",
+    "Indexer",
+    "LatentAttention",
+    "Model",
+    "unplanned_gpu",
+]
 
 ASSUMED = "assumed"
+
+# GPUs that are sold and not listed here, so that none of them is taken for one that is called alike.
+UNPLANNED_GPUS = (
+    *("a100", "a800", "h20e", "gh200", "b100", "b300", "gb300", "rtx", "l40s", "mi250", "mi308x", "mi325x"),
+    *("mi350x", "mi355x", "gaudi", "ascend"),
+)
 
 
 @dataclass(frozen=True)
@@ -393,3 +410,9 @@ GPUS = {
         },
     ),
 }
+
+
+def unplanned_gpu(name: str) -> str | None:
+    """Return the GPU that `name` says and that the catalog does not have; None where it says none of these."""
+    written = name.casefold()
+    return max((each for each in UNPLANNED_GPUS if each in written), key=len, default=None)

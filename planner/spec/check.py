@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from planner.facts.catalog import GPUS, MODELS, Gpu, Model
+from planner.facts.catalog import GPUS, MODELS, Gpu, Model, unplanned_gpu
 from planner.facts.loads import Loads, read_loads
 from planner.facts.model_config import ModelConfig, read_model_config
 from planner.facts.terms import PHASES, Phase
@@ -170,6 +170,11 @@ class _Named:
 def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Found]) -> Found | Violation:
     if name in entries:
         return entries[name]
+    if path == "cluster.gpu" and (product := unplanned_gpu(name)):
+        rule = f"S306 is not planned yet: the catalog has {', '.join(entries)}"
+        return Violation(
+            path, name, rule, f"the figures of {product} are not known", "describe it, as gpu: {name: ...}"
+        )
     rule = f"{rule_id} must be in the catalog ({', '.join(entries)})"
     return Violation(path, name, rule, "its figures are not known", did_you_mean(name, list(entries)))
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain, count
 from typing import Any
 
 from planner.facts.quantities import read_link
@@ -81,10 +82,13 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
 @_reads("cluster.nodes")
 def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
     """Pods are pinned to nodes by name."""
+    taken = {name for _, name in _names(nodes)}
     for index, name in _names(nodes):
         if not DNS_1123_SUBDOMAIN.fullmatch(name):
             rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
-            fix = nearest(_node_name(name, index))
+            right = _free_name(_node_name(name, index), taken)
+            taken.add(right)
+            fix = nearest(right)
             yield Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
 
 
@@ -144,6 +148,11 @@ def _node_name(name: str, index: int) -> str:
     return ".".join(part for part in parts if part) or f"node-{index}"
 
 
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or with the first number behind it that no node has."""
+    return next(each for each in chain([name], (f"{name}-{number}" for number in count(2))) if each not in taken)
+
+
 def _taint(written: str) -> str:
     """`written` with an effect that it may have had, or without what no key has."""
     key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
@@ -177,11 +186,13 @@ def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[
     """Each lasts until the next one's."""
     first: dict[str, int] = {}
     times = [(index, window["at"]) for index, window in enumerate(windows) if "at" in window]
+    taken = {time for _, time in times}
     for index, at in times:
         if at in first:
             rule = f"S511 must differ from schedule.windows.{first[at]}.at"
-            fix = nearest(_free_minute(at, {time for _, time in times}))
-            yield Broken(rule, "only one of them can be on", fix, f"schedule.windows.{index}.at", at)
+            free = _free_minute(at, taken)
+            taken.add(free)
+            yield Broken(rule, "only one of them can be on", nearest(free), f"schedule.windows.{index}.at", at)
         first.setdefault(at, index)
 
 

@@ -19,9 +19,11 @@ BASE = data_of(SPEC)
 
 # Rules whose fix takes what only the user knows: everything else is applied.
 NEEDS_KNOWLEDGE = {
+    "S211": "what the checkpoint's weights are in",
     "S301": "where the config is",
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
+    "S306": "the figures of that GPU",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
     "S604": "what was measured",
