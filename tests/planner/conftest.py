@@ -104,6 +104,7 @@ def spec_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("specs")
     files = {
         "config.json": CONFIG,
+        "glm.json": {"model_type": "glm4_moe", "num_hidden_layers": 92, "hidden_size": 5120},
         "gpt2.json": {"model_type": "gpt2"},
         "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},
