@@ -118,6 +118,7 @@ class Model:
     num_expert_groups: int  # the gate picks groups first; a group is a run of consecutive experts
     max_position_embeddings: int
     source: str
+    weights_in: Literal["fp8", "bf16"] = "bf16"  # what the published checkpoint keeps its matrices in
 
     @property
     def num_moe_layers(self) -> int:
@@ -172,6 +173,7 @@ _DEEPSEEK_V3 = Model(
     num_shared_experts=1,
     num_expert_groups=8,
     max_position_embeddings=163_840,
+    weights_in="fp8",
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_671B.json; "
     f"positions, and that R1 is alike: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-{{V3,R1}}_config.json",
 )
@@ -248,6 +250,7 @@ _KIMI_K2 = Model(
     num_shared_experts=1,
     num_expert_groups=1,
     max_position_embeddings=131_072,
+    weights_in="fp8",
     source=f"{_AICONFIGURATOR}/model_configs/moonshotai--Kimi-K2-Instruct_config.json",
 )
 

@@ -197,7 +197,7 @@ def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
     assert error.value.problems[0].message == (
         "cluster.nodes must have at least 3 usable nodes (prefill 1 x 1 + decode 1 x 2), 2 of 7 are, a2 cordoned, "
         "b1 tainted team=research:NoSchedule, b2 has h20; every unit has its nodes to itself; "
-        "nearest: cluster.nodes.1.cordoned false"
+        "nearest: cluster.nodes.1.cordoned false, or decode.ep_size 2"
     )
 
 
