@@ -149,6 +149,7 @@ class Gpu:
     nvlink_gb_per_s: float | None = None  # to all of its domain together; or what takes NVLink's place inside a node
     peer_gb_per_s: float | None = None  # to one other of a mesh; without it, all of `nvlink_gb_per_s`
     nvlink_domain: int | None = None  # GPUs that reach each other by it
+    nvlink_leaves_node: bool = False  # no figure: a domain of HGX ends with its board, one of NVL72 with its rack
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
     kubernetes_resource: str | None = None  # what a container asks for
@@ -376,6 +377,7 @@ GPUS = {
         usable_bytes=197_901_355_581,
         nvlink_gb_per_s=900,
         nvlink_domain=72,
+        nvlink_leaves_node=True,
         nic_gbps=800,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",

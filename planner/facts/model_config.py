@@ -47,6 +47,7 @@ class _Shapes(BaseModel):
     num_attention_heads: int = Field(ge=1, le=65_536)
     num_experts_per_tok: int = Field(ge=1, le=65_536)
     max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
+    quantization_config: Any = None  # of many forms; one of them is read
 
 
 class _LatentShapes(_Shapes):
@@ -210,4 +211,12 @@ def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
         "num_experts_per_token": shapes.num_experts_per_tok,
         "max_position_embeddings": shapes.max_position_embeddings,
         "source": source,
+        "weights_in": "fp8" if _is_fp8_in_blocks(shapes.quantization_config) else "bf16",
     }
+
+
+def _is_fp8_in_blocks(quantization: Any) -> bool:
+    """Whether matrices are kept as DeepSeek keeps them, which is what `fp8` means in a spec."""
+    if not isinstance(quantization, dict):
+        return False
+    return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") == [128, 128]

@@ -190,7 +190,7 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
         "kubernetes_resource": spec.kubernetes_resource,
     }
     known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
-    return Gpu(device="cuda", sources=dict.fromkeys(known, "the spec"), **known)
+    return Gpu(device="cuda", nvlink_leaves_node=True, sources=dict.fromkeys(known, "the spec"), **known)
 
 
 def _given_keys(document: Document, misspelt: frozenset[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
-from planner.problems.fix import HERE, Fix, close_to, nearest, removal
+from planner.problems.fix import HERE, Fix, close_to, nearest, nearest_of, removal
 from planner.spec.hours import DAY_MINUTES
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
@@ -46,6 +46,18 @@ def peers_have_a_whole(peer: str | None, nvlink: str | None) -> Broken | None:
 def domains_have_links(domain: int | None, nvlink: str | None) -> Broken | None:
     """GPUs that reach each other, nobody knows how fast."""
     return _alone(domain is not None and nvlink is None, "nvlink", "450GB/s")
+
+
+@_reads("cluster.gpu.nvlink_domain", "cluster.gpus_per_node")
+def domains_and_nodes_fit_together(domain: int | None, gpus_per_node: int) -> Broken | None:
+    """A node is cut into equal domains, or a domain is made of whole nodes."""
+    if domain is None or gpus_per_node % domain == 0 or domain % gpus_per_node == 0:
+        return None
+    rule = f"S418 must divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
+    parts = [size for size in range(1, gpus_per_node) if gpus_per_node % size == 0]
+    whole = [gpus_per_node, domain - domain % gpus_per_node or gpus_per_node, domain + -domain % gpus_per_node]
+    reason = "a domain is made of whole nodes, or a node of whole domains"
+    return Broken(rule, reason, nearest_of(domain, sorted({*parts, *whole})))
 
 
 @_reads("cluster.gpu.gpus_per_nic", "cluster.gpu.nic")
