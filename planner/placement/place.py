@@ -16,7 +16,7 @@ from planner.placement.greedy import MAX_TRIES, better, greedy
 from planner.placement.improve import improved
 from planner.placement.nodes import nodes_of_split
 from planner.placement.quality import Objective, measure
-from planner.placement.task import Assignment, Task, Wanted, task_of
+from planner.placement.task import PLACES, Assignment, Task, Wanted, task_of
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
@@ -70,7 +70,7 @@ def place_units(
         for each, own in zip(wanted, on_nodes, strict=True)
     )
     unusable = {node.name: node.unusable for node in nodes if node.unusable}
-    return Placement(units, found.objectives, found.method, found.why, unusable)
+    return Placement(units, found.objectives, found.method, found.why + _standing_alone(usable), unusable)
 
 
 def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
@@ -172,6 +172,18 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], needed: int, layouts: Se
     usable = len(nodes) - len(unusable)
     rule = f"S701 must have at least {needed} usable nodes ({parts}), {usable} of {len(nodes)} are{kept_away}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
+
+
+def _standing_alone(nodes: Sequence[Node]) -> str:
+    """Which nodes count as places of their own, since the spec names those of others only."""
+    parts = []
+    for kind in PLACES:
+        nameless = [node.name for node in nodes if not getattr(node, kind)]
+        if 0 < len(nameless) < len(nodes):
+            called = "power domain" if kind == "power" else kind
+            others = f" and {len(nameless) - 1} more count" if len(nameless) > 1 else " counts"
+            parts.append(f"; without a {called}, {nameless[0]}{others} as standing alone")
+    return "".join(parts)
 
 
 def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
