@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from itertools import chain, count
 from typing import Any
 
+from planner.facts.catalog import GPUS, unplanned_gpu
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
-from planner.problems.fix import HERE, Fix, close_to, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Fix, close_to, did_you_mean, nearest, nearest_of, removal
 from planner.spec.hours import DAY_MINUTES
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
@@ -114,6 +115,18 @@ def nodes_are_listed_once(nodes: Nodes) -> Iterator[Broken]:
             fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
             yield Broken(rule, "its GPUs would be given to two units", fix, f"cluster.nodes.{index}.name", name)
         first.setdefault(name, index)
+
+
+@_reads("cluster.nodes", "cluster.gpu?", "cluster.gpu.name?")
+def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> Iterator[Broken]:
+    """A misspelt one would leave its node unused; those of other models that are sold are left out on purpose."""
+    known = list(dict.fromkeys([each for each in (name, own) if each] + [each for each in GPUS if each != "cpu"]))
+    for index, node in _listed(nodes):
+        gpu = node.get("gpu")
+        if gpu is not None and gpu not in known and unplanned_gpu(gpu) is None:
+            rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({', '.join(known[1:])})"
+            reason = "a node with another GPU is not used"
+            yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
 @_reads("cluster.nodes")
