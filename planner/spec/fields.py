@@ -64,9 +64,17 @@ def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     details = _pydantic_errors(data)
     unknown = (detail for detail in details if detail["type"] == "extra_forbidden")
     misspelt = frozenset(path for detail in unknown for path in _meant(detail, data))
-    violations = [_violation(d, data) for d in details if not (d["type"] == "missing" and _path(d["loc"]) in misspelt)]
+    violations = [_violation(detail, data) for detail in details if not _is_there(detail, misspelt)]
     wrong = {violation.path for violation in violations} | misspelt
     return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt)
+
+
+def _is_there(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
+    """Whether a field that seems to be missing or empty is there under another key, or at another indentation."""
+    path = _path(detail["loc"])
+    if detail["type"] == "missing":
+        return path in misspelt
+    return detail["input"] is None and _is_wrong_below(path, set(misspelt))
 
 
 def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
@@ -195,6 +203,9 @@ def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         fix = Fix(_instead(meant), ({HERE: None, **meant},))
     elif _level_above(detail, data):
         reason, fix = "the spec stands a level too deep below it", Fix("take the level out", ({HERE: None, **meant},))
+    elif not_indented := _not_indented(detail, data):
+        section = next(iter(not_indented)).partition(".")[0]
+        reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
     elif said := _said_by_flag(detail, data):
         reason, fix = said[1], Fix(_written(said[0]) or "leave it out", ({HERE: None, **meant},))
     elif meant:
@@ -241,8 +252,8 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     *parents, key = (part for part in detail["loc"] if part not in UNION_TAGS)
     if by_flag := _said_by_flag(detail, data):
         return {_path((*parents, each)): number for each, number in by_flag[0].items()}
-    if level := _level_above(detail, data):
-        return level
+    if moved := _level_above(detail, data) or _not_indented(detail, data):
+        return moved
     given: Any = data
     for part in parents:
         given = given[part]
@@ -274,6 +285,17 @@ def _level_above(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     ours = {key: value for key, value in below.items() if key in Spec.model_fields and key not in data}
     required = [key for key, field in Spec.model_fields.items() if field.is_required()]
     return ours if 2 * sum(key in ours for key in required) > len(required) else {}
+
+
+def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A field of the section above it, which has nothing below it, in that section."""
+    key, above = detail["loc"][-1], None
+    for name in data if len(detail["loc"]) == 1 else ():
+        if name == key:
+            break
+        above = name if name in Spec.model_fields else above
+    section = _section_of(Spec.model_fields[above]) if above and data[above] is None else None
+    return {f"{above}.{key}": detail["input"]} if section and key in section.model_fields else {}
 
 
 def _in_our_form(name: str, value: Any) -> Any:

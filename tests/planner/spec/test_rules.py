@@ -138,6 +138,18 @@ def test_each_wrong_item_of_a_list_gets_a_name_or_a_time_of_its_own(problems_of)
     assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
 
 
+def test_keys_that_are_not_indented_belong_to_the_section_above(spec_text, problems_of):
+    """Each is said to be indented too little, nothing is said to be missing, and indenting them all mends the spec."""
+    before, _, rest = spec_text.partition("prefill:\n")
+    keys, decode, after = rest.partition("decode:")
+    text = before + "prefill:\n" + keys.replace("  ", "") + decode + after
+    problems = problems_of(text)
+    fixes = {path: value for problem in problems for path, value in problem.changes[0].items()}
+
+    assert [str(problem.fix) for problem in problems] == ["indent it"] * 7
+    assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
+
+
 def test_a_misspelt_section_is_one_mistake(with_line, problems_of):
     """`decod` is there under a wrong name, not missing."""
     assert [problem.path for problem in problems_of(with_line(18, "decod:"))] == ["decod"]
