@@ -265,12 +265,19 @@ def _smaller_units(spec: ResolvedSpec) -> Iterator[Change]:
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
     if sum(most.values()) <= usable:
         return
-    numbers = [each for each in product(*(range(1, count + 1) for count in most.values())) if sum(each) <= usable]
-    for chosen in sorted(numbers, key=lambda each: (-sum(each), _unevenness(each, tuple(most.values())))):
+    for chosen in _splits(usable, tuple(most.values())):
         change: dict[str, Any] = {}
         for phase, count in zip(spec.phases, chosen, strict=True):
             change |= _of_nodes(spec, phase, count) if count < most[phase] else {}
         yield change
+
+
+def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Nodes of one or two phases, at most so many each: of all that are usable first, and the evenest first."""
+    for total in range(usable, 0, -1):
+        first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
+        of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
+        yield from sorted(of_total, key=lambda each: _unevenness(each, most))
 
 
 def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:

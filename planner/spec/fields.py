@@ -9,7 +9,7 @@ It knows the spec's fields but no rule between two of them: those are in `layout
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, WrapValidator
@@ -185,11 +185,11 @@ def _free_time(path: str, data: Mapping[str, Any]) -> Fix:
     """An example for a window without a time, at which no other window starts."""
     windows, own = data["schedule"]["windows"], int(path.split(".")[2])
     taken = {time_of_day(each["at"]) for each in windows if isinstance(each, dict) and "at" in each}
-    minutes = (30 * step for step in count(17))  # from the field's example on
-    free = (f"{each // 60 % 24:02}:{each % 60:02}" for each in minutes)
+    minutes = (30 * step for step in range(17, 17 + 48))  # a day of half hours, from the field's example on
+    times = [f"{each // 60 % 24:02}:{each % 60:02}" for each in minutes]
+    free = [time for time in times if time not in taken] or times
     missing = [index for index, each in enumerate(windows) if not isinstance(each, dict) or "at" not in each]
-    times = islice((time for time in free if time not in taken), missing.index(own) % 40, None)
-    at = next(times)
+    at = free[missing.index(own) % len(free)]
     return Fix(f"for example at: {at}", ({HERE: at},))
 
 
@@ -262,8 +262,8 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     ours = as_we_say(str(key))
     if ours in free:
         return {_path((*parents, ours)): _in_our_form(ours, detail["input"])}
-    if path == "kubernetes.hostPath" and "volumes" in free:
-        folder = unwrapped(detail["input"])
+    folder = unwrapped(detail["input"])
+    if path == "kubernetes.hostPath" and "volumes" in free and isinstance(folder, str):
         return {"kubernetes.volumes": [{"host_path": folder, "mount_path": folder}]}
     if ours in fields or why_we_have_no(path):
         return {}

@@ -16,7 +16,7 @@ import yaml
 
 __all__ = ["HOLE_REASON", "Mistake", "explain", "holes", "indent_by", "look_alikes"]
 
-HOLE = re.compile(r"\{\{.*?\}\}")
+HOLE = re.compile(r"\{\{[^{}]*\}\}")
 HOLE_REASON = "a key is a mapping, as where a template's {{ }} is not filled in"
 QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 SYNTAX = " :,[]{}\"'-"  # what YAML reads, and other characters look like
@@ -67,6 +67,8 @@ def look_alikes(text: str) -> list[Mistake]:
 
 
 def _look_alike(number: int, line: str) -> Mistake | None:
+    if line.isascii():
+        return None
     words = _words(line, keep_indentation=True)
     unquoted = QUOTED.sub(lambda quoted: "x" * len(quoted[0]), words)
     column = next((index for index, each in enumerate(unquoted) if _plain(each) != each), None)

@@ -138,6 +138,16 @@ def test_each_wrong_item_of_a_list_gets_a_name_or_a_time_of_its_own(problems_of)
     assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
 
 
+def test_a_time_is_offered_when_every_half_hour_is_taken(problems_of):
+    """There is one for the window without a time even then."""
+    counts = {"prefill_units": 1, "decode_units": 1}
+    windows = [{"at": f"{half // 2:02}:{30 * (half % 2):02}"} | counts for half in range(48)]
+    change = {"decode.units": None, "schedule": {"windows": [*windows, counts]}}
+    (problem,) = problems_of(changed({"change": change}))
+
+    assert (problem.path, str(problem.fix)) == ("schedule.windows.48.at", "for example at: 08:30")
+
+
 def test_keys_that_are_not_indented_belong_to_the_section_above(spec_text, problems_of):
     """Each is said to be indented too little, nothing is said to be missing, and indenting them all mends the spec."""
     before, _, rest = spec_text.partition("prefill:\n")
