@@ -423,7 +423,7 @@ def _number(path: str, types: Sequence[Any], value: Any) -> float | None:
 
 
 def _plainest(number: float) -> float:
-    """Without a fraction where there is none: `32`, as one writes it."""
+    """Return `number` as one writes it: without a fraction where it has none."""
     return int(number) if number == int(number) else number
 
 

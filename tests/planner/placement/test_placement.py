@@ -199,6 +199,15 @@ def test_a_node_without_a_rack_stands_alone(with_line, plan_of):
     assert {len({name[0] for name in unit.nodes}) for unit in placement.units} == {1}
 
 
+def test_a_rack_under_two_leaf_switches_is_told(with_line, plan_of):
+    """Racks of three nodes and leaves of two: the plan names one such rack and counts the others."""
+    torn = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2")).placement.why
+    whole = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3")).placement.why
+
+    assert torn.endswith("; rack rack-0 is under 2 leaf switches, and so for 1 more")
+    assert "leaf switches" not in whole
+
+
 def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
     """S701: which nodes would have done."""
     text = with_line(8, LISTED.replace("name: d1,", "name: d1, cordoned: true,").rstrip())
