@@ -67,16 +67,6 @@ def decide(spec: ResolvedSpec, split: MemoryOf) -> tuple[ResolvedSpec, tuple[Dec
     return spec, (*decisions, *(each for each in defaults if each.path not in decided))
 
 
-def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """`spec` with the precision that its config.json says, in the phases that do not say one."""
-    if spec.config_digest is None or spec.model.weights_in != "fp8":
-        return spec, []
-    why = "what the checkpoint's quantization_config says: FP8 in blocks of 128 x 128"
-    silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
-    decisions = [Decision(f"{phase}.precision", "fp8", why) for phase in silent]
-    return with_values(spec, {each.path: each.value for each in decisions}), decisions
-
-
 def _decide(spec: ResolvedSpec, phase: Phase, split: MemoryOf) -> tuple[Numbers, int]:
     """The first layout that holds what is wanted, else the first that holds one request, else the last.
 
@@ -185,6 +175,16 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
     if spec.gpu.usable_bytes is None:
         whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
     yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
+
+
+def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
+    """`spec` with the precision that its config.json says, in the phases that do not say one."""
+    if spec.config_digest is None or spec.model.weights_in != "fp8":
+        return spec, []
+    why = "what the checkpoint's quantization_config says: FP8 in blocks of 128 x 128"
+    silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
+    decisions = [Decision(f"{phase}.precision", "fp8", why) for phase in silent]
+    return with_values(spec, {each.path: each.value for each in decisions}), decisions
 
 
 def _of_windows(spec: Spec) -> Iterator[Decision]:

@@ -198,8 +198,7 @@ def _given_keys(document: Document, misspelt: frozenset[str]) -> dict[str, Any]:
     sections = {name: section for name, section in document.data.items() if isinstance(section, dict)}
     given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
     written = frozenset(name for name, section in document.data.items() if section is not None)
-    there = frozenset(path.partition(".")[0] for path in misspelt)
-    return {"spec.sections": written | there, "expert_load.given": frozenset()} | given
+    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class CheckedFields:
 
     violations: list[Violation]
     values: dict[str, Any]
-    misspelt: frozenset[str]  # paths of fields that are there under another key
+    misspelt: frozenset[str]  # paths of fields that are there under another key, and their sections
 
 
 def check_fields(data: Mapping[str, Any]) -> CheckedFields:
@@ -66,7 +66,8 @@ def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     misspelt = frozenset(path for detail in unknown for path in _meant(detail, data))
     violations = [_violation(detail, data) for detail in details if not _is_there(detail, misspelt)]
     wrong = {violation.path for violation in violations} | misspelt
-    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt)
+    sections = {path.partition(".")[0] for path in misspelt}
+    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt | sections)
 
 
 def _is_there(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:

@@ -8,8 +8,10 @@ import pytest
 
 import planner
 from planner.cli import main
+from planner.facts.catalog import GPUS, MODELS
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
+from planner.spec.schema import Spec
 from tests.planner.spec.wrong_specs import CASES, changed, data_of, with_load_file
 
 FEWEST_RULES = 60
@@ -136,6 +138,16 @@ def test_each_wrong_item_of_a_list_gets_a_name_or_a_time_of_its_own(problems_of)
 
     assert len(fixes) == 6
     assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
+
+
+def test_editors_complete_the_catalogs_names():
+    """Models and GPUs are listed beside their inline form; a node may have the GPU that the spec describes."""
+    schema = Spec.model_json_schema()
+    nodes_gpu = schema["$defs"]["NodeSpec"]["properties"]["gpu"]["anyOf"]
+
+    assert schema["properties"]["model"]["oneOf"][0]["enum"] == list(MODELS)
+    assert schema["$defs"]["ClusterSpec"]["properties"]["gpu"]["oneOf"][0]["enum"] == list(GPUS)
+    assert [each.get("enum") for each in nodes_gpu] == [list(GPUS), None, None]
 
 
 def test_a_time_is_offered_when_every_half_hour_is_taken(problems_of):
