@@ -25,11 +25,12 @@ github.com/NVIDIA/nccl-tests 03a204a1 doc/PERFORMANCE.md (all-reduce), whose pla
 github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.cluster.inventory import nodes_of
-from planner.estimate.topology import Topology, topology_of
+from planner.estimate.topology import Topology, nvlink_domains, topology_of
 from planner.expert_map import ExpertMap
 from planner.facts.catalog import Model
 from planner.facts.loads import Loads
@@ -88,6 +89,7 @@ def expected_traffic(
 ) -> tuple[PhaseTraffic, ...]:
     """For each phase whose units have more than one rank, where the GPU's links are known."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
+    domains = nvlink_domains(nodes.values(), spec.gpu, spec.cluster.gpus_per_node)
     traffic = []
     for layout in layouts:
         shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size)
@@ -100,7 +102,7 @@ def expected_traffic(
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:
-                topology = topology_of(unit, nodes, spec.gpu, spec.cluster.gpus_per_node)
+                topology = topology_of(unit, nodes, domains, spec.gpu)
                 links += _links(unit.name, topology, shares, tokens, sharing, spec.model, layout) if topology else []
         if links:
             traffic.append(PhaseTraffic(layout.phase, layer, tokens, _fullest(links)))
@@ -165,8 +167,11 @@ class _Arriving:
 
     def __init__(self, topology: Topology, shares: Sequence[float], tokens: int, top_k: int, *, normal: bool) -> None:
         self.topology, self.shares, self.tokens, self.normal, self.top_k = topology, shares, tokens, normal, top_k
-        self.domain_of = [topology.domains[topology.node(rank)] for rank in range(topology.num_ranks)]
-        self.size = {domain: self.domain_of.count(domain) for domain in dict.fromkeys(self.domain_of)}
+        self.domain_of = topology.domains
+        self.size = Counter(self.domain_of)
+        self.size_under = Counter(
+            (domain, topology.leaves[topology.node(rank)]) for rank, domain in enumerate(self.domain_of)
+        )
         self.share = dict.fromkeys(self.size, 0.0)
         for rank, domain in enumerate(self.domain_of):
             self.share[domain] += shares[rank]
@@ -189,11 +194,13 @@ class _Arriving:
         topology = self.topology
         inside = [rank for rank in range(topology.num_ranks) if topology.leaves[topology.node(rank)] == leaf]
         outside = topology.num_ranks - len(inside)
-        return sum(
-            self._over_nic_to(rank) * outside / (topology.num_ranks - self.size[self.domain_of[rank]])
-            for rank in inside
-            if self.size[self.domain_of[rank]] < topology.num_ranks
-        )
+        total = 0.0
+        for rank in inside:
+            domain = self.domain_of[rank]
+            others = topology.num_ranks - self.size[domain]
+            linked = self.size[domain] - self.size_under[domain, leaf]  # by NVLink, though under another leaf
+            total += self._over_nic_to(rank) * (outside - linked) / others if others else 0.0
+        return total
 
     def _over_nic_to(self, rank: int) -> float:
         """Messages by the NIC of `rank`: on its rail for all of the domain, or for itself."""

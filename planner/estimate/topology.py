@@ -1,27 +1,30 @@
 """How a unit's ranks are tied together: NVLink in a domain, NICs on rails between domains, leaf switches above them.
 
 Glossary:
-    NVLink domain   GPUs that reach each other without a NIC: those of a node, or of 18 nodes of four (72 GPUs)
+    NVLink domain   GPUs that reach each other without a NIC: those of a node, of a part of it, or of 18 nodes of four
+                    (72 GPUs). A rack's nodes fill its domains in order; no domain is in two racks
     rail            the NICs of equal number on all nodes; rank r of a node uses its own, or the one it shares
     leaf            the switch that a node's NICs are attached to; between leaves traffic climbs to the spine
 
     mesh            a domain without switches: each pair of GPUs has links of its own, and one to one is a part of a
                     GPU's whole (MI300X: 64 of 448 GB/s). Behind switches (NVLink) it is the whole
 
-A message between domains takes the sender's NIC and the receiver's; what is not on the same rail changes rails over
-NVLink, which is faster. Spines are taken to be non-blocking: a spec does not say otherwise.
+A message between domains takes the sender's NIC and the receiver's, on one node too: PCIe is taken to be as fast. What
+is not on the same rail changes rails over NVLink, which is faster. Spines are taken to be non-blocking: a spec does not
+say otherwise.
 
 Bandwidths are one way, of one rank to one other, with nobody else on the way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.cluster.inventory import Node
 from planner.facts.catalog import Gpu
 from planner.layout.unit import Unit
 
-__all__ = ["Topology", "topology_of"]
+__all__ = ["Topology", "nvlink_domains", "topology_of"]
 
 BITS_PER_BYTE = 8
 
@@ -32,7 +35,7 @@ class Topology:
 
     ranks_per_node: int
     nodes: tuple[str, ...]
-    domains: tuple[str, ...]  # of each node
+    domains: tuple[str, ...]  # of each rank
     leaves: tuple[str, ...]  # of each node; empty where the spec does not say
     nvlink_gb_per_s: float  # of a rank to all others of its domain together
     peer_gb_per_s: float  # of a rank to one other of its domain
@@ -56,36 +59,55 @@ class Topology:
         """GB/s from one rank to another; infinite to itself."""
         if rank_a == rank_b:
             return float("inf")
-        if self.domains[self.node(rank_a)] == self.domains[self.node(rank_b)]:
+        if self.domains[rank_a] == self.domains[rank_b]:
             return self.peer_gb_per_s
         return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
 
     def group_gb_per_s(self, num_ranks: int) -> float:
-        """GB/s from one rank to all others of `num_ranks` of its domain together."""
+        """GB/s from one rank to all others of a group of `num_ranks` together, the first of a node."""
+        if len(set(self.domains[:num_ranks])) > 1:
+            return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
         return min(self.nvlink_gb_per_s, (num_ranks - 1) * self.peer_gb_per_s)
 
 
-def topology_of(unit: Unit, nodes: Mapping[str, Node], gpu: Gpu, gpus_per_node: int) -> Topology | None:
-    """The topology of `unit`; None where the GPU's links are not known, as on `cpu`."""
+def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
+    """The domain of each of `nodes`, which are all of a cluster: whole nodes of a rack, in order, as many as fill one.
+
+    Where racks are not known, nodes in a row are taken to stand together.
+    """
+    size = gpu.nvlink_domain or gpus_per_node
+    nodes_per_domain = size // gpus_per_node if gpu.nvlink_leaves_node else 1
+    if nodes_per_domain <= 1:
+        return {node.name: node.name for node in nodes}
+    before: Counter[str] = Counter()
+    domains = {}
+    for node in nodes:
+        domains[node.name] = f"{node.rack} domain-{before[node.rack] // nodes_per_domain}".lstrip()
+        before[node.rack] += 1
+    return domains
+
+
+def topology_of(unit: Unit, nodes: Mapping[str, Node], domains: Mapping[str, str], gpu: Gpu) -> Topology | None:
+    """The topology of `unit`; None where the GPU's links are not known, as on `cpu`.
+
+    `nodes` and their NVLink `domains` (`nvlink_domains`) are by name.
+    """
     if gpu.nvlink_gb_per_s is None or gpu.nic_gbps is None or gpu.gpus_per_nic is None:
         return None
     placed = [nodes[name] for name in unit.nodes]
     sharing = min(gpu.gpus_per_nic, unit.ranks_per_node)
+    part = min(gpu.nvlink_domain or unit.ranks_per_node, unit.ranks_per_node)
     return Topology(
         ranks_per_node=unit.ranks_per_node,
         nodes=unit.nodes,
-        domains=_domains(placed, gpu, gpus_per_node),
+        domains=tuple(
+            domains[node.name] if part == unit.ranks_per_node else f"{domains[node.name]} part-{local // part}"
+            for node in placed
+            for local in range(unit.ranks_per_node)
+        ),
         leaves=tuple(node.leaf for node in placed),
         nvlink_gb_per_s=gpu.nvlink_gb_per_s,
         peer_gb_per_s=gpu.peer_gb_per_s or gpu.nvlink_gb_per_s,
         nic_gb_per_s=gpu.nic_gbps / BITS_PER_BYTE / sharing,
         gpus_per_nic=gpu.gpus_per_nic,
     )
-
-
-def _domains(nodes: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[str, ...]:
-    """A domain larger than a node is a rack where racks are known, else as many nodes in a row as it has room for."""
-    nodes_per_domain = (gpu.nvlink_domain or gpus_per_node) // gpus_per_node
-    if nodes_per_domain <= 1:
-        return tuple(node.name for node in nodes)
-    return tuple(node.rack or f"domain-{node.index // nodes_per_domain}" for node in nodes)

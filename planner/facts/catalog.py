@@ -12,9 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["ASSUMED", "GPUS", "MODELS", "Attention", "Gpu", "GroupedAttention", "Indexer", "LatentAttention", "Model"]
+__all__ = [
+    "ASSUMED",
+    "GPUS",
+    "MODELS",
+    "Attention",
+    "Gpu",
+    "GroupedAttention",
+    "Indexer",
+    "LatentAttention",
+    "Model",
+    "unplanned_gpu",
+]
 
 ASSUMED = "assumed"
+
+# GPUs that are sold and not listed here, so that none of them is taken for one that is called alike.
+UNPLANNED_GPUS = (
+    *("a100", "a800", "h20e", "gh200", "b100", "b300", "gb300", "rtx", "l40s", "mi250", "mi308x", "mi325x"),
+    *("mi350x", "mi355x", "gaudi", "ascend"),
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,7 @@ class Model:
     num_expert_groups: int  # the gate picks groups first; a group is a run of consecutive experts
     max_position_embeddings: int
     source: str
+    weights_in: Literal["fp8", "bf16"] = "bf16"  # what the published checkpoint keeps its matrices in
 
     @property
     def num_moe_layers(self) -> int:
@@ -131,6 +149,7 @@ class Gpu:
     nvlink_gb_per_s: float | None = None  # to all of its domain together; or what takes NVLink's place inside a node
     peer_gb_per_s: float | None = None  # to one other of a mesh; without it, all of `nvlink_gb_per_s`
     nvlink_domain: int | None = None  # GPUs that reach each other by it
+    nvlink_leaves_node: bool = False  # no figure: a domain of HGX ends with its board, one of NVL72 with its rack
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
     kubernetes_resource: str | None = None  # what a container asks for
@@ -155,6 +174,7 @@ _DEEPSEEK_V3 = Model(
     num_shared_experts=1,
     num_expert_groups=8,
     max_position_embeddings=163_840,
+    weights_in="fp8",
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_671B.json; "
     f"positions, and that R1 is alike: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-{{V3,R1}}_config.json",
 )
@@ -231,6 +251,7 @@ _KIMI_K2 = Model(
     num_shared_experts=1,
     num_expert_groups=1,
     max_position_embeddings=131_072,
+    weights_in="fp8",
     source=f"{_AICONFIGURATOR}/model_configs/moonshotai--Kimi-K2-Instruct_config.json",
 )
 
@@ -356,6 +377,7 @@ GPUS = {
         usable_bytes=197_901_355_581,
         nvlink_gb_per_s=900,
         nvlink_domain=72,
+        nvlink_leaves_node=True,
         nic_gbps=800,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
@@ -393,3 +415,9 @@ GPUS = {
         },
     ),
 }
+
+
+def unplanned_gpu(name: str) -> str | None:
+    """Return the GPU that `name` says and that the catalog does not have; None where it says none of these."""
+    written = name.casefold()
+    return max((each for each in UNPLANNED_GPUS if each in written), key=len, default=None)

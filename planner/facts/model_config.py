@@ -47,6 +47,7 @@ class _Shapes(BaseModel):
     num_attention_heads: int = Field(ge=1, le=65_536)
     num_experts_per_tok: int = Field(ge=1, le=65_536)
     max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
+    quantization_config: Any = None  # of many forms; one of them is read
 
 
 class _LatentShapes(_Shapes):
@@ -139,6 +140,20 @@ KINDS: dict[str, type[_LatentShapes | _GroupedShapes]] = {
 }
 
 
+# Families that no pass plans, by the model_type of their config.json, as transformers names it.
+OTHER_FAMILIES = {
+    "glm4_moe": "GLM-4.5",
+    "gpt_oss": "gpt-oss",
+    "llama4": "Llama 4",
+    "minimax": "MiniMax",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2-MoE",
+    "qwen3_next": "Qwen3-Next",
+    "dots1": "dots.llm1",
+    "ernie4_5_moe": "ERNIE 4.5",
+}
+
+
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     """The config at `path`, which the spec calls `written`; or what is wrong with it."""
     try:
@@ -148,11 +163,10 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         reason = getattr(error, "strerror", None) or str(error)
         return Violation(PATH, written, "S301 must be a readable file", reason, fix)
     model_type = _model_type(content)
+    if model_type is None:
+        return _not_a_config(written, "it is not a JSON object with a model_type")
     if model_type not in KINDS:
-        known = (
-            f"its model_type is {str(model_type)[:40]}" if model_type else "it is not a JSON object with a model_type"
-        )
-        return _not_a_config(written, known)
+        return _of_another_family(written, model_type)
     try:
         shapes = KINDS[model_type].model_validate_json(content)
     except ValidationError as error:
@@ -172,9 +186,15 @@ def _model_type(content: bytes) -> str | None:
     return model_type if isinstance(model_type, str) else None
 
 
-def _not_a_config(written: str, reason: str) -> Violation:
+def _not_a_config(written: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Violation:
     rule = f"S302 must be a config.json of model_type {' or '.join(KINDS)}"
-    return Violation(PATH, written, rule, reason, "point to the checkpoint's own config.json")
+    return Violation(PATH, written, rule, reason, fix)
+
+
+def _of_another_family(written: str, model_type: str) -> Violation:
+    family = OTHER_FAMILIES.get(model_type)
+    called = f"its model_type is {model_type[:40]}" + (f", the {family} family's," if family else "")
+    return _not_a_config(written, f"{called} and no other family is planned yet", "choose a model of one of these")
 
 
 def _too_many_chosen(chosen: int, key: str, experts: int) -> str | None:
@@ -191,4 +211,12 @@ def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
         "num_experts_per_token": shapes.num_experts_per_tok,
         "max_position_embeddings": shapes.max_position_embeddings,
         "source": source,
+        "weights_in": "fp8" if _is_fp8_in_blocks(shapes.quantization_config) else "bf16",
     }
+
+
+def _is_fp8_in_blocks(quantization: Any) -> bool:
+    """Whether matrices are kept as DeepSeek keeps them, which is what `fp8` means in a spec."""
+    if not isinstance(quantization, dict):
+        return False
+    return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") == [128, 128]

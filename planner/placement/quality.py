@@ -7,8 +7,9 @@ The counts are whole numbers, in the order in which they matter; less is better:
     power_loss   the same for a power domain
     moves        nodes that a unit has and that a previous plan did not give it
 
-A count whose places the spec does not name is left out. No placement that is as good in the counts above it is below
-a count's bound; the bounds computed here hold for every placement, and the exact search raises them (`exact.py`).
+A count whose places the spec does not name is left out; where it names those of some nodes, the others stand alone.
+No placement that is as good in the counts above it is below a count's bound; the bounds computed here hold for every
+placement, and the exact search raises them (`exact.py`).
 A count at its bound is proven: nothing better exists.
 """
 

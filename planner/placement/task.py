@@ -4,6 +4,8 @@ A cell is all usable nodes with the same leaf switch, rack and power domain: whi
 difference, save for moves from a previous placement. So what is searched is an assignment, how many nodes of each cell
 each unit takes, and nodes get their names afterwards (`nodes.py`).
 
+Where the spec names the place of some nodes only, each of the others counts as a place of its own (`_named_places`).
+
 A state is a set of units that are on together, weighted with the windows of the day that have it.
 """
 
@@ -17,7 +19,9 @@ from planner.facts.terms import Phase
 from planner.placement.bound import Kinds
 from planner.spec.schema import ScheduleSpec
 
-__all__ = ["Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
+__all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
+
+PLACES = ("leaf", "rack", "power")
 
 Assignment = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
 
@@ -46,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Places:
-    """The leaves, racks or power domains; none where any usable node's is unknown."""
+    """The leaves, racks or power domains; none where no usable node's is known."""
 
     of_cell: tuple[int, ...]  # cell -> its place
     sizes: tuple[int, ...]  # place -> usable nodes
@@ -161,13 +165,22 @@ def task_of(
 ) -> Task:
     """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement."""
     by_cell: dict[tuple[str, str, str], list[Node]] = {}
-    for node in usable:
-        by_cell.setdefault((node.leaf, node.rack, node.power), []).append(node)
+    leaf, rack, power = (_named_places(usable, kind) for kind in PLACES)
+    for number, node in enumerate(usable):
+        by_cell.setdefault((leaf[number], rack[number], power[number]), []).append(node)
     cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
     cell_of = {node.name: index for index, cell in enumerate(cells) for node in cell.nodes}
     kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)
     had_nodes = frozenset(index for index, unit in enumerate(units) if unit.name in before)
     return Task(tuple(units), cells, _states(units, schedule), kept, had_nodes)
+
+
+def _named_places(nodes: Sequence[Node], kind: str) -> list[str]:
+    """The `kind` of place that each of `nodes` is in; where some have a name, a node without one stands alone."""
+    places: list[str] = [getattr(node, kind) for node in nodes]
+    if any(places):
+        return [place or f"of {node.name} alone" for place, node in zip(places, nodes, strict=True)]
+    return places
 
 
 def _states(units: Sequence[Wanted], schedule: ScheduleSpec | None) -> tuple[State, ...]:

@@ -95,7 +95,9 @@ def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
             parts = parts[key.count(".") + 1 :]
         if not parts:
             return section, key
-        section = section[key] if isinstance(section, list) else section.setdefault(key, {})
+        if isinstance(section, dict) and section.get(key) is None:
+            section[key] = {}
+        section = section[key]
 
 
 def _plain(text: str) -> str:

@@ -7,6 +7,9 @@ What memory and shapes decide, in this order:
                         replicas: 32 at EP32 and at EP144 of 256, as the published system has; none where only that fits
     max_requests        as many of full length as KV has room for
 
+A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
+128 x 128 is planned in fp8. A name of the catalog says no checkpoint, so that it takes the default.
+
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
 The spec with the numbers in place is checked like any other, so that what is decided breaks no rule. Defaults are those
@@ -49,7 +52,7 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, tuple
 
     Raises SpecError when no number would do.
     """
-    decisions: list[Decision] = []
+    spec, decisions = _as_its_checkpoint(spec)
     for phase in spec.phases:
         if any(_is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
             numbers, num_held = _decide(spec, phase, memory_of)
@@ -172,6 +175,16 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
     if spec.gpu.usable_bytes is None:
         whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
     yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
+
+
+def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
+    """`spec` with the precision that its config.json says, in the phases that do not say one."""
+    if spec.config_digest is None or spec.model.weights_in != "fp8":
+        return spec, []
+    why = "what the checkpoint's quantization_config says: FP8 in blocks of 128 x 128"
+    silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
+    decisions = [Decision(f"{phase}.precision", "fp8", why) for phase in silent]
+    return with_values(spec, {each.path: each.value for each in decisions}), decisions
 
 
 def _of_windows(spec: Spec) -> Iterator[Decision]:

@@ -4,11 +4,17 @@ A pass that finds a spec infeasible knows what binds, but not whether a way out 
 nodes than there are. So changes are proposed here, field by field, and a change is printed only when the spec with it
 has been checked and planned anew. At most three are, of different fields.
 
+Changes are tried from what costs least. What people own comes last: first limits and precision, then units on the nodes
+that there are, then more nodes, and other GPUs only where nothing else would do. Where memory is short, a change must
+also leave KV for the requests that the spec asks for. All of them at full length are tried first, then an eighth of
+that: DeepSeek's decode has room for 21 of 128, and its requests hold 4,989 of 32,768 tokens on average. A change that
+leaves room for one request alone is printed only when there is no other.
+
 It changes no spec: the user does.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from operator import itemgetter
@@ -18,34 +24,85 @@ from planner.cluster.inventory import nodes_of
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
+from planner.layout.layout import lay_out
+from planner.layout.memory import MemoryPlan, split_memory
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, Fix, applied
 from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
 
+FULL_SHARE, USUAL_SHARE, ONE_REQUEST = 1.0, 1 / 8, 0.0  # of the KV that all requests of full length would take
+LEAST_OF_TOKENS = 8  # steps, and requests, of less than an eighth of their tokens serve somebody else
+
+LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
+    "prefill": ("max_batch_tokens",),
+    "decode": ("max_requests",),
+    "mixed": ("max_batch_tokens", "max_requests"),
+}
+
 MAX_CHANGES = 3
 MAX_TRIES = 24  # of one field, beyond which the next one is asked
 
 Feasible = Callable[[ResolvedSpec], bool]
 Works = Callable[[Change], bool]
+Stage = Callable[[ResolvedSpec, Works], Iterator[Change]]
 
 
 def with_changes(error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible) -> InfeasibleError:
     """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
 
-    def works(change: Change) -> bool:
-        try:
-            return is_feasible(with_values(spec, change))
-        except SpecError:
-            return False
+    short = _phases_short_of_memory(spec)
 
-    proposed = _without_repeats(_smallest_changes(spec, works), spec)
-    changes = tuple(islice(proposed, MAX_CHANGES))
-    changes = changes or tuple(_first(_larger_phase(spec), works)) or tuple(_first(_larger_system(spec), works))
-    if not changes:
-        return error
-    return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
+    def holding(share: float) -> Works:
+        def works(change: Change) -> bool:
+            try:
+                tried = with_values(spec, change)
+            except SpecError:
+                return False
+            return is_feasible(tried) and _holds(tried, short, share)
+
+        return works
+
+    for stage, share in _stages(error, bool(short)):
+        changes = tuple(islice(_without_repeats(stage(spec, holding(share)), spec), MAX_CHANGES))
+        if changes:
+            return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
+    return error
+
+
+def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, float]]:
+    """What to try, and the share of the asked KV that it has to leave, in order; what works first is printed."""
+    needs_nodes = any(problem.rule.startswith("S701") for problem in error.problems)
+    on_these_gpus: list[Stage] = (
+        [_fewer_or_more_nodes] if needs_nodes else [_other_limits, _other_units, _larger_system]
+    )
+    shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
+    yield from product(on_these_gpus, shares)
+    yield from product([_larger_gpus], shares)
+    if is_short:
+        yield from product([*on_these_gpus, _larger_gpus], [ONE_REQUEST])
+
+
+def _phases_short_of_memory(spec: ResolvedSpec) -> tuple[Phase, ...]:
+    if spec.gpu.usable_bytes is None:
+        return ()
+    return tuple(phase for phase in spec.phases if _memory_of(spec, phase).short > 0)
+
+
+def _holds(spec: ResolvedSpec, phases: Sequence[Phase], share: float) -> bool:
+    """Whether each of `phases` has KV for that share of its requests at full length; prefill computes one at a time."""
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        asked = section.max_request_tokens * (1 if phase == "prefill" else section.max_requests)
+        asked = min(asked, section.max_kv_tokens or asked)
+        if (phase in phases or phase == "mixed") and phases and _memory_of(spec, phase).kv_tokens < share * asked:
+            return False
+    return True
+
+
+def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan:
+    return split_memory(spec, lay_out(phase, spec.written, spec.model))
 
 
 def _without_repeats(changes: Iterable[Change], spec: ResolvedSpec) -> Iterator[Change]:
@@ -62,25 +119,53 @@ def _without_repeats(changes: Iterable[Change], spec: ResolvedSpec) -> Iterator[
             yield new
 
 
-def _smallest_changes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Of each field that could help, the smallest change that does; what costs nothing to change stands first."""
+def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """Of each field that moves no GPU, the smallest change that does; what costs nothing to change stands first."""
     if spec.written.coverage != "none":
         yield from _first(_covering_slots(spec), works)
         yield from _first(({"coverage": less} for less in ("node", "none") if less != spec.written.coverage), works)
+    yield from _first(_as_published(spec), works)
+    for phase in spec.phases:
+        yield from _first(_fewer_slots(spec, phase), works)
+        for field in LIMITS[phase]:
+            yield from _most([f"{phase}.{field}"], getattr(spec.phase(phase), field), works)
+    yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
+    for phase in spec.phases:
+        yield from _first(_shared_attention(spec, phase), works)
+
+
+def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """Larger units on the nodes that there are."""
     for phase in spec.phases:
         yield from _first(_larger_units(spec, phase), works)
-        yield from _first(_fewer_slots(spec, phase), works)
-        yield from _most([f"{phase}.{_step_field(phase)}"], getattr(spec.phase(phase), _step_field(phase)), works)
-    yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
+
+
+def _larger_system(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """Larger units and the nodes that they take: in one phase, else in all."""
+    in_one = tuple(_first(_larger_phase(spec), works))
+    yield from in_one or _first(_larger_phases(spec), works)
+
+
+def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """The nodes that units lack, or units that do with those that there are."""
     yield from _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
     if spec.written.schedule is None:
         for phase in spec.phases:
             yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
-    for phase in spec.phases:
-        yield from _first(_shared_attention(spec, phase), works)
-    yield from _first(_larger_gpus(spec), works)
+    yield from _first(_smaller_units(spec), works)
+    for phase in spec.phases:  # which share a node's GPUs otherwise, or none at all
+        yield from _first(_larger_units(spec, phase), works)
+
+
+def _larger_gpus(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """The smallest GPU of the catalog that does, unless nodes are listed with theirs: those are what there is."""
+    memory, nodes = spec.gpu.usable_bytes, spec.cluster.nodes
+    if memory is None or (isinstance(nodes, list) and any(node.gpu for node in nodes)):
+        return
+    larger = [(gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory]
+    yield from _first(({"cluster.gpu": name} for _, name in sorted(larger)), works)
 
 
 def _first(candidates: Iterable[Change], works: Works) -> Iterator[Change]:
@@ -90,7 +175,8 @@ def _first(candidates: Iterable[Change], works: Works) -> Iterator[Change]:
 
 def _most(paths: list[str], value: int, works: Works) -> Iterator[Change]:
     """The largest number below `value` that works in all `paths`, if one does: what works with more works with less."""
-    least, most = (2 if paths[0].endswith("max_request_tokens") else 1), value - 1  # the least that the fields take
+    counts_tokens = paths[0].endswith("_tokens")
+    least, most = max(2, value // LEAST_OF_TOKENS) if counts_tokens else 1, value - 1
     if most < least or not works(dict.fromkeys(paths, least)):
         return
     while least < most:
@@ -112,7 +198,7 @@ def _larger_phase(spec: ResolvedSpec) -> Iterator[Change]:
         yield {f"{phase}.ep_size": size, **_nodes_for(spec, now | {phase: size})}
 
 
-def _larger_system(spec: ResolvedSpec) -> Iterator[Change]:
+def _larger_phases(spec: ResolvedSpec) -> Iterator[Change]:
     """Larger units in all phases and the nodes that they take, for where no single change is enough."""
     sizes = {phase: _ep_sizes(spec, phase) for phase in spec.phases}
     for step in range(1, max(map(len, sizes.values()))):
@@ -166,6 +252,49 @@ def _nodes_for(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
     return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
 
 
+def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
+    """The precision of the model's own checkpoint, in the phases that need more memory in theirs."""
+    phases = [phase for phase in spec.phases if spec.phase(phase).precision == "bf16"]
+    if phases and spec.model.weights_in == "fp8":
+        yield {f"{phase}.precision": "fp8" for phase in phases}
+
+
+def _smaller_units(spec: ResolvedSpec) -> Iterator[Change]:
+    """Where not even one unit each fits: EP sizes of whole nodes that do, those that use most GPUs first."""
+    per_node, usable = spec.cluster.gpus_per_node, sum(node.unusable is None for node in nodes_of(spec.cluster))
+    most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
+    if sum(most.values()) <= usable:
+        return
+    for chosen in _splits(usable, tuple(most.values())):
+        change: dict[str, Any] = {}
+        for phase, count in zip(spec.phases, chosen, strict=True):
+            change |= _of_nodes(spec, phase, count) if count < most[phase] else {}
+        yield change
+
+
+def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Nodes of one or two phases, at most so many each: of all that are usable first, and the evenest first."""
+    for total in range(usable, 0, -1):
+        first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
+        of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
+        yield from sorted(of_total, key=lambda each: _unevenness(each, most))
+
+
+def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
+    """How many phases lose GPUs, and how much more one loses than the other."""
+    shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
+    return sum(share < 1 for share in shares), max(shares) - min(shares)
+
+
+def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int) -> Change:
+    """A unit on so many nodes, with the nearest number of redundant experts that spreads evenly over it."""
+    now, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
+    size = num_nodes * spec.cluster.gpus_per_node
+    above = now + -(num_logical + now) % size
+    redundant = min((each for each in (above, above - size) if each >= 0), key=lambda each: abs(each - now))
+    return {f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
+
+
 def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
     """Redundant experts a slot a GPU fewer at a time."""
     section = spec.phase(phase)
@@ -175,10 +304,6 @@ def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
 
 def _request_tokens(spec: ResolvedSpec) -> int:
     return spec.phase(spec.phases[0]).max_request_tokens  # equal in all phases: a rule
-
-
-def _step_field(phase: Phase) -> str:
-    return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
 def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
@@ -212,13 +337,6 @@ def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
     on_node = min(section.ep_size, spec.cluster.gpus_per_node)
     sizes = range(section.attention_tp + 1, on_node + 1)
     yield from ({f"{phase}.attention_tp": size} for size in sizes if on_node % size == 0)
-
-
-def _larger_gpus(spec: ResolvedSpec) -> Iterator[Change]:
-    memory = spec.gpu.usable_bytes
-    if memory is not None:
-        larger = [(gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory]
-        yield from ({"cluster.gpu": name} for _, name in sorted(larger))
 
 
 def _fix(changes: tuple[Change, ...]) -> Fix:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from planner.facts.catalog import GPUS, MODELS, Gpu, Model
+from planner.facts.catalog import GPUS, MODELS, Gpu, Model, unplanned_gpu
 from planner.facts.loads import Loads, read_loads
 from planner.facts.model_config import read_model_config
 from planner.facts.terms import PHASES, Phase
@@ -78,7 +78,8 @@ def check_document(document: Document) -> ResolvedSpec:
     named = _Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
     in_range = (_heeding_rules(violation, values) for violation in fields.violations)
-    violations = [*in_range, *named.violations, *broken_rules(values)]
+    as_written = {f"{phase}.as_written": phase for phase in PHASES}
+    violations = [*in_range, *named.violations, *broken_rules(values | as_written)]
     if violations:
         raise SpecError([document.problem(violation) for violation in violations])
     return ResolvedSpec(
@@ -186,6 +187,11 @@ class _Named:
 def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Found]) -> Found | Violation:
     if name in entries:
         return entries[name]
+    if path == "cluster.gpu" and (product := unplanned_gpu(name)):
+        rule = f"S306 is not planned yet: the catalog has {', '.join(entries)}"
+        return Violation(
+            path, name, rule, f"the figures of {product} are not known", "describe it, as gpu: {name: ...}"
+        )
     rule = f"{rule_id} must be in the catalog ({', '.join(entries)})"
     return Violation(path, name, rule, "its figures are not known", did_you_mean(name, list(entries)))
 
@@ -201,7 +207,7 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
         "kubernetes_resource": spec.kubernetes_resource,
     }
     known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
-    return Gpu(device="cuda", sources=dict.fromkeys(known, "the spec"), **known)
+    return Gpu(device="cuda", nvlink_leaves_node=True, sources=dict.fromkeys(known, "the spec"), **known)
 
 
 def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:

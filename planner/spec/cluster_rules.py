@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain, count
 from typing import Any
 
+from planner.facts.catalog import GPUS, unplanned_gpu
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
-from planner.problems.fix import HERE, Fix, close_to, nearest, removal
+from planner.problems.fix import HERE, Fix, close_to, did_you_mean, nearest, nearest_of, removal
 from planner.spec.hours import DAY_MINUTES
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
@@ -47,6 +49,18 @@ def domains_have_links(domain: int | None, nvlink: str | None) -> Broken | None:
     return _alone(domain is not None and nvlink is None, "nvlink", "450GB/s")
 
 
+@_reads("cluster.gpu.nvlink_domain", "cluster.gpus_per_node")
+def domains_and_nodes_fit_together(domain: int | None, gpus_per_node: int) -> Broken | None:
+    """A node is cut into equal domains, or a domain is made of whole nodes."""
+    if domain is None or gpus_per_node % domain == 0 or domain % gpus_per_node == 0:
+        return None
+    rule = f"S418 must divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
+    parts = [size for size in range(1, gpus_per_node) if gpus_per_node % size == 0]
+    whole = [gpus_per_node, domain - domain % gpus_per_node or gpus_per_node, domain + -domain % gpus_per_node]
+    reason = "a domain is made of whole nodes, or a node of whole domains"
+    return Broken(rule, reason, nearest_of(domain, sorted({*parts, *whole})))
+
+
 @_reads("cluster.gpu.gpus_per_nic", "cluster.gpu.nic")
 def shared_nics_have_links(gpus_per_nic: int, nic: str | None) -> Broken | None:
     """GPUs that share a NIC, nobody knows how fast it is."""
@@ -81,10 +95,13 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
 @_reads("cluster.nodes")
 def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
     """Pods are pinned to nodes by name."""
+    taken = {name for _, name in _names(nodes)}
     for index, name in _names(nodes):
         if not DNS_1123_SUBDOMAIN.fullmatch(name):
             rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
-            fix = nearest(_node_name(name, index))
+            right = _free_name(_node_name(name, index), taken)
+            taken.add(right)
+            fix = nearest(right)
             yield Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
 
 
@@ -98,6 +115,18 @@ def nodes_are_listed_once(nodes: Nodes) -> Iterator[Broken]:
             fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
             yield Broken(rule, "its GPUs would be given to two units", fix, f"cluster.nodes.{index}.name", name)
         first.setdefault(name, index)
+
+
+@_reads("cluster.nodes", "cluster.gpu?", "cluster.gpu.name?")
+def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> Iterator[Broken]:
+    """A misspelt one would leave its node unused; those of other models that are sold are left out on purpose."""
+    known = list(dict.fromkeys([each for each in (name, own) if each] + [each for each in GPUS if each != "cpu"]))
+    for index, node in _listed(nodes):
+        gpu = node.get("gpu")
+        if gpu is not None and gpu not in known and unplanned_gpu(gpu) is None:
+            rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({', '.join(known[1:])})"
+            reason = "a node with another GPU is not used"
+            yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
 @_reads("cluster.nodes")
@@ -144,6 +173,11 @@ def _node_name(name: str, index: int) -> str:
     return ".".join(part for part in parts if part) or f"node-{index}"
 
 
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or with the first number behind it that no node has."""
+    return next(each for each in chain([name], (f"{name}-{number}" for number in count(2))) if each not in taken)
+
+
 def _taint(written: str) -> str:
     """`written` with an effect that it may have had, or without what no key has."""
     key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
@@ -177,11 +211,13 @@ def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[
     """Each lasts until the next one's."""
     first: dict[str, int] = {}
     times = [(index, window["at"]) for index, window in enumerate(windows) if "at" in window]
+    taken = {time for _, time in times}
     for index, at in times:
         if at in first:
             rule = f"S511 must differ from schedule.windows.{first[at]}.at"
-            fix = nearest(_free_minute(at, {time for _, time in times}))
-            yield Broken(rule, "only one of them can be on", fix, f"schedule.windows.{index}.at", at)
+            free = _free_minute(at, taken)
+            taken.add(free)
+            yield Broken(rule, "only one of them can be on", nearest(free), f"schedule.windows.{index}.at", at)
         first.setdefault(at, index)
 
 

@@ -20,8 +20,17 @@ from planner.facts.quantities import QUANTITIES, Kind, as_we_spell
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
-from planner.spec.meant import fraction, time_of_day, truth, whole_number
-from planner.spec.other_names import KUBERNETES_KEYS, as_we_say, said_by_object, why_not_so, why_we_have_no
+from planner.spec.meant import fraction, thousandths, time_of_day, truth, whole_number
+from planner.spec.other_names import (
+    KUBERNETES_KEYS,
+    as_we_say,
+    is_not_planned_yet,
+    said_by_flag,
+    said_by_object,
+    unwrapped,
+    why_not_so,
+    why_we_have_no,
+)
 from planner.spec.rule import Partial
 from planner.spec.schema import AUTO, UNION_TAGS, Spec
 from planner.spec.section import Section
@@ -47,7 +56,7 @@ class CheckedFields:
 
     violations: list[Violation]
     values: dict[str, Any]
-    misspelt: frozenset[str]  # paths of fields that are there under another key
+    misspelt: frozenset[str]  # paths of fields that are there under another key, and their sections
 
 
 def check_fields(data: Mapping[str, Any]) -> CheckedFields:
@@ -55,9 +64,18 @@ def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     details = _pydantic_errors(data)
     unknown = (detail for detail in details if detail["type"] == "extra_forbidden")
     misspelt = frozenset(path for detail in unknown for path in _meant(detail, data))
-    violations = [_violation(d, data) for d in details if not (d["type"] == "missing" and _path(d["loc"]) in misspelt)]
+    violations = [_violation(detail, data) for detail in details if not _is_there(detail, misspelt)]
     wrong = {violation.path for violation in violations} | misspelt
-    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt)
+    sections = {path.partition(".")[0] for path in misspelt}
+    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt | sections)
+
+
+def _is_there(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
+    """Whether a field that seems to be missing or empty is there under another key, or at another indentation."""
+    path = _path(detail["loc"])
+    if detail["type"] == "missing":
+        return path in misspelt
+    return detail["input"] is None and _is_wrong_below(path, set(misspelt))
 
 
 def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
@@ -123,7 +141,7 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     """Pydantic's `detail` in our four parts."""
     path, kind, value, limits = _path(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
-        return _missing(path)
+        return _missing(path, data)
     if kind == "extra_forbidden":
         return _unknown(detail, data)
     if kind in WANTED:
@@ -140,6 +158,10 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     if kind == "quantity_range":
         rule = f"S205 must be at {limits['word']} {limits['bound']}"
         return Violation(path, value, rule, _sentence(_field(path)), nearest(limits["bound"]))
+    if is_not_planned_yet(path, value):
+        found = f"it is {' or '.join(map(str, get_args(_field(path).annotation)))} so far"
+        fix = "write what your checkpoint is in, if it is one of these"
+        return Violation(path, value, "S211 is not planned yet", found, fix)
     if kind == "literal_error":
         choices = get_args(_field(path).annotation)
         rule = f"S204 must be {' or '.join(map(str, choices))}"
@@ -154,9 +176,22 @@ def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
     return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", reason, fix)
 
 
-def _missing(path: str) -> Violation:
+def _missing(path: str, data: Mapping[str, Any]) -> Violation:
     field = _field(path)
-    return Violation(path, None, "S202 is required", _sentence(field), _example(path, None))
+    fix = _free_time(path, data) if path.startswith("schedule.windows.") else _example(path, None)
+    return Violation(path, None, "S202 is required", _sentence(field), fix)
+
+
+def _free_time(path: str, data: Mapping[str, Any]) -> Fix:
+    """An example for a window without a time, at which no other window starts."""
+    windows, own = data["schedule"]["windows"], int(path.split(".")[2])
+    taken = {time_of_day(each["at"]) for each in windows if isinstance(each, dict) and "at" in each}
+    minutes = (30 * step for step in range(17, 17 + 48))  # a day of half hours, from the field's example on
+    times = [f"{each // 60 % 24:02}:{each % 60:02}" for each in minutes]
+    free = [time for time in times if time not in taken] or times
+    missing = [index for index, each in enumerate(windows) if not isinstance(each, dict) or "at" not in each]
+    at = free[missing.index(own) % len(free)]
+    return Fix(f"for example at: {at}", ({HERE: at},))
 
 
 def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
@@ -167,9 +202,15 @@ def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     if path in KUBERNETES_KEYS:
         reason = "a spec is no Kubernetes object, tidemill render writes those"
         fix = Fix(_instead(meant), ({HERE: None, **meant},))
+    elif _level_above(detail, data):
+        reason, fix = "the spec stands a level too deep below it", Fix("take the level out", ({HERE: None, **meant},))
+    elif not_indented := _not_indented(detail, data):
+        section = next(iter(not_indented)).partition(".")[0]
+        reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
+    elif said := _said_by_flag(detail, data):
+        reason, fix = said[1], Fix(_written(said[0]) or "leave it out", ({HERE: None, **meant},))
     elif meant:
-        words = " and ".join(each.removeprefix(f"{parent}.") for each in meant)
-        fix = Fix(f"did you mean {words}?", ({HERE: None, **meant},))
+        fix = _renaming(detail["input"], meant, parent)
         if not all(each.rpartition(".")[0] == parent for each in meant):
             reason = "it belongs elsewhere"
         elif ours in known:
@@ -179,13 +220,25 @@ def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     return Violation(path, detail["input"], f"S201 is not a key of {parent or 'the spec'}", reason, fix)
 
 
+def _renaming(value: Any, meant: Mapping[str, Any], parent: str) -> Fix:
+    """Say which keys were meant, and what to write there where that is not `value`."""
+    short = {path.removeprefix(f"{parent}."): each for path, each in meant.items()}
+    is_same = all(each == value for each in meant.values())
+    words = f"did you mean {' and '.join(short)}?" if is_same else _written(short)
+    return Fix(words, ({HERE: None, **meant},))
+
+
+def _written(values: Mapping[str, Any]) -> str:
+    """Say what to write, as YAML; empty where it is nothing."""
+    words = " and ".join(f"{path}: {_as_yaml(value)}" for path, value in values.items())
+    return words and f"write {words}"
+
+
 def _instead(meant: Mapping[str, Any]) -> str:
     """What to write in place of a key of a Kubernetes object."""
     if any(isinstance(value, dict | list) for value in meant.values()):
         return "write its keys at the top level"
-    return (
-        f"write {' and '.join(f'{path}: {_as_yaml(value)}' for path, value in meant.items())}" if meant else "remove it"
-    )
+    return _written(meant) or "remove it"
 
 
 def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -198,6 +251,10 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
         said = said_by_object(str(detail["loc"][0]), detail["input"])
         return {path: value for path, value in said.items() if path.partition(".")[0] not in data}
     *parents, key = (part for part in detail["loc"] if part not in UNION_TAGS)
+    if by_flag := _said_by_flag(detail, data):
+        return {_path((*parents, each)): number for each, number in by_flag[0].items()}
+    if moved := _level_above(detail, data) or _not_indented(detail, data):
+        return moved
     given: Any = data
     for part in parents:
         given = given[part]
@@ -205,13 +262,46 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     free = [name for name in fields if name not in given]
     ours = as_we_say(str(key))
     if ours in free:
-        return {_path((*parents, ours)): detail["input"]}
+        return {_path((*parents, ours)): _in_our_form(ours, detail["input"])}
+    folder = unwrapped(detail["input"])
+    if path == "kubernetes.hostPath" and "volumes" in free and isinstance(folder, str):
+        return {"kubernetes.volumes": [{"host_path": folder, "mount_path": folder}]}
     if ours in fields or why_we_have_no(path):
         return {}
     elsewhere = _elsewhere(ours or str(key), data)
     free = [name for name in free if _section_of(fields[name]) or not isinstance(detail["input"], dict)]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
     return {_path((*parents, close)): detail["input"]} if close else dict.fromkeys(elsewhere, detail["input"])
+
+
+def _said_by_flag(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[Mapping[str, int], str] | None:
+    """What an engine's flag of a phase says together with those beside it."""
+    section, key = detail["loc"][0], str(detail["loc"][-1])
+    return said_by_flag(key, data[section]) if section in PHASES and len(detail["loc"]) == 2 else None
+
+
+def _level_above(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a spec that stand below an unknown key, where the spec lacks them and they are most of one."""
+    below = detail["input"] if len(detail["loc"]) == 1 and isinstance(detail["input"], dict) else {}
+    ours = {key: value for key, value in below.items() if key in Spec.model_fields and key not in data}
+    required = [key for key, field in Spec.model_fields.items() if field.is_required()]
+    return ours if 2 * sum(key in ours for key in required) > len(required) else {}
+
+
+def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A field of the section above it, which has nothing below it, in that section."""
+    key, above = detail["loc"][-1], None
+    for name in data if len(detail["loc"]) == 1 else ():
+        if name == key:
+            break
+        above = name if name in Spec.model_fields else above
+    section = _section_of(Spec.model_fields[above]) if above and data[above] is None else None
+    return {f"{above}.{key}": detail["input"]} if section and key in section.model_fields else {}
+
+
+def _in_our_form(name: str, value: Any) -> Any:
+    """A value under another key's name, as our key takes it."""
+    return (time_of_day(value) or value) if name == "at" else unwrapped(value)
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
@@ -321,8 +411,21 @@ def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
         return time_of_day(value)
     if path.startswith("cluster.nodes.") and path.rpartition(".")[2] in NUMBERED and type(value) is int:
         return str(value)
-    number = whole_number(value) if int in types else fraction(value) if float in types else None
-    return None if number is None else _within(field, number)
+    number = _number(path, types, value)
+    return None if number is None else _plainest(_within(field, number))
+
+
+def _number(path: str, types: Sequence[Any], value: Any) -> float | None:
+    """What `value` would be in a field of `types`."""
+    if int in types:
+        return whole_number(value)
+    halves = thousandths(value) if path.endswith(".cpus") else None
+    return fraction(value) if halves is None and float in types else halves
+
+
+def _plainest(number: float) -> float:
+    """Return `number` as one writes it: without a fraction where it has none."""
+    return int(number) if number == int(number) else number
 
 
 def _within(field: FieldInfo, number: Any) -> Any:

@@ -206,18 +206,31 @@ def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
 # Layout
 
 
-@_reads("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes", "cluster.gpus_per_node?")
+@_reads(
+    *("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes"),
+    *("cluster.gpus_per_node?", "{phase}.as_written?"),
+)
 def ep_size_divides_physical_experts(
-    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None
+    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None, phase: Phase | None
 ) -> Broken | None:
-    """Every GPU of a unit holds equally many slots: the dispatch kernels count on it."""
+    """Every GPU of a unit holds equally many slots: the dispatch kernels count on it.
+
+    The fix keeps the GPUs of a `phase` that someone wrote and changes its redundant experts. Where a unit cannot have
+    so many GPUs, or nobody wrote the number, it changes the GPUs.
+    """
     num_logical = model.num_routed_experts
     num_physical = num_logical + redundant
     if num_physical % ep_size == 0:
         return None
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
-    fix = nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node))
-    return Broken(rule, "all GPUs of a unit hold equally many experts", fix)
+    reason = "all GPUs of a unit hold equally many experts"
+    is_kept = phase is not None and _is_whole_nodes(ep_size, gpus_per_node)
+    numbers = _even_redundant(ep_size, redundant, num_logical) if is_kept else []
+    if not numbers:
+        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
+    path = f"{phase}.redundant_experts"
+    words = f"nearest: redundant_experts: {' or '.join(map(str, numbers))}"
+    return Broken(rule, reason, Fix(words, tuple({path: number} for number in numbers)))
 
 
 @_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?")
@@ -225,7 +238,7 @@ def unit_fills_whole_nodes(
     ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None
 ) -> Broken | None:
     """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
-    if ep_size <= gpus_per_node or ep_size % gpus_per_node == 0:
+    if _is_whole_nodes(ep_size, gpus_per_node):
         return None
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
@@ -240,6 +253,8 @@ def attention_stays_on_a_node(attention_tp: int, ep_size: int, gpus_per_node: in
         return None
     rule = f"S508 must divide ep_size ({ep_size}) and gpus_per_node ({gpus_per_node})"
     reason = "GPUs that share attention stand on one node, in groups of one size"
+    if ep_size % attention_tp == 0 and attention_tp % gpus_per_node == 0:
+        reason = "attention over several nodes is not planned yet"
     return Broken(rule, reason, nearest_of(attention_tp, _divisors(shared)))
 
 
@@ -356,6 +371,17 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
 
 def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _is_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
+    """Whether a unit fills its nodes, or fits on one; True where nobody knows what a node has."""
+    return gpus_per_node is None or ep_size <= gpus_per_node or ep_size % gpus_per_node == 0
+
+
+def _even_redundant(ep_size: int, redundant: int, num_logical: int) -> list[int]:
+    """The redundant experts on both sides that fill all GPUs evenly; none that add a replica for every expert."""
+    above = redundant + -(num_logical + redundant) % ep_size
+    return [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
 
 
 def _ep_sizes(num_physical: int | None, gpus_per_node: int | None) -> list[int]:

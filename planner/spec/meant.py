@@ -6,13 +6,14 @@ For the fix of a message only: a spec in which one of these stands is wrong, and
 import re
 from typing import Any
 
-__all__ = ["fraction", "time_of_day", "truth", "whole_number"]
+__all__ = ["fraction", "thousandths", "time_of_day", "truth", "whole_number"]
 
 MAX_DIGITS = 4000  # of which Python makes a number without complaint
 WHOLE = re.compile(
     rf"(?P<digits>[-+]?(?:[0-9]{{1,3}}(?:[_, ][0-9]{{3}})+|[0-9]{{1,{MAX_DIGITS}}}))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?"
 )
 FRACTION = re.compile(r"[-+]?[0-9]{1,18}(\.[0-9]{0,18})?")
+THOUSANDTHS = re.compile(r"([0-9]{1,18})m")
 TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
 
 # Source: github.com/vllm-project/vllm vllm/engine/arg_utils.py, human_readable_int: 1k is 1,000 and 1K is 1,024.
@@ -32,6 +33,12 @@ def whole_number(value: Any) -> int | None:
 def fraction(value: Any) -> float | None:
     """`"1.01"`."""
     return float(value) if isinstance(value, str) and FRACTION.fullmatch(value) else None
+
+
+def thousandths(value: Any) -> float | None:
+    """`500m`: Kubernetes' way to write half a CPU."""
+    match = THOUSANDTHS.fullmatch(value) if isinstance(value, str) else None
+    return int(match[1]) / 1000 if match else None
 
 
 def truth(value: Any) -> bool | None:

@@ -8,11 +8,24 @@ Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-p
 python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["KUBERNETES_KEYS", "as_we_say", "said_by_object", "why_not_so", "why_we_have_no"]
+from planner.facts.terms import PHASES
 
+__all__ = [
+    "KUBERNETES_KEYS",
+    "as_we_say",
+    "is_not_planned_yet",
+    "said_by_flag",
+    "said_by_object",
+    "unwrapped",
+    "why_not_so",
+    "why_we_have_no",
+]
+
+TENSOR_FLAGS = ("tensor_parallel_size", "tp_size", "tp")
+DATA_FLAGS = ("data_parallel_size", "dp_size", "dp")
 KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
 
 
@@ -27,6 +40,38 @@ def said_by_object(key: str, value: Any) -> Mapping[str, Any]:
     return section if key == "spec" else {}
 
 
+def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int], str] | None:
+    """Return what a flag of tensor or data parallelism says among the keys of its phase, and why.
+
+    SGLang's `tp-size` counts all GPUs where attention is data-parallel inside it, so that attention has
+    `tp-size` / `dp-size` of them. vLLM's `data-parallel-size` counts groups, each of `tensor-parallel-size` GPUs. None
+    where the flag means what it means alone; nothing is said where our defaults say it already.
+    """
+    flags = {_plain(each): value for each, value in phase.items()}
+    tensor, data = _count(flags, TENSOR_FLAGS), _count(flags, DATA_FLAGS)
+    has_ep_size = any(each == "ep_size" or OTHER_NAMES.get(each) == "ep_size" for each in flags)
+    is_inside = bool(flags.get("enable_dp_attention")) or ("data_parallel_size" not in flags and data is not None)
+    if _plain(key) in TENSOR_FLAGS and tensor is not None and is_inside and tensor % (data or tensor) == 0:
+        attention_tp = tensor // (data or tensor)
+        said = {} if has_ep_size else {"ep_size": tensor}
+        said |= {"attention_tp": attention_tp} if attention_tp > 1 and "attention_tp" not in flags else {}
+        return said, f"attention_tp is {key} / dp_size, {attention_tp} beside data-parallel attention"
+    if _plain(key) in DATA_FLAGS and data is not None and not has_ep_size and not (is_inside and tensor):
+        return {"ep_size": data * (tensor or 1)}, "experts are spread over all GPUs of a unit, which ep_size counts"
+    return None
+
+
+def unwrapped(value: Any) -> Any:
+    """Return what we write as a plain value of what Kubernetes writes as `{path: ...}` or `{claimName: ...}`."""
+    if isinstance(value, dict):
+        return next((value[key] for key in ("path", "claimName") if isinstance(value.get(key), str)), value)
+    return value
+
+
+def _count(flags: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    return next((flags[name] for name in names if type(flags.get(name)) is int and flags[name] > 0), None)
+
+
 def as_we_say(key: str) -> str | None:
     """Our name of a field that is called `key` elsewhere, as a flag (`--max-num-seqs`) or as a key."""
     return OTHER_NAMES.get(_plain(key))
@@ -34,7 +79,7 @@ def as_we_say(key: str) -> str | None:
 
 def why_we_have_no(path: str) -> str | None:
     """Why nothing here is called so, where that takes more than a list of what there is."""
-    return NOT_YET.get(path) or WHY_NOT.get(_plain(path.rpartition(".")[2]))
+    return NOT_YET.get(_place(path)) or WHY_NOT.get(_plain(path.rpartition(".")[2]))
 
 
 def why_not_so(path: str, value: Any) -> str | None:
@@ -42,9 +87,25 @@ def why_not_so(path: str, value: Any) -> str | None:
     return NOT_YET.get(f"{path}: {value}")
 
 
+def is_not_planned_yet(path: str, value: Any) -> bool:
+    """Whether the field at `path` will take `value` one day, so that no other value is what was meant."""
+    return _plain(str(value)).casefold() in NOT_YET_VALUES.get(path.rpartition(".")[2], ())
+
+
+def _place(path: str) -> str:
+    """Return `path` without the numbers of list items, and with PHASE in place of a phase."""
+    parts = [part for part in path.split(".") if not part.isdecimal()]
+    return ".".join(["PHASE" if parts[0] in PHASES else parts[0], *parts[1:]])
+
+
 def _plain(key: str) -> str:
     return key.lstrip("-").replace("-", "_")
 
+
+_WINDOW = "a window lasts until the next one's at"
+_KV = "KV is kept in bf16 where precision is fp8, and KV in fp8 is not planned yet"
+_DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
+_SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
@@ -52,7 +113,35 @@ NOT_YET = {
     "slo": "latencies are not planned yet",
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
+    "operating_point": "throughput is not planned yet",
+    "cluster.spares": "spare nodes are not planned yet",
     "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
+    "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
+    "kubernetes.volumes.name": "a volume is known by its mount_path",
+    "gateway.replicas": "there is one gateway, and units are counted in each phase",
+    "schedule.windows.end": _WINDOW,
+    "schedule.windows.to": _WINDOW,
+    "schedule.windows.until": _WINDOW,
+    "schedule.windows.duration": _WINDOW,
+    "PHASE.gpu": "all phases run on cluster.gpu, and a GPU type per phase is not planned yet",
+    "PHASE.kv_precision": _KV,
+}
+
+NOT_YET_VALUES = {
+    "precision": (
+        "fp4",
+        "nvfp4",
+        "mxfp4",
+        "int4",
+        "w4a8",
+        "w4afp8",
+        "w4a16",
+        "awq",
+        "gptq",
+        "int8",
+        "w8a8",
+        "w8a8_int8",
+    )
 }
 
 _DP = "dp_size is ep_size / attention_tp, each rank or attention group has requests of its own"
@@ -70,7 +159,9 @@ WHY_NOT = {
     "pipeline_parallel_size": _LAYERS,
     "enable_eplb": _EPLB,
     "enable_dbo": _OVERLAP,
-    "kv_cache_dtype": "KV is kept in bf16 where precision is fp8",
+    "kv_cache_dtype": _KV,
+    "speculative_config": _DRAFTS,
+    "num_speculative_tokens": _DRAFTS,
     # SGLang
     "dp": _DP,
     "dp_size": _DP,
@@ -78,6 +169,14 @@ WHY_NOT = {
     "mem_fraction_static": _MEMORY,
     "pp_size": _LAYERS,
     "enable_two_batch_overlap": _OVERLAP,
+    "speculative_algorithm": _DRAFTS,
+    # Kubernetes
+    "tolerations": "pods tolerate no taints yet, and nodes whose taints keep them away are left out of the plan",
+    "nodeSelector": _SELECTED,
+    "node_selector": _SELECTED,
+    "affinity": _SELECTED,
+    "hostNetwork": "pods have addresses of their own, and the host's network is not rendered yet",
+    "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
 }
 
 OTHER_NAMES = {
@@ -107,4 +206,11 @@ OTHER_NAMES = {
     "unschedulable": "cordoned",
     "cpu": "cpus",
     "imagePullSecrets": "image_pull_secrets",
+    "hostPath": "host_path",
+    "mountPath": "mount_path",
+    "persistentVolumeClaim": "claim",
+    # Windows of cron jobs and calendars
+    "start": "at",
+    "begin": "at",
+    "from": "at",
 }

@@ -7,6 +7,7 @@ What one field can say about itself is said here and reaches editors through `ti
 to know is in `layout_rules.py`. Field names are the contract's.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -51,6 +52,12 @@ MAX_REDUNDANT = 16_384
 
 _A_MODEL = next(iter(MODELS))
 _A_GPU = next(name for name in GPUS if name != "cpu")
+
+
+def _one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
+    """What editors complete; the catalog's names themselves are checked where their figures are read."""
+    listed = {"enum": list(names), "type": "string"}
+    return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
 
 
 class ModelFiles(Section):
@@ -132,7 +139,7 @@ class NodeSpec(Section):
         default=None, min_length=1, description="The leaf switch of its NICs.", examples=["leaf-1"]
     )
     power: str | None = Field(default=None, min_length=1, description="What it loses power with.", examples=["pdu-1"])
-    gpu: str | None = Field(
+    gpu: Annotated[str, _one_of(GPUS, or_text=True)] | None = Field(
         default=None,
         min_length=1,
         description="Its GPUs, the cluster's unless given; others are not used.",
@@ -152,7 +159,9 @@ class NodeSpec(Section):
 class ClusterSpec(Section):
     """The nodes that the units are placed on."""
 
-    gpu: Annotated[Annotated[str, Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)] = Field(
+    gpu: Annotated[
+        Annotated[str, _one_of(GPUS), Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)
+    ] = Field(
         description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
         examples=[_A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],
     )
@@ -335,7 +344,9 @@ class Spec(Section):
     name: str = Field(
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )
-    model: Annotated[Annotated[str, Tag("<name>")] | Annotated[ModelFiles, Tag("<own>")], Discriminator(_form)] = Field(
+    model: Annotated[
+        Annotated[str, _one_of(MODELS), Tag("<name>")] | Annotated[ModelFiles, Tag("<own>")], Discriminator(_form)
+    ] = Field(
         description="A model of the catalog, or a checkpoint's files.",
         examples=[_A_MODEL, {"config": "models/deepseek/config.json"}],
     )

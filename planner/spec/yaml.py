@@ -13,7 +13,7 @@ not recurse and so cannot be made to overflow the stack.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from typing import Any
 import yaml
 
 from planner.problems.errors import Problem, SpecError, Violation
-from planner.spec.yaml_mistakes import explain
+from planner.spec.yaml_mistakes import HOLE_REASON, Mistake, explain, holes, indent_by, look_alikes
 
 __all__ = ["Document", "decode_document", "parse_document", "read_content", "read_document"]
 
+NO_MAPPING = "S105 must be a mapping of keys to values"
 MAX_DEPTH = 32  # the spec itself nests four deep
 
 LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
@@ -84,13 +85,14 @@ def decode_document(content: bytes, path: Path) -> Document:
 
 def parse_document(text: str, file: str) -> Document:
     """The document in `text`; `file` names it in messages. Raises SpecError."""
-    reader = _Reader(file)
+    reader = _Reader(file, text)
     try:
         events = yaml.parse(text, Loader=yaml.CSafeLoader)
         data = reader.document(iter(events))
     except yaml.MarkedYAMLError as error:
-        mistake = explain(text, error)
-        raise reader.refused(mistake.place, "S103 must be YAML", mistake.reason, mistake.fix) from None
+        mistakes = explain(text, error)
+        rule = NO_MAPPING if mistakes[0].reason == HOLE_REASON else "S103 must be YAML"
+        raise reader.refused_all(rule, mistakes) from None
     except yaml.reader.ReaderError as error:
         place = _place_in(text, error.position)
         raise reader.refused(place, "S103 must be YAML", error.reason, "remove the character") from None
@@ -100,8 +102,9 @@ def parse_document(text: str, file: str) -> Document:
 class _Reader:
     """Builds data from events and notes places on the way."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, text: str) -> None:
         self.file = file
+        self.text = text
         self.keys: dict[str, Place] = {}
         self.values: dict[str, Place] = {}
 
@@ -118,7 +121,7 @@ class _Reader:
                 data = self.value(next(events), events, path="", depth=0)
         if not isinstance(data, dict):
             found = "it is empty" if data is None else "it is " + ("a list" if isinstance(data, list) else "one value")
-            raise self.refused((1, 1), "S105 must be a mapping of keys to values", found, "start with `version: 1`")
+            raise self.refused((1, 1), NO_MAPPING, found, "start with `version: 1`")
         return data
 
     def value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
@@ -142,21 +145,35 @@ class _Reader:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             self.refuse_what_hides_values(event)
-            if not isinstance(event, yaml.ScalarEvent):
-                raise self.refused(_start(event), "S105 must be a mapping of keys to values", *_no_key(event))
-            key = event.value
+            key = self.key(event)
             key_path = f"{path}.{key}".lstrip(".")
             if key in result:
-                first = self.keys[key_path][0]
-                raise self.refused(
-                    _start(event),
-                    "S106 must give each key once",
-                    f"`{key_path}` stands in line {first} too",
-                    "remove one of the two",
-                )
+                raise self.given_twice(key, _start(event), path, result)
             self.keys[key_path] = _start(event)
             result[key] = self.value(next(events), events, key_path, depth + 1)
         return result
+
+    def key(self, event: yaml.Event) -> str:
+        """The text that a key must be, in characters that are YAML's where they look like it."""
+        if isinstance(event, yaml.ScalarEvent):
+            alike = look_alikes(self.text) if event.implicit[0] and look_alikes(event.value) else []
+            if alike:
+                raise self.refused_all("S103 must be YAML", alike)
+            return str(event.value)
+        if isinstance(event, yaml.MappingStartEvent) and (mistakes := holes(self.text)):
+            raise self.refused_all(NO_MAPPING, mistakes)
+        raise self.refused(_start(event), NO_MAPPING, *_no_key(event))
+
+    def given_twice(self, key: str, here: Place, path: str, before: dict[str, Any]) -> SpecError:
+        """A key that stands twice, or the key between the two with nothing below it, whose line is indented too far."""
+        rule, key_path = "S106 must give each key once", f"{path}.{key}".lstrip(".")
+        first = self.keys[key_path][0]
+        empty = [self.keys[f"{path}.{each}"] for each in before if before[each] is None and path in self.keys]
+        headless = [place for place in empty if first < place[0] < here[0]]
+        if not headless:
+            return self.refused(here, rule, f"`{key_path}` stands in line {first} too", "remove one of the two")
+        reason = f"`{key_path}` stands in lines {first} and {here[0]}, and this key between them has nothing below it"
+        return self.refused(headless[-1], rule, reason, indent_by(self.keys[path][1] - 1))
 
     def sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
         """The rest of a list whose start has been taken."""
@@ -177,7 +194,12 @@ class _Reader:
             )
 
     def refused(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:
-        return SpecError([Violation("", None, rule, reason, fix).at(self.file, *place)])
+        return self.refused_all(rule, [Mistake(place, reason, fix)])
+
+    def refused_all(self, rule: str, mistakes: Sequence[Mistake]) -> SpecError:
+        return SpecError(
+            [Violation("", None, rule, each.reason, each.fix).at(self.file, *each.place) for each in mistakes]
+        )
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
@@ -197,7 +219,7 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
 def _no_key(event: yaml.Event) -> tuple[str, str]:
     """Why it is none, and what would do."""
     if isinstance(event, yaml.MappingStartEvent):
-        return "a key is a mapping, as where a template's {{ }} is not filled in", "write the value"
+        return HOLE_REASON, "write the value"
     return "a key is not text", "write a plain key"
 
 

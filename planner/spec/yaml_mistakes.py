@@ -8,12 +8,19 @@ It does not parse, and knows nothing of the spec.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import yaml
 
-__all__ = ["Mistake", "explain"]
+__all__ = ["HOLE_REASON", "Mistake", "explain", "holes", "indent_by", "look_alikes"]
+
+HOLE = re.compile(r"\{\{[^{}]*\}\}")
+HOLE_REASON = "a key is a mapping, as where a template's {{ }} is not filled in"
+QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+SYNTAX = " :,[]{}\"'-"  # what YAML reads, and other characters look like
+TYPOGRAPHY = {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2013": "-", "\u2014": "-", "\u2212": "-"}
 
 WORDS = re.compile(r"(?P<key>[A-Za-z_][\w.-]*)(?P<colon>:?)(?P<space>\s*)(?P<value>.*)")
 KEY_AND_VALUE = re.compile(r"[^\s#][^#]*?:(\s|$)")  # how a line begins that has a key
@@ -31,14 +38,55 @@ class Mistake:
     fix: str
 
 
-def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
-    """The mistake in `text` that `error` is about."""
+def explain(text: str, error: yaml.MarkedYAMLError) -> list[Mistake]:
+    """The mistake in `text` that `error` is about, with all others of its kind that would come up one by one."""
     seen = _Seen(text.splitlines(), _place(error.problem_mark), _place(error.context_mark), error)
+    lines = {seen.place[0], seen.began[0], seen.before(seen.place[0])}
+    for alike in (holes(text), look_alikes(text)):
+        if any(mistake.place[0] in lines for mistake in alike):
+            return alike
     for recognise in RECOGNISERS:
         mistake = recognise(seen)
         if mistake:
-            return mistake
-    return Mistake(seen.place, error.problem or "it cannot be parsed", "correct it")
+            return [mistake]
+    return [Mistake(seen.place, error.problem or "it cannot be parsed", "correct it")]
+
+
+def holes(text: str) -> list[Mistake]:
+    """Every hole of a template that is not filled in, at the second of its braces."""
+    return [
+        Mistake((number, hole.start() + 2), HOLE_REASON, "write the value")
+        for number, line in enumerate(text.splitlines(), 1)
+        for hole in HOLE.finditer(_words(line, keep_indentation=True))
+    ]
+
+
+def look_alikes(text: str) -> list[Mistake]:
+    """Every line in which a character stands that only looks like one of YAML's, outside of quotes."""
+    return [mistake for number, line in enumerate(text.splitlines(), 1) if (mistake := _look_alike(number, line))]
+
+
+def _look_alike(number: int, line: str) -> Mistake | None:
+    if line.isascii():
+        return None
+    words = _words(line, keep_indentation=True)
+    unquoted = QUOTED.sub(lambda quoted: "x" * len(quoted[0]), words)
+    column = next((index for index, each in enumerate(unquoted) if _plain(each) != each), None)
+    if column is None:
+        return None
+    character = unquoted[column]
+    called = f"U+{ord(character):04X} ({unicodedata.name(character, 'unnamed').lower()})"
+    if not words[:column].strip():
+        return Mistake((number, 1), f"{called} stands where lines are indented", "indent with spaces")
+    meant = "".join(_plain(each) for each in words).strip()
+    plain = _plain(character).replace(" ", "a space")
+    return Mistake((number, _indentation(line) + 1), f"{called} only looks like {plain}", f"write `{meant}`")
+
+
+def _plain(character: str) -> str:
+    """The character of YAML's that `character` looks like, else itself."""
+    plain = TYPOGRAPHY.get(character) or unicodedata.normalize("NFKC", character)
+    return plain if len(plain) == 1 and plain in SYNTAX else character
 
 
 @dataclass(frozen=True)
@@ -140,7 +188,7 @@ def _too_deep(seen: _Seen) -> Mistake | None:
     if not is_told or here <= there or above == 0:
         return None
     reason = f"it is indented deeper than line {above}, whose key has its value already"
-    return Mistake((number, here + 1), reason, _indent_by(there))
+    return Mistake((number, here + 1), reason, indent_by(there))
 
 
 def _between(seen: _Seen) -> Mistake | None:
@@ -154,7 +202,7 @@ def _between(seen: _Seen) -> Mistake | None:
     if there < column:
         return None
     reason = f"it is indented less than line {above}, and like no key before it"
-    return Mistake(seen.place, reason, _indent_by(there))
+    return Mistake(seen.place, reason, indent_by(there))
 
 
 def _items_among_keys(seen: _Seen) -> Mistake | None:
@@ -201,6 +249,7 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-def _indent_by(number: int) -> str:
+def indent_by(number: int) -> str:
+    """Say how far a line is to be indented."""
     spaces = "1 space" if number == 1 else f"{number} spaces"
     return f"indent it by {spaces}" if number else "do not indent it"

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,18 +10,19 @@ from hypothesis import strategies as st
 
 from planner.cluster.inventory import Node
 from planner.estimate.links import _Arriving, _message_bytes, all_reduce_bytes
-from planner.estimate.topology import topology_of
+from planner.estimate.topology import nvlink_domains, topology_of
 from planner.facts.catalog import GPUS
 from planner.layout.unit import Unit
 from planner.problems.fix import applied
 from tests.planner.layout.test_memory import PAIR
 
 
-def topology(gpu="h800", num_nodes=2, per_node=8, leaf_size=1, rack_size=18):
+def topology(gpu="h800", num_nodes=2, per_node=8, leaf_size=1, rack_size=18, **figures):
     """Of a unit on nodes in a row."""
+    gpu = replace(GPUS[gpu], **figures)
     nodes = {f"n{i}": Node(i, f"n{i}", f"r{i // rack_size}", f"l{i // leaf_size}", "", None) for i in range(num_nodes)}
     unit = Unit("any", "prefill", 0, tuple(nodes), per_node, "")
-    return topology_of(unit, nodes, GPUS[gpu], per_node)
+    return topology_of(unit, nodes, nvlink_domains(nodes.values(), gpu, per_node), gpu)
 
 
 def test_ranks_of_a_node_talk_over_nvlink_and_others_over_their_nic():
@@ -36,6 +38,35 @@ def test_a_domain_may_be_a_rack():
     gb200 = topology("gb200", num_nodes=20, per_node=4)
 
     assert (gb200.bandwidth(0, 71), gb200.bandwidth(0, 72)) == (900, 100)
+
+
+def test_a_rack_of_two_domains_is_two_domains():
+    """36 nodes of four GB200 in a rack: the first 72 GPUs and the second, with NICs between them."""
+    gb200 = topology("gb200", num_nodes=36, per_node=4, rack_size=36)
+
+    assert (gb200.bandwidth(0, 71), gb200.bandwidth(0, 72), gb200.bandwidth(72, 143)) == (900, 100, 900)
+
+
+def test_a_domain_ends_with_its_rack():
+    """Racks of five nodes: domains of two nodes, two and one, and none goes on in the next rack."""
+    own = topology(num_nodes=7, rack_size=5, nvlink_domain=16, nvlink_leaves_node=True)
+
+    assert [own.bandwidth(8 * node, 8 * node + 8) for node in range(6)] == [200, 50, 200, 50, 50, 200]
+
+
+def test_a_node_may_be_several_domains():
+    """Pairs of bridged GPUs: a NIC's bandwidth from one pair to the next, for a group that shares attention too."""
+    pairs = topology(nvlink_domain=2)
+
+    assert (pairs.bandwidth(0, 1), pairs.bandwidth(1, 2), pairs.bandwidth(6, 7)) == (200, 50, 200)
+    assert (pairs.group_gb_per_s(2), pairs.group_gb_per_s(4)) == (200, 50)
+
+
+def test_a_board_of_eight_does_not_reach_the_next_node():
+    """H800s sold as nodes of four: a domain of eight ends with the node."""
+    halves = topology(per_node=4)
+
+    assert (halves.bandwidth(0, 3), halves.bandwidth(0, 4)) == (200, 50)
 
 
 def test_one_gpu_of_a_mesh_has_one_link_to_another():
@@ -86,7 +117,10 @@ def test_messages_are_as_large_as_published():
 def units(draw):
     per_node = draw(st.sampled_from([1, 2, 4]))
     num_nodes = draw(st.integers(1, 5))
-    shape = topology("gb200" if draw(st.booleans()) else "h20", num_nodes, per_node, leaf_size=2, rack_size=2)
+    sizes = {"leaf_size": draw(st.integers(1, 3)), "rack_size": draw(st.integers(1, 3))}
+    domain = draw(st.sampled_from([1, 2, 4, 8]))
+    figures = {"nvlink_domain": domain, "nvlink_leaves_node": draw(st.booleans())}
+    shape = topology(draw(st.sampled_from(["gb200", "h20"])), num_nodes, per_node, **sizes, **figures)
     weights = draw(st.lists(st.integers(1, 50), min_size=shape.num_ranks, max_size=shape.num_ranks))
     return shape, [weight / sum(weights) for weight in weights], draw(st.integers(1, 8))
 
@@ -111,10 +145,10 @@ def followed(shape, shares, top_k, *, normal):
     for source in range(shape.num_ranks):
         for target in range(shape.num_ranks):
             here, there = shape.node(source), shape.node(target)
-            if shape.domains[here] == shape.domains[there]:
+            if shape.domains[source] == shape.domains[target]:
                 continue
             if normal:  # one copy a domain; the reference lets every rank of the domain take its part of it
-                domain = [r for r in range(shape.num_ranks) if shape.domains[shape.node(r)] == shape.domains[there]]
+                domain = [r for r in range(shape.num_ranks) if shape.domains[r] == shape.domains[target]]
                 messages = (1 - (1 - min(1, sum(shares[r] for r in domain))) ** top_k) / len(domain)
             else:
                 messages = top_k * shares[target]
@@ -183,6 +217,14 @@ def test_a_unit_in_one_nvlink_domain_loads_no_other_link(plan_of):
     traffic = plan_of(json.dumps(PAIR | {"cluster": cluster}, indent=1)).as_json()["traffic"]
 
     assert [link["kind"] for link in traffic["prefill"]["links"]] == ["gpu"]
+
+
+def test_a_unit_in_two_domains_of_a_rack_loads_nics(plan_of):
+    """A rack of 36 nodes is two domains of 72 GPUs: EP144 is in both."""
+    cluster = {"gpu": "gb200", "gpus_per_node": 4, "nodes": 72, "rack_size": 36}
+    traffic = plan_of(json.dumps(PAIR | {"cluster": cluster}, indent=1)).as_json()["traffic"]
+
+    assert [link["kind"] for link in traffic["decode"]["links"]] == ["gpu", "nic", "node"]
 
 
 def test_without_links_there_is_no_traffic(plan_of):

@@ -12,7 +12,7 @@ from planner.facts.catalog import ASSUMED, GPUS, MODELS, Gpu
 from planner.facts.model_config import read_model_config
 
 ROOT = Path(__file__).parents[3]
-FIGURES = [field.name for field in fields(Gpu) if field.name not in ("device", "sources")]
+FIGURES = [field.name for field in fields(Gpu) if field.name not in ("device", "sources", "nvlink_leaves_node")]
 SOURCE = re.compile(r"github\.com/[\w-]+/[\w.-]+ ([0-9a-f]{8} [\w/.{},-]+|issue [0-9]+|pull request [0-9]+)")
 NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in (MODELS.keys() | GPUS.keys()) - {"cpu"}), re.I)
 
@@ -130,6 +130,8 @@ def as_config(model):
         "num_experts_per_tok": model.num_experts_per_token,
         "max_position_embeddings": model.max_position_embeddings,
     }
+    if model.weights_in == "fp8":
+        config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
     if "num_kv_heads" in attention:
         experts = {
             "model_type": "qwen3_moe",

@@ -188,6 +188,26 @@ def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
     }
 
 
+def test_a_node_without_a_rack_stands_alone(with_line, plan_of):
+    """The racks of the others are counted all the same, and the plan says which node has none."""
+    names = [("a1", "a"), ("b1", "b"), ("x", None), ("b2", "b"), ("a2", "a")]
+    listed = [{"name": name} | ({"rack": rack} if rack else {}) for name, rack in names]
+    placement = plan_of(with_line(8, f"  nodes: {json.dumps(listed)}")).placement
+
+    assert [(each.name, each.value) for each in placement.objectives[:2]] == [("racks", 2), ("rack_loss", 1)]
+    assert placement.why == "every count is at its bound; without a rack, x counts as standing alone"
+    assert {len({name[0] for name in unit.nodes}) for unit in placement.units} == {1}
+
+
+def test_a_rack_under_two_leaf_switches_is_told(with_line, plan_of):
+    """Racks of three nodes and leaves of two: the plan names one such rack and counts the others."""
+    torn = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2")).placement.why
+    whole = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3")).placement.why
+
+    assert torn.endswith("; rack rack-0 is under 2 leaf switches, and so for 1 more")
+    assert "leaf switches" not in whole
+
+
 def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
     """S701: which nodes would have done."""
     text = with_line(8, LISTED.replace("name: d1,", "name: d1, cordoned: true,").rstrip())
@@ -197,7 +217,7 @@ def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
     assert error.value.problems[0].message == (
         "cluster.nodes must have at least 3 usable nodes (prefill 1 x 1 + decode 1 x 2), 2 of 7 are, a2 cordoned, "
         "b1 tainted team=research:NoSchedule, b2 has h20; every unit has its nodes to itself; "
-        "nearest: cluster.nodes.1.cordoned false"
+        "nearest: cluster.nodes.1.cordoned false, or decode.ep_size 2"
     )
 
 

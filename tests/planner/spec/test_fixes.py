@@ -19,9 +19,11 @@ BASE = data_of(SPEC)
 
 # Rules whose fix takes what only the user knows: everything else is applied.
 NEEDS_KNOWLEDGE = {
+    "S211": "what the checkpoint's weights are in",
     "S301": "where the config is",
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
+    "S306": "the figures of that GPU",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
     "S604": "what was measured",
@@ -52,7 +54,7 @@ DONE_TO_TEXT = {
     "remove one of the two": lambda before, after: before + after.partition("\n")[2],
     "write the value out": lambda before, after: before + re.sub(r"[&!]\S+ ", "", after).replace("*x", "1"),
     "flatten it": lambda before, after: before[: before.index("[")] + "1\n",
-    "indent with spaces": lambda before, after: before + after.replace("\t", "  ", 1),
+    "indent with spaces": lambda before, after: before + re.sub(r"[\t\u00a0]+", "  ", after, count=1),
     "put it in quotes": lambda before, after: before + re.sub(r"(.*)", r'"\1"', after, count=1),
     "close it": lambda before, after: before + after.replace("\n", '"\n', 1),
     "write , or ]": lambda before, after: f"{before}{',' if ']' in after else ']'}{after}",
@@ -168,6 +170,19 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
             words = with_option(words, option, written)
         with pytest.raises(SearchBegins):
             main(words)
+
+
+def test_mistakes_of_one_kind_come_up_together():
+    """Three holes of a template, or three characters from a chat, are three problems at once, and no others follow."""
+    holes = "a: {{ a }}\nb: {c: {{ .Values.c }}, d: 1}  # {{ not this }}\ne: '{{ e }}'\n"
+    filled = problems_of_text(re.sub(r"{{.*?}}", "1", holes))
+    alike = "a： 1\nb: 1\nc:\u00a02\nd: {e： 3}\nf: 'g： h'\n"
+
+    assert [(each.line, each.column) for each in problems_of_text(holes)] == [(1, 5), (2, 9), (3, 6)]
+    assert [(each.line, str(each.fix)) for each in problems_of_text(alike)] == [
+        *((1, "write `a: 1`"), (3, "write `c: 2`"), (4, "write `d: {e: 3}`"))
+    ]
+    assert filled == ()
 
 
 def test_what_needs_knowledge_is_little():

@@ -1,0 +1,49 @@
+"""Which changes are tried, and in which order; that each printed one would do is asked in `spec/test_fixes.py`."""
+
+import json
+from itertools import product
+
+import pytest
+
+from planner.problems.errors import InfeasibleError
+from planner.problems.fix import applied
+from planner.search.repair import _splits
+from tests.planner.layout.test_memory import PAIR
+
+
+@pytest.mark.parametrize("most", [(3,), (1, 2), (4, 18), (5, 5)])
+def test_every_split_of_the_nodes_is_tried_once(most):
+    """The slow reference: all numbers of nodes that fit, and those that use most nodes come first."""
+    for usable in range(sum(most)):
+        splits = list(_splits(usable, most))
+        expected = {each for each in product(*(range(1, count + 1) for count in most)) if sum(each) <= usable}
+
+        assert (len(splits), set(splits)) == (len(expected), expected)
+        assert [sum(each) for each in splits] == sorted(map(sum, splits), reverse=True)
+
+
+def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(plan_of):
+    """Kimi-K2 on eight H200: with the offered change each group has KV for its 32 requests at full length."""
+    one_node = {"gpu": "h200", "nodes": 1, "gpus_per_node": 8}
+    mixed = {"ep_size": 8, "precision": "fp8"}
+    spec = {"version": 1, "name": "kimi", "model": "kimi-k2", "cluster": one_node, "mixed": mixed}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    for change in error.value.problems[0].changes:
+        (memory,) = plan_of(json.dumps(applied(spec, change), indent=1)).memory
+        assert memory.full_requests >= 32
+
+
+def test_gpus_of_listed_nodes_are_no_wish(plan_of):
+    """Nodes that say their GPU are what there is: four H800 are not planned as H200 because two others are."""
+    nodes = [{"name": f"a{number}"} for number in range(4)] + [
+        {"name": f"b{number}", "gpu": "h200"} for number in (0, 1)
+    ]
+    mixed = {"ep_size": 48, "redundant_experts": 32, "precision": "fp8"}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed}
+    spec |= {"cluster": {"gpu": "h800", "gpus_per_node": 8, "nodes": nodes}}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    assert error.value.problems[0].changes == ({"mixed.ep_size": 32},)
