@@ -58,7 +58,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         loads = _expert_loads(spec)
         require_coverage(spec, layouts, places, _mean_of(loads))
     except InfeasibleError as error:
-        raise with_changes(error, spec, _is_feasible) from None
+        raise with_changes(error, spec, _is_feasible, _memory_of) from None
     schedule = plan_schedule(spec.written, placement.units)
     maps = {
         each.phase: balance(
@@ -122,11 +122,11 @@ def check_fit(spec: ResolvedSpec) -> tuple[Problem, ...]:
         layouts, _ = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
-        raise with_changes(error, spec, _is_feasible) from None
+        raise with_changes(error, spec, _is_feasible, _memory_of) from None
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:
-        return with_changes(error, spec, _is_feasible).problems
+        return with_changes(error, spec, _is_feasible, _memory_of).problems
     return tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
 
 

@@ -32,7 +32,7 @@ COUNTS = "logical_count"  # what SGLang calls them
 
 @dataclass(frozen=True)
 class LoadFile:
-    """The MoE layers' loads in a file, the sha256 of its bytes, and which layer of the model the first is, if it tells."""
+    """The MoE layers' loads in a file, the sha256 of its bytes, and the first row's layer in the model, if it tells."""
 
     loads: Loads
     digest: str

@@ -24,10 +24,9 @@ from planner.cluster.inventory import nodes_of
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
-from planner.layout.layout import lay_out
-from planner.layout.memory import MemoryPlan, split_memory
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, Fix, applied
+from planner.search.auto import MemoryOf
 from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
@@ -49,10 +48,11 @@ Works = Callable[[Change], bool]
 Stage = Callable[[ResolvedSpec, Works], Iterator[Change]]
 
 
-def with_changes(error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible) -> InfeasibleError:
+def with_changes(
+    error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible, memory_of: MemoryOf
+) -> InfeasibleError:
     """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
-
-    short = _phases_short_of_memory(spec)
+    short = tuple(phase for phase in spec.phases if (plan := memory_of(spec, phase)) and plan.short > 0)
 
     def holding(share: float) -> Works:
         def works(change: Change) -> bool:
@@ -60,7 +60,7 @@ def with_changes(error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasib
                 tried = with_values(spec, change)
             except SpecError:
                 return False
-            return is_feasible(tried) and _holds(tried, short, share)
+            return is_feasible(tried) and _holds(tried, short, share, memory_of)
 
         return works
 
@@ -84,25 +84,18 @@ def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, flo
         yield from product([*on_these_gpus, _larger_gpus], [ONE_REQUEST])
 
 
-def _phases_short_of_memory(spec: ResolvedSpec) -> tuple[Phase, ...]:
-    if spec.gpu.usable_bytes is None:
-        return ()
-    return tuple(phase for phase in spec.phases if _memory_of(spec, phase).short > 0)
-
-
-def _holds(spec: ResolvedSpec, phases: Sequence[Phase], share: float) -> bool:
+def _holds(spec: ResolvedSpec, phases: Sequence[Phase], share: float, memory_of: MemoryOf) -> bool:
     """Whether each of `phases` has KV for that share of its requests at full length; prefill computes one at a time."""
+    if not phases:
+        return True
     for phase in spec.phases:
         section = spec.phase(phase)
         asked = section.max_request_tokens * (1 if phase == "prefill" else section.max_requests)
         asked = min(asked, section.max_kv_tokens or asked)
-        if (phase in phases or phase == "mixed") and phases and _memory_of(spec, phase).kv_tokens < share * asked:
+        plan = memory_of(spec, phase) if phase in (*phases, "mixed") else None
+        if plan and plan.kv_tokens < share * asked:
             return False
     return True
-
-
-def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan:
-    return split_memory(spec, lay_out(phase, spec.written, spec.model))
 
 
 def _without_repeats(changes: Iterable[Change], spec: ResolvedSpec) -> Iterator[Change]:

@@ -36,7 +36,7 @@ def rules_page() -> str:
     """Every rule id with one message; a rule whose case is no text in the tests has its words from the source."""
     examples = {rule: f"must {words}" for rule, words in _rules_in_source()}
     for group in reversed(CASES.values()):
-        examples |= {case["rule"]: case["message"] for case in reversed(group)}
+        examples |= {case["rule"]: case["message"] for case in reversed(group) if "message" in case}
     parts = [HEAD]
     for prefix, title in GROUPS.items():
         rows = [f"| {rule} | {_cell(examples[rule])} |" for rule in sorted(examples) if rule.startswith(prefix)]
