@@ -190,7 +190,7 @@ def _add_experts(commands: Any) -> None:
         "--first-layer",
         type=int,
         metavar="N",
-        help="the model's number of the first MoE layer, 3 for DeepSeek-V3; default: as SGLang's files tell, else 0",
+        help="the model's number of the first MoE layer, after its dense ones; default: as SGLang's files tell, else 0",
     )
     experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
     add_format(experts)
