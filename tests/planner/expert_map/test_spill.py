@@ -182,3 +182,21 @@ def test_windows_follow_the_policy_of_their_mean(hot_loads):
 
     assert found.policy == found.dispatch.policy == "global"
     assert np.mean(found.max_over_mean) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_nodes", "policies", "reason"),
+    [
+        (32, 4, {"hierarchical", "global"}, "8 groups stay whole on 4 nodes"),  # DeepSeek's prefill unit
+        (144, 18, set(), "8 groups cannot spread evenly over 18 nodes"),  # and its decode unit
+        (8, 1, set(), "one node"),
+    ],
+)
+def test_a_model_with_groups_is_weighed_where_its_units_nodes_can_hold_them(num_gpus, num_nodes, policies, reason):
+    """Given DeepSeek-V3's 8 groups, whatever the unit: one front for EP32, the global map where groups cannot stay."""
+    loads = draw_loads(1.01, 0, num_layers=2, num_experts=256, num_groups=8)
+    found = balance(loads, 288, num_gpus, num_nodes=num_nodes, num_groups=8)
+
+    assert {point.policy for point in found.front} == policies
+    assert found.policy_reason.startswith(reason)
+    assert found.policy == (found.dispatch.policy if policies else "global")
