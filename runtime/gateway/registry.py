@@ -19,6 +19,7 @@ from typing import Any, Literal
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.router import RankLoad, choose_ranks, room
+from runtime.protocol.bounds import why_no_address
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Rejected
 from runtime.protocol.sockets import notice_a_vanished_peer
@@ -139,8 +140,8 @@ class Registry:
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
-            writer.write(encode_frame(Rejected(refusal)))
-            raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal}")
+            writer.write(encode_frame(Rejected(refusal.to_the_rank)))
+            raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
         return rank
@@ -165,20 +166,43 @@ async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
     return frame[0]
 
 
-def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> str | None:
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a rank cannot serve here. Whoever calls is told less than the log: no digest or name but its own."""
+
+    to_the_rank: str
+    to_the_log: str
+
+
+def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
     """Why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
     if hello.kv_digest != kv_digest:
-        return f"its kv_digest is {hello.kv_digest}, the gateway's is {kv_digest}"
-    if not 0 <= hello.rank < hello.num_ranks:
-        return f"it counts {hello.num_ranks} ranks"
-    if hello.phase == "decode" and (hello.kv_host is None or hello.kv_port is None):
-        return "it is a decode rank and takes no KV"
+        said = f"its kv_digest is {hello.kv_digest}, "
+        return _Refusal(said + "the gateway's is another", said + f"the gateway's is {kv_digest}")
+    wrong = _what_is_wrong(hello)
+    if wrong is not None:
+        return _Refusal(wrong, wrong)
     for peer in peers:
         if peer.rank == hello.rank:
-            return f"process {peer.pid} on {peer.node} is connected as that rank"
+            who = f"process {peer.pid} on {peer.node}"
+            return _Refusal("another process is connected as that rank", f"{who} is connected as that rank")
         if _identity(peer) != _identity(hello):
-            return f"it was launched as {_identity(hello)}, rank {peer.rank} as {_identity(peer)}"
+            said = f"it was launched as {_identity(hello)}, "
+            detail = f"rank {peer.rank} as {_identity(peer)}"
+            return _Refusal(said + f"rank {peer.rank} otherwise", said + detail)
     return None
+
+
+def _what_is_wrong(hello: Hello) -> str | None:
+    """What no rank may say of itself, whoever else is there."""
+    if not 0 <= hello.rank < hello.num_ranks:
+        return f"it counts {hello.num_ranks} ranks"
+    if hello.phase != "decode":
+        return None
+    if hello.kv_host is None or hello.kv_port is None:
+        return "it is a decode rank and takes no KV"
+    unreachable = why_no_address(hello.kv_host, hello.kv_port)
+    return None if unreachable is None else f"it takes KV where nobody can send it: {unreachable}"
 
 
 def _identity(hello: Hello) -> str:

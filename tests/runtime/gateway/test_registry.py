@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from runtime.protocol.frames import VERSION, encode_frame
-from runtime.protocol.messages import State, Token
-from tests.runtime.gateway.conftest import FakePair
+from runtime.protocol.messages import Rejected, State, Token
+from tests.runtime.gateway.conftest import KV_DIGEST, UNIT_DIGEST, FakePair
 
 
 def test_a_unit_is_ready_when_all_its_ranks_are(gateway, join, until):
@@ -78,6 +78,11 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
         ({"kv_digest": "sha256:other"}, "its kv_digest is sha256:other, the gateway's is sha256:aaa"),
         ({"rank": 2, "num_ranks": 2}, "it counts 2 ranks"),
         ({"phase": "decode", "kv_host": None}, "it is a decode rank and takes no KV"),
+        ({"phase": "decode", "kv_port": 70000}, "it takes KV where nobody can send it: 70000 is not a port"),
+        ({"phase": "decode", "kv_port": -1}, "it takes KV where nobody can send it: -1 is not a port"),
+        ({"phase": "decode", "kv_host": "10.0.0.9\x00"}, "is not an IP address"),
+        ({"phase": "decode", "kv_host": "fe80::1%\x00"}, "is not one machine's address"),
+        ({"phase": "decode", "kv_host": "0.0.0.0"}, "is not one machine's address"),
     ],
 )
 def test_a_rank_that_does_not_fit_is_refused_with_a_reason(gateway, join, until, hello, reason):
@@ -87,6 +92,25 @@ def test_a_rank_that_does_not_fit_is_refused_with_a_reason(gateway, join, until,
     until(rank.is_closed_by_gateway, "the gateway closes the connection")
     until(lambda: reason in gateway.log(), f"the log says {reason!r}")
     assert gateway.state_of("stranger") is None
+
+
+@pytest.mark.parametrize(
+    ("hello", "secrets"),
+    [
+        ({"kv_digest": "sha256:guess"}, [KV_DIGEST]),
+        ({"unit": "known", "num_ranks": 2, "rank": 1, "unit_digest": "sha256:guess"}, [UNIT_DIGEST]),
+        ({"unit": "known", "num_ranks": 2, "pid": 18}, ["node-of-the-first", "4711", UNIT_DIGEST]),
+    ],
+)
+def test_a_refused_rank_is_told_nothing_that_it_did_not_say(gateway, join, until, hello, secrets):
+    """The log has both values; whoever guesses a digest hears neither it nor who is there."""
+    join(unit="known", num_ranks=2, node="node-of-the-first")
+    until(lambda: gateway.state_of("known") == ["loading"], "the first rank joined")
+
+    said = join(**hello).hear()
+
+    assert isinstance(said, Rejected)
+    assert not [secret for secret in secrets if secret in said.reason]
 
 
 @pytest.mark.parametrize(

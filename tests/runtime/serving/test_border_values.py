@@ -15,7 +15,7 @@ from runtime.gateway.generation import Answer
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.tokenizer import Spelling
 from runtime.model.engine import Engine, EngineConfig
-from runtime.protocol.messages import Failed, FromGateway, FromRank, Sampling
+from runtime.protocol.messages import Failed, FromGateway, FromRank, Prefill, Sampling
 from runtime.serving import step_loop
 from runtime.serving.decode import Arrival
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
@@ -172,6 +172,23 @@ def test_what_a_rank_cannot_compute_fails_at_its_border(engine, alone, kind, cha
     served(rank, [Wish("unfit", prompt_ids, Sampling(**wishes))], alone)
 
     assert reason in rank.failed["unfit"]
+    assert rank.said == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [(None, None), ("127.0.0.1", 70000), ("127.0.0.1", 0), ("a\x00", 1), ("decode", 1)]
+)
+def test_a_prefill_rank_hands_nothing_over_to_nowhere(engine, alone, host, port):
+    """A decode rank's address that no socket takes is the request's failure before anything is computed."""
+
+    class Lost(Wish):
+        def message(self):
+            return Prefill(self.id, self.prompt_ids, self.sampling, host, port)
+
+    rank = OverTheWire(engine, "pair")
+    served(rank, [Lost("lost", [5], BYSTANDERS[0].sampling)], alone)
+
+    assert rank.failed["lost"].startswith("its KV cannot be sent on: ")
     assert rank.said == {}
 
 
