@@ -65,6 +65,11 @@ class Rank:
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason))
 
+    def hang_up(self, reason: str) -> None:
+        """End the connection, which is of no use any more: every request that it had fails."""
+        self.fail_all(reason)
+        self._writer.transport.abort()
+
     def _pass_on(self, message: Token | Failed) -> None:
         listener = self._listeners.get(message.request_id)
         if listener is not None:

@@ -4,7 +4,8 @@
 
 The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the connected ranks of a unit
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
-connection, with one line in the log, and nobody else is touched.
+connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
+connection broke first, takes its own place: it says the same Hello, digest and process id included.
 It does not start, stop or reconnect ranks: they come by themselves.
 """
 
@@ -131,12 +132,13 @@ class Registry:
         try:
             while (frame := await frames.read()) is not None:
                 rank.take(frame[0])
-            if not self._is_closing:
+            if not self._is_closing and rank.state != "lost":
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         finally:
             rank.fail_all(f"{rank} was lost")
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+        self._hang_up_before(hello)
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
@@ -145,6 +147,13 @@ class Registry:
         self._drop_predecessors(hello)
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
         return rank
+
+    def _hang_up_before(self, hello: Hello) -> None:
+        """The same process calls again before anybody here noticed that its last connection broke."""
+        known = self._ranks.get((hello.unit, hello.rank))
+        if known is not None and known.state != "lost" and known.hello == hello:
+            log.info("%s on %s calls again", known, hello.node)
+            known.hang_up(f"{known} lost its connection")
 
     def _drop_predecessors(self, hello: Hello) -> None:
         """The lost ranks of an earlier launch of this unit are nobody's peers now."""

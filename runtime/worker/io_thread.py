@@ -37,6 +37,7 @@ class Network:
         self._kv_sender = kv_sender
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
         self._handovers: dict[str, asyncio.Task[None]] = {}  # by request, while they are on their way
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
@@ -52,12 +53,18 @@ class Network:
 
         self._soon(self._start, listen)
 
+    def check(self) -> None:
+        """Raise what ended this thread, such as the gateway's refusal. The step loop need not: it reads the inbox."""
+        if self._failure is not None:
+            raise self._failure
+
     def say_state(self, state: RankState) -> None:
         """Tell the gateway this rank's state."""
         self._soon(self._link.say_state, State(state))
 
     def say_loaded(self, loaded: float) -> None:
-        """Tell it how much of this rank's tensors is loaded, of 1."""
+        """Tell it how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""
+        self.check()
         self._soon(self._link.say_state, State("loading", loaded))
 
     def say(self, message: msgspec.Struct) -> None:
@@ -97,6 +104,7 @@ class Network:
         """What went wrong here ends the rank: the step loop finds it in the inbox, and raises it."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
             self._inbox.put(error)
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:

@@ -1,7 +1,9 @@
 """Who may join the gateway, when a unit is ready, and what happens to connections that misbehave."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 
 from runtime.protocol.frames import VERSION, encode_frame
@@ -59,6 +61,39 @@ def test_a_lost_rank_may_come_back(gateway, join, until):
 
     join(unit="phoenix", pid=4712).say(State("ready"))
     until(lambda: gateway.state_of("phoenix") == ["ready"], "the rank is back")
+
+
+def test_a_process_that_calls_again_takes_its_own_place(gateway, join, client, until):
+    """Its first connection is half open: the gateway knows nothing of its end, and gives it up; the request fails."""
+    first = join(unit="again", phase="mixed", pid=17)
+    first.say(State("ready"))
+    until(lambda: gateway.state_of("again") == ["ready"], "the rank is ready")
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(client.completions.create, model="org/tiny", prompt=[5, 6], max_tokens=3)
+        first.hear()
+        second = join(unit="again", phase="mixed", pid=17)
+        until(first.is_closed_by_gateway, "the first connection is closed")
+        with pytest.raises(openai.InternalServerError, match="rank 0 of unit again lost its connection"):
+            asking.result(10)
+
+    second.say(State("ready"))
+    until(lambda: gateway.state_of("again") == ["ready"], "the rank is back")
+    FakePair(second, second).reply = [70, 71, 72]
+    answer = client.completions.create(model="org/tiny", prompt=[5, 6], max_tokens=3, temperature=0)
+
+    assert answer.usage.completion_tokens == 3
+    assert not second.is_closed_by_gateway()
+
+
+@pytest.mark.parametrize("other", [{"pid": 18}, {"node": "node-1"}, {"unit_digest": "sha256:other"}])
+def test_only_the_same_process_takes_its_place(gateway, join, until, other):
+    """Another process, node or launch is refused while the first is connected, and the first stays."""
+    first = join(unit="held", pid=17)
+    until(lambda: gateway.state_of("held") == ["loading"], "the first rank joined")
+
+    assert isinstance(join(**({"unit": "held", "pid": 17} | other)).hear(), Rejected)
+    assert not first.is_closed_by_gateway()
+    assert gateway.state_of("held") == ["loading"]
 
 
 def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
