@@ -75,7 +75,7 @@ class Generation:
                 continue  # tokens that were on their way when a stop string ended the answer
             delta = answer.take(message)
             if answer.finish_reason is not None:
-                self._in_flight[index].end()
+                self._in_flight[index].end(answered=True)
             return delta
         return None
 
@@ -161,9 +161,12 @@ class InFlightRequest:
         kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port  # None where it is a mixed rank
         self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
 
-    def end(self) -> None:
-        """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once."""
-        self._clock.end(answered=False)
+    def end(self, *, answered: bool = False) -> None:
+        """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once.
+
+        An answer that ends at a stop string is `answered`, though its ranks know nothing of its end.
+        """
+        self._clock.end(answered=answered)
         for rank in (self._prefill, self._decode):
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))

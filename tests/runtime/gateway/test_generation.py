@@ -87,3 +87,23 @@ def test_a_reader_that_keeps_up_reads_any_number(monkeypatch):
         return await reading
 
     assert asyncio.run(run()) == ("a" * 50 + "b", None)
+
+
+def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
+    """Its latency is measured like any other's; that of one whose reader left is not."""
+
+    async def run():
+        unit = Unit()
+        answers = [unit.ask("b"), unit.ask()]
+        for token_id in (0, 0, 1):
+            unit.say(token_id)
+        text, error = await read(answers[0])
+        for answer in answers:
+            answer.close()
+        return text, error, unit
+
+    text, error, unit = asyncio.run(run())
+
+    assert (text, error, unit.rank.num_requests) == ("aa", None, 0)
+    assert unit.measure("e2e_request_latency_seconds_count") == 1
+    assert unit.measure("num_requests_running") == 0
