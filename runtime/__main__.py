@@ -79,6 +79,7 @@ def _add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--split", choices=["equal", "local_first"], default="equal", help="which replica of an expert a token goes to"
     )
     generate.add_argument("--nodes", type=int, default=1, help="that the ranks are taken to be on, for local_first")
+    generate.add_argument("--format", choices=["json"], default="json", help="of the outputs on stdout")
     generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
     generate.add_argument(
         "--trace", type=Path, help="write what each rank did when, for ui.perfetto.dev, to this .json"

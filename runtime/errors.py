@@ -5,6 +5,7 @@ RuntimeFailure             exit 1: something failed while running
 |-- LaunchError            the launch file is refused: version, digest, shape
 |-- WireError              a peer sent what the protocol does not allow, or went away
 |   `-- WireVersionError   a peer speaks another version of the protocol
+|-- RequestFailure         one request cannot be answered; the others go on
 |-- PeerLost               a rank of this unit is gone, so the unit cannot go on
 `-- UsageError             exit 2: the call itself is wrong
 
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "LaunchError",
     "PeerLost",
+    "RequestFailure",
     "RuntimeFailure",
     "UsageError",
     "WireError",
@@ -40,6 +42,10 @@ class WireError(RuntimeFailure):
 
 class WireVersionError(WireError):
     """The peer is of another version of Tidemill, older or newer."""
+
+
+class RequestFailure(RuntimeFailure):
+    """One request cannot be answered. Whoever serves it says so to who asked, and goes on with the others."""
 
 
 class PeerLost(RuntimeFailure):

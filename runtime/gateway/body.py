@@ -5,7 +5,8 @@ A parameter has one of three fates, so that nothing a caller asks for is dropped
     NEUTRAL             not done here; accepted only at the value that asks for nothing (`n: 1`)
     anything else       refused by name
 
-`null` always means absent. It does not know limits or tokens (`calls.py` does).
+`null` always means absent. The ranges of sampling are the ranks' own (`protocol/bounds.py`). It does not know limits or
+tokens (`calls.py` does).
 Source: OpenAI API reference, "Create completion" and "Create chat completion"; `top_k`, with 0 or -1 for all tokens,
 and `repetition_penalty`, with 1 for none, are vLLM's and others'. Completions' `logprobs` may be 20, as a chat's
 `top_logprobs` may; OpenAI's own limit is 5 there.
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from runtime.gateway.http_errors import ApiError, invalid
+from runtime.protocol.bounds import NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
 
 __all__ = ["ChatBody", "CompletionBody", "Message", "StreamOptions", "TextPart", "parse_body"]
 
@@ -34,10 +36,7 @@ BAD_FIELD = re.compile(r" - at `\$\.(\w+)")
 MISSING_FIELD = re.compile(r"field `(\w+)`$")
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
-StopString = Annotated[str, msgspec.Meta(min_length=1)]
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every token is compared with all its starts
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,13 +68,13 @@ class Body(_Part):
 
     model: str
     max_tokens: PositiveInt | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
-    seed: Int64 | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

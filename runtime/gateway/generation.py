@@ -29,6 +29,7 @@ from runtime.protocol.messages import Abort, Failed, Prefill, Token
 __all__ = ["Delta", "Generation", "InFlightRequest"]
 
 FinishReason = Literal["stop", "length"]
+MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, some 10 MB with 20 logprobs a token
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Generation:
         _check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
+        self._max_unread = MAX_UNREAD_TOKENS * len(call.requests)
         self._in_flight = [
             self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)
         ]
@@ -73,7 +75,7 @@ class Generation:
                 continue  # tokens that were on their way when a stop string ended the answer
             delta = answer.take(message)
             if answer.finish_reason is not None:
-                self._in_flight[index].end()
+                self._in_flight[index].end(answered=True)
             return delta
         return None
 
@@ -88,9 +90,17 @@ class Generation:
         pair = registry.choose_ranks()
         assert pair is not None  # there was room
         clock = RequestClock(metrics, len(request.prompt_ids))
-        in_flight = InFlightRequest(*pair, clock, lambda message: self._arrivals.put_nowait((index, message)))
+        in_flight = InFlightRequest(*pair, clock, lambda message: self._arrive(index, message))
         in_flight.start(request)
         return in_flight
+
+    def _arrive(self, index: int, message: Token | Failed) -> None:
+        """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
+        if self._arrivals.qsize() == self._max_unread:
+            self.close()
+            message = Failed(self._in_flight[index].request_id, "its client does not read the answer")
+        if self._arrivals.qsize() <= self._max_unread:  # of those that were on their way then, none is kept
+            self._arrivals.put_nowait((index, message))
 
 
 def _check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
@@ -151,9 +161,12 @@ class InFlightRequest:
         kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port  # None where it is a mixed rank
         self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
 
-    def end(self) -> None:
-        """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once."""
-        self._clock.end(answered=False)
+    def end(self, *, answered: bool = False) -> None:
+        """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once.
+
+        An answer that ends at a stop string is `answered`, though its ranks know nothing of its end.
+        """
+        self._clock.end(answered=answered)
         for rank in (self._prefill, self._decode):
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))

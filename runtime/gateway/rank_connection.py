@@ -11,6 +11,7 @@ from typing import Literal
 from runtime.errors import WireError
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Abort, Failed, FromGateway, FromRank, Hello, RankState, State, Token
+from runtime.protocol.sockets import write_or_hang_up
 
 __all__ = ["Listener", "Rank"]
 
@@ -46,7 +47,7 @@ class Rank:
     def send(self, message: FromGateway) -> None:
         """Queue one frame; to a lost rank nothing is sent."""
         if self.state != "lost":
-            self._writer.write(encode_frame(message))
+            write_or_hang_up(self._writer, encode_frame(message))
 
     def take(self, message: FromRank) -> None:
         """Act on what the rank says. Raises WireError."""
@@ -63,6 +64,11 @@ class Rank:
         self.state = "lost"
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason))
+
+    def hang_up(self, reason: str) -> None:
+        """End the connection, which is of no use any more: every request that it had fails."""
+        self.fail_all(reason)
+        self._writer.transport.abort()
 
     def _pass_on(self, message: Token | Failed) -> None:
         listener = self._listeners.get(message.request_id)

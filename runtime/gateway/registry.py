@@ -4,7 +4,8 @@
 
 The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the connected ranks of a unit
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
-connection, with one line in the log, and nobody else is touched.
+connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
+connection broke first, takes its own place: it says the same Hello, digest and process id included.
 It does not start, stop or reconnect ranks: they come by themselves.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.router import RankLoad, choose_ranks, room
+from runtime.protocol.bounds import why_no_address
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Rejected
 from runtime.protocol.sockets import notice_a_vanished_peer
@@ -130,20 +132,28 @@ class Registry:
         try:
             while (frame := await frames.read()) is not None:
                 rank.take(frame[0])
-            if not self._is_closing:
+            if not self._is_closing and rank.state != "lost":
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         finally:
             rank.fail_all(f"{rank} was lost")
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+        self._hang_up_before(hello)
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
-            writer.write(encode_frame(Rejected(refusal)))
-            raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal}")
+            writer.write(encode_frame(Rejected(refusal.to_the_rank)))
+            raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
         return rank
+
+    def _hang_up_before(self, hello: Hello) -> None:
+        """The same process calls again before anybody here noticed that its last connection broke."""
+        known = self._ranks.get((hello.unit, hello.rank))
+        if known is not None and known.state != "lost" and known.hello == hello:
+            log.info("%s on %s calls again", known, hello.node)
+            known.hang_up(f"{known} lost its connection")
 
     def _drop_predecessors(self, hello: Hello) -> None:
         """The lost ranks of an earlier launch of this unit are nobody's peers now."""
@@ -165,20 +175,43 @@ async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
     return frame[0]
 
 
-def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> str | None:
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a rank cannot serve here. Whoever calls is told less than the log: no digest or name but its own."""
+
+    to_the_rank: str
+    to_the_log: str
+
+
+def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
     """Why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
     if hello.kv_digest != kv_digest:
-        return f"its kv_digest is {hello.kv_digest}, the gateway's is {kv_digest}"
-    if not 0 <= hello.rank < hello.num_ranks:
-        return f"it counts {hello.num_ranks} ranks"
-    if hello.phase == "decode" and (hello.kv_host is None or hello.kv_port is None):
-        return "it is a decode rank and takes no KV"
+        said = f"its kv_digest is {hello.kv_digest}, "
+        return _Refusal(said + "the gateway's is another", said + f"the gateway's is {kv_digest}")
+    wrong = _what_is_wrong(hello)
+    if wrong is not None:
+        return _Refusal(wrong, wrong)
     for peer in peers:
         if peer.rank == hello.rank:
-            return f"process {peer.pid} on {peer.node} is connected as that rank"
+            who = f"process {peer.pid} on {peer.node}"
+            return _Refusal("another process is connected as that rank", f"{who} is connected as that rank")
         if _identity(peer) != _identity(hello):
-            return f"it was launched as {_identity(hello)}, rank {peer.rank} as {_identity(peer)}"
+            said = f"it was launched as {_identity(hello)}, "
+            detail = f"rank {peer.rank} as {_identity(peer)}"
+            return _Refusal(said + f"rank {peer.rank} otherwise", said + detail)
     return None
+
+
+def _what_is_wrong(hello: Hello) -> str | None:
+    """What no rank may say of itself, whoever else is there."""
+    if not 0 <= hello.rank < hello.num_ranks:
+        return f"it counts {hello.num_ranks} ranks"
+    if hello.phase != "decode":
+        return None
+    if hello.kv_host is None or hello.kv_port is None:
+        return "it is a decode rank and takes no KV"
+    unreachable = why_no_address(hello.kv_host, hello.kv_port)
+    return None if unreachable is None else f"it takes KV where nobody can send it: {unreachable}"
 
 
 def _identity(hello: Hello) -> str:

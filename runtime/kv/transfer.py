@@ -1,15 +1,21 @@
 """Latent KV from a prefill rank to a decode rank, over TCP.
 
 One frame a request: a Handover message, then the latents as raw bytes, `[num_layers, prompt tokens, latent_dim]`. The
-receiver checks digest, shape, type and size before it takes them, and answers Accepted or Refused. A connection is
-kept for the next request to the same rank. No pickle; nothing is sent that the receiver did not expect.
+receiver checks digest, ids, sampling, shape, type and size before it reads them, and answers Accepted or Refused; a
+refusal names nothing that only a unit of the same plan knows. A connection is kept for the next request to the same
+rank. No pickle; nothing is sent that the receiver did not expect.
+
+What waits at a decode rank for a place in its cache is bounded in number and bytes (`_Room`). The bounds are far from
+what a gateway sends: they are for what goes wrong.
 
 What it does not do: retry. The request's failure is reported to the gateway, which knows whom else to ask.
 """
 
 import asyncio
 import math
+import queue
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,12 +25,17 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure, WireError
 from runtime.kernels.precision import DTYPES
 from runtime.launch import KvLayout, UnitLaunch
+from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, Handover, HandoverReply, Refused
+from runtime.protocol.sockets import notice_a_vanished_peer
 
 __all__ = ["KvReceiver", "KvSender", "TransferCounters"]
 
 REPLY_TIMEOUT_S = 30.0
+MAX_CONNECTIONS = 4096  # assumed: DeepSeek's largest day had 29 prefill units of 32 ranks, 928 in all
+MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode rank
+HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many times the cache's bytes, or a GiB
 
 
 class TransferCounters(Protocol):
@@ -50,7 +61,6 @@ class KvSender:
         try:
             reply = await connection.exchange(frame, payload)
         except (OSError, WireError, TimeoutError) as error:
-            connection.close()
             raise RuntimeFailure(f"its KV could not be sent to {host}:{port}: {str(error) or 'no answer'}") from None
         if isinstance(reply, Refused):
             raise RuntimeFailure(f"the decode rank at {host}:{port} refused it: {reply.reason}")
@@ -61,52 +71,110 @@ class KvReceiver:
     """The decode rank's side: a server on the rank's KV port."""
 
     def __init__(
-        self, launch: UnitLaunch, token_shape: tuple[int, int], accept: Callable[[Handover, Tensor], None]
+        self,
+        launch: UnitLaunch,
+        token_shape: tuple[int, int],
+        vocab_size: int,
+        accept: Callable[[Handover, Tensor], None],
     ) -> None:
         """`token_shape`: (num_layers, latent_dim). `accept` gets every handover that passed the checks."""
         self._launch = launch
         self._token_shape = token_shape
+        self._vocab_size = vocab_size
         self._accept = accept
         self._max_payload_bytes = launch.limits.max_request_tokens * launch.kv_cache.bytes_per_token
+        cache_bytes = launch.limits.kv_tokens * launch.kv_cache.bytes_per_token
+        self._room = _Room(launch.limits.max_requests + MAX_QUEUED, max(HELD_CACHES * cache_bytes, HELD_BYTES))
+        self._num_connections = 0
 
     async def serve(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One prefill rank's connection, until it closes or breaks the protocol."""
-        reader = FrameReader(stream, Handover, self._max_payload_bytes)
+        self._num_connections += 1
         try:
-            while (frame := await reader.read()) is not None:
-                handover, payload = frame
-                writer.write(encode_frame(self._receive(handover, payload)))
-                await writer.drain()
-        except (WireError, ConnectionError):
+            if self._num_connections <= MAX_CONNECTIONS:
+                notice_a_vanished_peer(writer)
+                await self._follow(FrameReader(stream, Handover, self._max_payload_bytes), writer)
+        except (WireError, OSError):
             pass  # the sender sees the closed connection, and reports the request
         finally:
+            self._num_connections -= 1
             writer.close()
 
-    def _receive(self, handover: Handover, payload: bytes) -> HandoverReply:
-        reason = why_refused(handover, len(payload), self._launch, self._token_shape)
+    async def _follow(self, frames: FrameReader[Handover], writer: asyncio.StreamWriter) -> None:
+        while (head := await frames.read_header()) is not None:
+            writer.write(encode_frame(await self._receive(*head, frames)))
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                await writer.drain()
+
+    async def _receive(self, handover: Handover, payload_bytes: int, frames: FrameReader[Handover]) -> HandoverReply:
+        reason = why_refused(handover, payload_bytes, self._launch, self._token_shape, self._vocab_size)
+        if reason is None and not self._room.take(payload_bytes):
+            reason = "this rank holds as much KV outside its cache as it may"
         if reason is not None:
+            await frames.skip_payload(payload_bytes)
             return Refused(handover.request_id, reason)
-        latents = torch.frombuffer(bytearray(payload), dtype=DTYPES[handover.dtype]).view(handover.shape)
+        latents = await self._read_latents(handover, payload_bytes, frames)
         self._accept(handover, latents)
         return Accepted(handover.request_id)
 
+    async def _read_latents(self, handover: Handover, payload_bytes: int, frames: FrameReader[Handover]) -> Tensor:
+        """Read them into memory that they stay in; their room is given back when nobody has them any more."""
+        try:
+            payload = await frames.read_payload(payload_bytes)
+        except BaseException:  # also where this task is cancelled
+            self._room.give_back(payload_bytes)
+            raise
+        latents = torch.frombuffer(payload, dtype=DTYPES[handover.dtype]).view(handover.shape)
+        weakref.finalize(latents, self._room.give_back, payload_bytes)
+        return latents
 
-def why_refused(handover: Handover, payload_bytes: int, launch: UnitLaunch, token_shape: tuple[int, int]) -> str | None:
-    """Why this handover cannot be taken, or None."""
+
+def why_refused(
+    handover: Handover, payload_bytes: int, launch: UnitLaunch, token_shape: tuple[int, int], vocab_size: int
+) -> str | None:
+    """Why this handover cannot be taken, or None. Only a sender that knows the digest hears about anything else."""
     num_layers, latent_dim = token_shape
     num_tokens = len(handover.prompt_ids)
-    if num_tokens < 1:
-        return "its prompt has 0 tokens"
     expected_shape = [num_layers, num_tokens, latent_dim]
     if handover.kv_digest != launch.kv_digest:
-        return f"its KV is of {handover.kv_digest}, this unit's of {launch.kv_digest}"
+        return f"its KV is of {handover.kv_digest}, this unit's is not"
+    token_ids, limit = [*handover.prompt_ids, handover.first_token_id], launch.limits.max_request_tokens
+    reason = why_not_computable(token_ids, num_tokens, handover.sampling, vocab_size, limit)
+    if reason is not None:
+        return reason
     if handover.dtype != launch.kv_cache.dtype or handover.shape != expected_shape:
         return f"its KV is {handover.dtype} {handover.shape}, not {launch.kv_cache.dtype} {expected_shape}"
     if payload_bytes != num_tokens * launch.kv_cache.bytes_per_token:
         return f"its KV has {payload_bytes:,} bytes for {num_tokens:,} tokens"
-    if num_tokens + handover.sampling.max_tokens > launch.limits.max_request_tokens:
-        return f"it could grow over {launch.limits.max_request_tokens:,} tokens"
     return None
+
+
+class _Room:
+    """How many handovers, and how many bytes of them, may be held at a time.
+
+    Room is taken on the network's thread, and given back on whichever drops the last reference to the latents; the
+    garbage collector may do that at any moment. So what is given back goes through a queue that allows for it.
+    """
+
+    def __init__(self, max_handovers: int, max_bytes: int) -> None:
+        self._max_handovers, self._max_bytes = max_handovers, max_bytes
+        self._num_handovers = self._num_bytes = 0
+        self._given_back: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def take(self, num_bytes: int) -> bool:
+        """Take room for one more handover; whether there was any."""
+        while not self._given_back.empty():
+            self._num_bytes -= self._given_back.get()
+            self._num_handovers -= 1
+        if self._num_handovers == self._max_handovers or self._num_bytes + num_bytes > self._max_bytes:
+            return False
+        self._num_handovers += 1
+        self._num_bytes += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """One handover of so many bytes is not held any more."""
+        self._given_back.put(num_bytes)
 
 
 def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
@@ -127,24 +195,39 @@ class _Connection:
         self._reader: FrameReader[HandoverReply] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    def close(self) -> None:
-        """After a failure: the next exchange opens another line, so that no late answer is taken for its own."""
-        if self._writer is not None:
-            self._writer.close()
-        self._reader = self._writer = None
-
     async def exchange(self, frame: bytes, payload: memoryview) -> HandoverReply:
-        async with self._turn, asyncio.timeout(REPLY_TIMEOUT_S):
-            if self._reader is None or self._writer is None:
-                stream, self._writer = await asyncio.open_connection(self._host, self._port)
-                self._reader = FrameReader(stream, HandoverReply)
-            self._writer.write(frame)
-            self._writer.write(payload)
-            await self._writer.drain()
-            reply = await self._reader.read()
-            if reply is None:
-                raise WireError("the decode rank closed the connection")
-            return reply[0]
+        """Send one request and return the answer to it.
+
+        After a failure, or where nobody wants the answer any more, the next exchange opens another line: so no late
+        answer is taken for its own, and no half frame is before its own.
+        """
+        async with self._turn:
+            reply = None
+            try:
+                async with asyncio.timeout(REPLY_TIMEOUT_S):
+                    reply = await self._exchange(frame, payload)
+            finally:
+                if reply is None:
+                    self._close()
+            return reply
+
+    async def _exchange(self, frame: bytes, payload: memoryview) -> HandoverReply:
+        if self._reader is None or self._writer is None:
+            stream, self._writer = await asyncio.open_connection(self._host, self._port)
+            notice_a_vanished_peer(self._writer)
+            self._reader = FrameReader(stream, HandoverReply)
+        self._writer.write(frame)
+        self._writer.write(payload)
+        await self._writer.drain()
+        reply = await self._reader.read()
+        if reply is None:
+            raise WireError("the decode rank closed the connection")
+        return reply[0]
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()  # what is queued for it goes nowhere
+        self._reader = self._writer = None
 
 
 def _to_bytes(latents: Tensor) -> memoryview:

@@ -3,7 +3,8 @@
     magic "TDML" | version u16 | reserved u16 | header bytes u32 | payload bytes u64 | header (JSON) | payload
 
 The header is one message of `messages.py`, the payload the raw bytes of a tensor (or nothing). Sizes are checked
-before anything is allocated; the JSON is decoded into a closed set of types. It does not retry or reconnect.
+before anything is allocated; the JSON is decoded into a closed set of types. A frame that has begun must be whole
+within FRAME_TIMEOUT_S; between frames a peer may be silent for as long as it likes. It does not retry or reconnect.
 
 Both ends have one VERSION, or do not talk. It is that of frames and messages alike: whatever changes a field of any
 message raises it, here and as `wire_version` in what the planner writes, so that `kv_digest` differs too. The prefix
@@ -12,22 +13,26 @@ up to the version stays as it is for ever, so that each end can name the other's
 
 import asyncio
 import struct
+from collections.abc import Coroutine
 from types import UnionType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from runtime.errors import WireError, WireVersionError
 
-__all__ = ["FRAME_PREFIX_BYTES", "VERSION", "FrameReader", "encode_frame"]
+__all__ = ["FRAME_PREFIX_BYTES", "PIECE_BYTES", "VERSION", "FrameReader", "encode_frame"]
 
 MAGIC = b"TDML"
 VERSION = 1
 _PREFIX = struct.Struct("!4sHHIQ")
 FRAME_PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 16 * 2**20
+FRAME_TIMEOUT_S = 30.0
+PIECE_BYTES = 2**20
 
 Message = TypeVar("Message")
+Read = TypeVar("Read")
 
 
 def encode_frame(message: msgspec.Struct, payload_bytes: int = 0) -> bytes:
@@ -46,8 +51,13 @@ class FrameReader(Generic[Message]):
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(messages)
         self._max_payload_bytes = max_payload_bytes
 
-    async def read(self) -> tuple[Message, bytes] | None:
+    async def read(self) -> tuple[Message, bytearray] | None:
         """The next message and its payload; None when the peer closed between frames. Raises WireError."""
+        head = await self.read_header()
+        return None if head is None else (head[0], await self.read_payload(head[1]))
+
+    async def read_header(self) -> tuple[Message, int] | None:
+        """The next message and the size of its payload, which the caller reads or skips before the next message."""
         try:
             prefix = await self._stream.readexactly(FRAME_PREFIX_BYTES)
         except asyncio.IncompleteReadError as error:
@@ -57,12 +67,43 @@ class FrameReader(Generic[Message]):
         except OSError:
             return None
         header_bytes, payload_bytes = self._check_prefix(prefix)
+        return self._decode(await _in_time(self._rest_of_header(header_bytes))), payload_bytes
+
+    async def read_payload(self, num_bytes: int) -> bytearray:
+        """Read the payload piece by piece to where it stays: it may have gigabytes, and is never there twice."""
+        payload = bytearray(num_bytes)
+        await _in_time(self._fill(memoryview(payload)))
+        return payload
+
+    async def skip_payload(self, num_bytes: int) -> None:
+        """Read the payload and keep nothing of it."""
+        await _in_time(self._skip(num_bytes))
+
+    async def _rest_of_header(self, num_bytes: int) -> bytes:
         try:
-            header = await self._stream.readexactly(header_bytes)
-            payload = await self._stream.readexactly(payload_bytes)
+            return await self._stream.readexactly(num_bytes)
         except (asyncio.IncompleteReadError, OSError):
             raise WireError("the peer closed the connection inside a frame") from None
-        return self._decode(header), payload
+
+    async def _fill(self, payload: memoryview) -> None:
+        filled = 0
+        while filled < len(payload):
+            piece = await self._piece(len(payload) - filled)
+            payload[filled : filled + len(piece)] = piece
+            filled += len(piece)
+
+    async def _skip(self, num_bytes: int) -> None:
+        while num_bytes:
+            num_bytes -= len(await self._piece(num_bytes))
+
+    async def _piece(self, most_bytes: int) -> bytes:
+        try:
+            piece = await self._stream.read(min(most_bytes, PIECE_BYTES))
+        except OSError:
+            piece = b""
+        if not piece:
+            raise WireError("the peer closed the connection inside a frame")
+        return piece
 
     def _check_prefix(self, prefix: bytes) -> tuple[int, int]:
         magic, version, _, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
@@ -81,3 +122,11 @@ class FrameReader(Generic[Message]):
             return self._decoder.decode(header)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WireError(f"a message cannot be read: {error}") from None
+
+
+async def _in_time(reading: Coroutine[Any, Any, Read]) -> Read:
+    try:
+        async with asyncio.timeout(FRAME_TIMEOUT_S):
+            return await reading
+    except TimeoutError:  # from a socket too: it is an OSError
+        raise WireError(f"the peer did not end its frame within {FRAME_TIMEOUT_S:g} s") from None

@@ -1,5 +1,7 @@
 """Listening sockets on exactly one address, never a wildcard, and connections that notice when their peer is gone.
 
+A peer that is there and reads nothing is gone as well: what is queued for it has a bound (`write_or_hang_up`).
+
 A process that dies closes its connections. A machine that loses power, or its network, says nothing: only its silence
 tells, so the kernel asks every few seconds, and gives up after `VANISHED_AFTER_S`.
 """
@@ -10,10 +12,11 @@ import socket
 
 from runtime.errors import RuntimeFailure
 
-__all__ = ["VANISHED_AFTER_S", "check_address", "listen", "notice_a_vanished_peer"]
+__all__ = ["VANISHED_AFTER_S", "check_address", "listen", "notice_a_vanished_peer", "write_or_hang_up"]
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 VANISHED_AFTER_S = KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES
+MAX_UNREAD_BYTES = 256 * 2**20  # assumed: 250 prompts of 128k tokens at once, to a peer that is slow but reads
 
 
 def listen(address: str, port: int, purpose: str) -> socket.socket:
@@ -41,6 +44,14 @@ def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:
         (socket.TCP_USER_TIMEOUT, VANISHED_AFTER_S * 1000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def write_or_hang_up(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Queue `data`. A peer that has not read what was queued before, over MAX_UNREAD_BYTES, loses the connection."""
+    if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+        writer.transport.abort()  # whoever reads from this connection finds it closed
+    else:
+        writer.write(data)
 
 
 def check_address(address: str) -> int:

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from runtime.protocol.messages import Handover, Prefill
+from runtime.protocol.bounds import why_no_address
+from runtime.protocol.messages import Failed, Handover, Prefill
 from runtime.serving.request import Request
 from runtime.serving.step_loop import Phase
 
@@ -14,6 +15,10 @@ class PrefillPhase(Phase[Prefill]):
 
     def arrive(self, message: Prefill) -> None:
         """A prompt, and where its request goes from here."""
+        unreachable = why_no_address(message.kv_host, message.kv_port)
+        if unreachable is not None:
+            self._outbox.say(Failed(message.request_id, f"its KV cannot be sent on: {unreachable}"))
+            return
         assert message.kv_host is not None
         assert message.kv_port is not None
         kv_address = (message.kv_host, message.kv_port)

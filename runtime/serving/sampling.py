@@ -12,12 +12,14 @@ for the repetition's, with transformers' rule for negative logits. The order, wh
 tokens; the repetition's the prompt's too) and which logits logprobs are of (`raw_logprobs`) are vLLM's.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from runtime.errors import RequestFailure
 from runtime.protocol.messages import FinishReason, Logprobs, Sampling
 
 __all__ = ["finish_reason", "logprobs", "sample"]
@@ -30,7 +32,11 @@ def sample(
     generated: Sequence[int] = (),
     prompt_ids: Sequence[int] = (),
 ) -> int:
-    """The token that follows `position`, where the request has `generated` these tokens after its prompt."""
+    """The token that follows `position`, where the request has `generated` these tokens after its prompt.
+
+    Raises RequestFailure where the logits are not numbers.
+    """
+    _check_finite(logits_V)
     logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
     logits_V = _penalised(logits_V, sampling, generated)
     if sampling.temperature == 0:
@@ -56,6 +62,12 @@ def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> Fini
     if token_id in sampling.stop_ids:
         return "stop"
     return "length" if num_generated >= sampling.max_tokens else None
+
+
+def _check_finite(logits_V: Tensor) -> None:
+    """Nothing can be drawn from a NaN, and no message can carry its logprob. KV that came in may hold one."""
+    if not all(map(math.isfinite, logits_V.aminmax())):
+        raise RequestFailure("the model's logits are not finite numbers")
 
 
 def _less_of_the_same(
@@ -89,6 +101,8 @@ def _best(scores_V: Tensor, top_k: int) -> Tensor:
 
 def _nucleus(probabilities_V: Tensor, top_p: float) -> Tensor:
     """Keep the fewest most likely tokens whose probability reaches `top_p`."""
+    if top_p == 1:  # all of them: a sort of 129,280 takes longer than the rest of the draw together
+        return probabilities_V
     ordered, order = probabilities_V.sort(descending=True)
     beyond = ordered.cumsum(-1) - ordered >= top_p
     return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(beyond, 0.0))

@@ -10,9 +10,11 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from torch import Tensor
 
+from runtime.errors import RequestFailure
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.model.forward_batch import Chunk
+from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.messages import Abort, Failed, Handover, Token
 from runtime.serving.request import Request
 from runtime.serving.sampling import finish_reason, logprobs, sample
@@ -83,22 +85,37 @@ class Phase(ABC, Generic[Arriving]):
         """After a token that is not the request's last: the next step goes on."""
 
     def _add(self, request: Request) -> None:
-        """A request from the gateway, which may know other limits: it serves units of an older launch as well."""
-        limit, asked = self._launch.limits.max_request_tokens, len(request.prompt_ids) + request.sampling.max_tokens
-        if asked > limit:  # it would wait for pages for ever, and everybody behind it
-            self._outbox.say(Failed(request.id, f"it could grow to {asked:,} tokens, this unit takes {limit:,}"))
-        else:
+        """Take a request from the gateway, which may know other limits: it serves units of an older launch as well."""
+        vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
+        reason = why_not_computable(request.prompt_ids, len(request.prompt_ids), request.sampling, vocab_size, limit)
+        if reason is None:
             self._scheduler.add(request)
+        else:
+            self._outbox.say(Failed(request.id, reason))
 
     def _postprocess(self, request: Request, chunk: Chunk, logits_V: Tensor) -> None:
         request.num_cached = chunk.end
         if request.is_prefilling:
             return
-        token_id = sample(logits_V, request.sampling, chunk.end - 1, request.generated, request.prompt_ids)
-        request.generated.append(token_id)
-        reason = finish_reason(token_id, len(request.generated), request.sampling)
-        self._outbox.say(Token(request.id, token_id, reason, logprobs(logits_V, token_id, request.sampling)))
-        if reason is None:
+        try:
+            token = _next_token(request, logits_V)
+        except RequestFailure as error:
+            self._scheduler.end(request)
+            self._outbox.say(Failed(request.id, str(error)))
+            return
+        request.generated.append(token.token_id)
+        self._outbox.say(token)
+        if token.finish_reason is None:
             self.follow(request)
         else:
             self._scheduler.end(request)
+
+
+def _next_token(request: Request, logits_V: Tensor) -> Token:
+    """Draw the request's next token. Raises RequestFailure: what goes wrong here is one request's, not the unit's."""
+    try:
+        token_id = sample(logits_V, request.sampling, request.num_cached - 1, request.generated, request.prompt_ids)
+        said = logprobs(logits_V, token_id, request.sampling)
+    except RuntimeError as error:  # torch's, for whatever it cannot draw from
+        raise RequestFailure(f"its next token cannot be drawn: {error}") from error
+    return Token(request.id, token_id, finish_reason(token_id, len(request.generated) + 1, request.sampling), said)

@@ -16,7 +16,7 @@ import msgspec
 from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, Rejected, State
-from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 
 __all__ = ["GatewayLink"]
 
@@ -61,7 +61,7 @@ class GatewayLink:
     def send(self, message: msgspec.Struct) -> None:
         """Say it if somebody listens."""
         if self._writer is not None:
-            self._writer.write(encode_frame(message))
+            write_or_hang_up(self._writer, encode_frame(message))
 
     async def _follow(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

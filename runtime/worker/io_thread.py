@@ -19,7 +19,8 @@ from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 from runtime.kv.transfer import KvReceiver, KvSender
-from runtime.protocol.messages import Failed, Handover, Hello, RankState, State
+from runtime.protocol.frames import PIECE_BYTES
+from runtime.protocol.messages import Abort, Failed, FromGateway, Handover, Hello, RankState, State
 from runtime.worker.gateway_connection import GatewayLink
 
 __all__ = ["Inbox", "Network"]
@@ -32,10 +33,12 @@ class Network:
 
     def __init__(self, gateway_host: str, gateway_port: int, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
         self._inbox = inbox
-        self._link = GatewayLink(gateway_host, gateway_port, hello, inbox.put)
+        self._link = GatewayLink(gateway_host, gateway_port, hello, self._receive)
         self._kv_sender = kv_sender
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._handovers: dict[str, asyncio.Task[None]] = {}  # by request, while they are on their way
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
     def open_link(self) -> None:
@@ -46,16 +49,22 @@ class Network:
         """Take handovers on `listener`."""
 
         async def listen() -> None:
-            await asyncio.start_server(receiver.serve, sock=listener)
+            await asyncio.start_server(receiver.serve, sock=listener, limit=PIECE_BYTES)
 
         self._soon(self._start, listen)
+
+    def check(self) -> None:
+        """Raise what ended this thread, such as the gateway's refusal. The step loop need not: it reads the inbox."""
+        if self._failure is not None:
+            raise self._failure
 
     def say_state(self, state: RankState) -> None:
         """Tell the gateway this rank's state."""
         self._soon(self._link.say_state, State(state))
 
     def say_loaded(self, loaded: float) -> None:
-        """Tell it how much of this rank's tensors is loaded, of 1."""
+        """Tell it how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""
+        self.check()
         self._soon(self._link.say_state, State("loading", loaded))
 
     def say(self, message: msgspec.Struct) -> None:
@@ -63,7 +72,10 @@ class Network:
         self._soon(self._link.send, message)
 
     def hand_over(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
-        """Send a request and its KV to a decode rank; a failure is the request's, and the gateway is told."""
+        """Send a request and its KV to a decode rank; a failure is the request's, and the gateway is told.
+
+        An Abort ends it, be it half sent or still waiting for its turn.
+        """
 
         async def send() -> None:
             try:
@@ -71,18 +83,28 @@ class Network:
             except RuntimeFailure as error:
                 self._link.send(Failed(handover.request_id, str(error)))
 
-        self._soon(self._start, send)
+        def start() -> None:
+            self._handovers[handover.request_id] = task = self._start(send)
+            task.add_done_callback(lambda _: self._handovers.pop(handover.request_id, None))
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._soon(start)
+
+    def _receive(self, message: FromGateway) -> None:
+        if isinstance(message, Abort) and message.request_id in self._handovers:
+            self._handovers[message.request_id].cancel()
+        self._inbox.put(message)
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         task = self._loop.create_task(work())
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._end)
+        return task
 
     def _end(self, task: asyncio.Task[None]) -> None:
         """What went wrong here ends the rank: the step loop finds it in the inbox, and raises it."""
         self._tasks.discard(task)
-        error = task.exception()
-        if error is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
             self._inbox.put(error)
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.expert_parallel.group import Group, new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
@@ -23,7 +25,7 @@ from runtime.kernels.precision import DTYPES
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch
 from runtime.model.engine import Engine, EngineConfig
-from runtime.protocol.messages import Hello
+from runtime.protocol.messages import Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
 from runtime.serving.decode import Arrival, DecodePhase
@@ -137,7 +139,10 @@ def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, i
 
 
 def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
-    return KvReceiver(launch, engine.token_shape, lambda handover, latents: inbox.put(Arrival(handover, latents)))
+    def accept(handover: Handover, latents: Tensor) -> None:
+        inbox.put(Arrival(handover, latents))
+
+    return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept)
 
 
 def _deliver(phase: Phase[Any], message: object) -> None:

@@ -15,6 +15,7 @@ from runtime.serving.prefill import PrefillPhase
 
 __all__ = ["Limits", "Rank", "Wish", "answer_alone", "said_alone"]
 
+DECODE = ("127.0.0.1", 1)  # where the decode half is said to be
 NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens: None)
 
 
@@ -27,7 +28,7 @@ class Wish:
     sampling: Sampling
 
     def message(self):
-        return Prefill(self.id, self.prompt_ids, self.sampling, "decode", 1)
+        return Prefill(self.id, self.prompt_ids, self.sampling, *DECODE)
 
 
 class Rank:
@@ -73,7 +74,7 @@ class Rank:
             self.done.add(token.request_id)
 
     def hand_over(self, host, port, handover, latents):
-        assert (host, port) == ("decode", 1)
+        assert (host, port) == DECODE
         self.phases[1].receive(Arrival(handover, latents))
 
 

@@ -41,6 +41,8 @@ def call(tmp_path, capsys):
         ("[[7]]", ["--ep", "5"], "--ep (5) must divide the 32 slots"),
         ("[[7]]", ["--ep", "0"], "at least 1"),
         ("[[7]]", ["--dtype", "fp4"], "invalid choice"),
+        ("[[7]]", ["--format", "yaml"], "invalid choice: 'yaml'"),
+        ("[[1, 4096]]", ["--format", "json"], "token ids from 0 to 4095"),
         ("[[7]]", ["--logits", "no/such/folder/a.npz"], "no such folder"),
         ("[[7]]", ["--logits", "/tmp"], "--logits /tmp is a folder, a file is needed"),
         ("[[7]]", ["--trace", "/tmp"], "--trace /tmp is a folder, a file is needed"),

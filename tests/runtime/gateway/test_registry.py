@@ -1,12 +1,14 @@
 """Who may join the gateway, when a unit is ready, and what happens to connections that misbehave."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 
 from runtime.protocol.frames import VERSION, encode_frame
-from runtime.protocol.messages import State, Token
-from tests.runtime.gateway.conftest import FakePair
+from runtime.protocol.messages import Rejected, State, Token
+from tests.runtime.gateway.conftest import KV_DIGEST, UNIT_DIGEST, FakePair
 
 
 def test_a_unit_is_ready_when_all_its_ranks_are(gateway, join, until):
@@ -61,6 +63,39 @@ def test_a_lost_rank_may_come_back(gateway, join, until):
     until(lambda: gateway.state_of("phoenix") == ["ready"], "the rank is back")
 
 
+def test_a_process_that_calls_again_takes_its_own_place(gateway, join, client, until):
+    """Its first connection is half open: the gateway knows nothing of its end, and gives it up; the request fails."""
+    first = join(unit="again", phase="mixed", pid=17)
+    first.say(State("ready"))
+    until(lambda: gateway.state_of("again") == ["ready"], "the rank is ready")
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(client.completions.create, model="org/tiny", prompt=[5, 6], max_tokens=3)
+        first.hear()
+        second = join(unit="again", phase="mixed", pid=17)
+        until(first.is_closed_by_gateway, "the first connection is closed")
+        with pytest.raises(openai.InternalServerError, match="rank 0 of unit again lost its connection"):
+            asking.result(10)
+
+    second.say(State("ready"))
+    until(lambda: gateway.state_of("again") == ["ready"], "the rank is back")
+    FakePair(second, second).reply = [70, 71, 72]
+    answer = client.completions.create(model="org/tiny", prompt=[5, 6], max_tokens=3, temperature=0)
+
+    assert answer.usage.completion_tokens == 3
+    assert not second.is_closed_by_gateway()
+
+
+@pytest.mark.parametrize("other", [{"pid": 18}, {"node": "node-1"}, {"unit_digest": "sha256:other"}])
+def test_only_the_same_process_takes_its_place(gateway, join, until, other):
+    """Another process, node or launch is refused while the first is connected, and the first stays."""
+    first = join(unit="held", pid=17)
+    until(lambda: gateway.state_of("held") == ["loading"], "the first rank joined")
+
+    assert isinstance(join(**({"unit": "held", "pid": 17} | other)).hear(), Rejected)
+    assert not first.is_closed_by_gateway()
+    assert gateway.state_of("held") == ["loading"]
+
+
 def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
     """Once all its ranks are lost, a unit may return with another digest and size; the old ranks are gone."""
     ranks = [join(unit="relaunched", num_ranks=2, rank=rank) for rank in range(2)]
@@ -78,6 +113,11 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
         ({"kv_digest": "sha256:other"}, "its kv_digest is sha256:other, the gateway's is sha256:aaa"),
         ({"rank": 2, "num_ranks": 2}, "it counts 2 ranks"),
         ({"phase": "decode", "kv_host": None}, "it is a decode rank and takes no KV"),
+        ({"phase": "decode", "kv_port": 70000}, "it takes KV where nobody can send it: 70000 is not a port"),
+        ({"phase": "decode", "kv_port": -1}, "it takes KV where nobody can send it: -1 is not a port"),
+        ({"phase": "decode", "kv_host": "10.0.0.9\x00"}, "is not an IP address"),
+        ({"phase": "decode", "kv_host": "fe80::1%\x00"}, "is not one machine's address"),
+        ({"phase": "decode", "kv_host": "0.0.0.0"}, "is not one machine's address"),
     ],
 )
 def test_a_rank_that_does_not_fit_is_refused_with_a_reason(gateway, join, until, hello, reason):
@@ -87,6 +127,25 @@ def test_a_rank_that_does_not_fit_is_refused_with_a_reason(gateway, join, until,
     until(rank.is_closed_by_gateway, "the gateway closes the connection")
     until(lambda: reason in gateway.log(), f"the log says {reason!r}")
     assert gateway.state_of("stranger") is None
+
+
+@pytest.mark.parametrize(
+    ("hello", "secrets"),
+    [
+        ({"kv_digest": "sha256:guess"}, [KV_DIGEST]),
+        ({"unit": "known", "num_ranks": 2, "rank": 1, "unit_digest": "sha256:guess"}, [UNIT_DIGEST]),
+        ({"unit": "known", "num_ranks": 2, "pid": 18}, ["node-of-the-first", "4711", UNIT_DIGEST]),
+    ],
+)
+def test_a_refused_rank_is_told_nothing_that_it_did_not_say(gateway, join, until, hello, secrets):
+    """The log has both values; whoever guesses a digest hears neither it nor who is there."""
+    join(unit="known", num_ranks=2, node="node-of-the-first")
+    until(lambda: gateway.state_of("known") == ["loading"], "the first rank joined")
+
+    said = join(**hello).hear()
+
+    assert isinstance(said, Rejected)
+    assert not [secret for secret in secrets if secret in said.reason]
 
 
 @pytest.mark.parametrize(

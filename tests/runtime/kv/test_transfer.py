@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import os
+import socket
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from runtime.kernels.precision import DTYPES
 from runtime.kv import transfer as kv_transfer
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import KvLayout, read_unit_launch
+from runtime.protocol import frames
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, Handover, HandoverReply, Refused, Sampling
 from runtime.worker.rank_metrics import RankMetrics
@@ -25,6 +27,7 @@ from tests.runtime.launch_documents import UNIT, sealed, write
 HOST = "127.0.0.1"
 TOKEN_SHAPE = (3, 8)  # num_layers, latent_dim: 96 bytes a token in FP32, as the launch file says
 BYTES_PER_TOKEN = {"fp32": 96, "bf16": 48}
+VOCAB_SIZE = 50
 MAX_REQUEST_TOKENS = 20
 numbers = itertools.count()
 
@@ -77,7 +80,7 @@ def with_pair(launch, use):
 
     async def run():
         taken = []
-        receiver = KvReceiver(launch, TOKEN_SHAPE, lambda handover, latents: taken.append((handover, latents)))
+        receiver = KvReceiver(launch, TOKEN_SHAPE, VOCAB_SIZE, lambda *handover: taken.append(handover))
         metrics = RankMetrics(launch, 0)
         async with listening(receiver.serve) as (port, connections):
             pair = SimpleNamespace(
@@ -201,7 +204,7 @@ def test_a_connection_is_kept(launches):
 
 
 REFUSALS = {
-    "another digest": ({"kv_digest": "sha256:other"}, "its KV is of sha256:other, this unit's of sha256:"),
+    "another digest": ({"kv_digest": "sha256:other"}, "its KV is of sha256:other, this unit's is not"),
     "another type": ({"dtype": "bf16"}, "its KV is bf16 [3, 4, 8], not fp32 [3, 4, 8]"),
     "another depth": ({"shape": [2, 4, 8]}, "its KV is fp32 [2, 4, 8], not fp32 [3, 4, 8]"),
     "another length": ({"prompt_ids": [1] * 5}, "its KV is fp32 [3, 4, 8], not fp32 [3, 5, 8]"),
@@ -210,7 +213,14 @@ REFUSALS = {
     "no tokens": ({"prompt_ids": [], "shape": [3, 0, 8]}, "its prompt has 0 tokens"),
     "too long an answer": (
         {"sampling": Sampling(max_tokens=17, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])},
-        "it could grow over 20 tokens",
+        "it could grow to 21 tokens, this unit takes 20",
+    ),
+    "an id outside the vocabulary": ({"prompt_ids": [1, 2, 3, 50]}, "a token id outside the vocabulary of 50"),
+    "a negative id": ({"prompt_ids": [1, 2, 3, -1]}, "a token id outside the vocabulary of 50"),
+    "a first token outside it": ({"first_token_id": 2**40}, "a token id outside the vocabulary of 50"),
+    "a penalty that overflows": (
+        {"sampling": Sampling(5, 1.0, 1.0, 0, [], repetition_penalty=1e-40)},
+        "its sampling is out of range",
     ),
 }
 
@@ -229,8 +239,125 @@ def test_what_does_not_fit_is_refused_with_its_reason(launches, changes, reason)
 
     pair = with_pair(launches["fp32"], use)
 
-    assert f"the decode rank at {HOST}:{pair.port} refused it: {reason}" in sentences[0]
+    assert f"the decode rank at {HOST}:{pair.port} refused it: " in sentences[0]
+    assert reason in sentences[0]
     assert (len(pair.taken), len(pair.connections)) == (1, 1)
+
+
+def test_a_refusal_names_no_digest_but_the_senders(launches):
+    """Whoever guesses is told nothing about what this unit expects."""
+    launch, sentences = launches["fp32"], []
+
+    async def use(pair):
+        stranger = make_handover(launch, 4, kv_digest="sha256:guess", shape=[1], prompt_ids=[-1])
+        sentences.append(await failure_of(pair.sender.send(HOST, pair.port, stranger, make_latents(4))))
+
+    with_pair(launch, use)
+
+    assert sentences[0].endswith("refused it: its KV is of sha256:guess, this unit's is not")
+    assert launch.kv_digest not in sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("held", "bounds"), [(3, {"MAX_QUEUED": 1}), (2, {"HELD_CACHES": 0, "HELD_BYTES": 2 * 4 * 96})]
+)
+def test_what_is_held_outside_the_cache_is_bounded(launches, monkeypatch, held, bounds):
+    """In number (here 2 in the cache's place and 1 queued) and in bytes; what leaves makes room for the next."""
+    for name, value in bounds.items():
+        monkeypatch.setattr(kv_transfer, name, value)
+    sentences = []
+
+    async def use(pair):
+        async def send():
+            await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+
+        for _ in range(held):
+            await send()
+        sentences.append(await failure_of(send()))
+        pair.taken.pop()
+        await send()
+
+    pair = with_pair(launches["fp32"], use)
+
+    assert sentences[0].endswith("refused it: this rank holds as much KV outside its cache as it may")
+    assert (len(pair.taken), len(pair.connections)) == (held, 1)
+
+
+def test_a_handover_that_stops_half_way_gives_its_room_back(launches, monkeypatch):
+    """The connection is closed when a frame is not whole in time, and the next handover finds room."""
+    monkeypatch.setattr(frames, "FRAME_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(kv_transfer, "HELD_CACHES", 0)
+    monkeypatch.setattr(kv_transfer, "HELD_BYTES", 4 * 96)
+
+    async def use(pair):
+        reader, writer = await asyncio.open_connection(HOST, pair.port)
+        writer.write(encode_frame(make_handover(launches["fp32"], 4), 4 * 96) + b"half of it")
+        assert await reader.read() == b""
+        writer.close()
+        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+
+    assert len(with_pair(launches["fp32"], use).taken) == 1
+
+
+def test_connections_are_bounded(launches, monkeypatch):
+    """One too many is closed at once; the others go on."""
+    monkeypatch.setattr(kv_transfer, "MAX_CONNECTIONS", 1)
+
+    async def use(pair):
+        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        reader, writer = await asyncio.open_connection(HOST, pair.port)
+        assert await reader.read() == b""
+        writer.close()
+        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+
+    assert len(with_pair(launches["fp32"], use).taken) == 2
+
+
+def test_a_peer_that_vanishes_is_noticed_at_both_ends(launches):
+    """The kernel asks after it, at the sender's and at the receiver's socket."""
+    asked = []
+
+    async def use(pair):
+        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        (sending,) = pair.sender._connections.values()
+        sockets = [writer.get_extra_info("socket") for writer in (sending._writer, *pair.connections)]
+        asked.extend(each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for each in sockets)
+
+    with_pair(launches["fp32"], use)
+
+    assert asked == [1, 1]
+
+
+def test_an_unwanted_handover_leaves_the_line_to_the_next(launches):
+    """One is cancelled half sent, one while it waits for its turn; a third arrives whole, on a line of its own."""
+    whole = []
+
+    async def serve(stream, writer):
+        """Read nothing on the first line, and all on others."""
+        if whole:
+            reader = FrameReader(stream, Handover, 10**9)
+            handover, _ = await reader.read()
+            whole.append(handover.request_id)
+            writer.write(encode_frame(Accepted(handover.request_id)))
+        else:
+            whole.append("none of the first")
+            await asyncio.sleep(20)
+
+    async def use(sender, port):
+        big = torch.zeros(TOKEN_SHAPE[0], 500_000, TOKEN_SHAPE[1])
+        unwanted = [
+            asyncio.ensure_future(sender.send(HOST, port, make_handover(launches["fp32"], 4), latents))
+            for latents in (big, make_latents(4))
+        ]
+        await asyncio.sleep(0.2)
+        for sending in reversed(unwanted):
+            sending.cancel()
+        third = make_handover(launches["fp32"], 4)
+        await sender.send(HOST, port, third, make_latents(4))
+        assert whole == ["none of the first", third.request_id]
+        assert [sending.cancelled() for sending in unwanted] == [True, True]
+
+    with_server(launches["fp32"], serve, use)
 
 
 def test_no_tokens_and_no_bytes_are_refused(launches):
@@ -336,8 +463,8 @@ def test_a_late_answer_is_not_another_requests(launches, monkeypatch):
 
     async def serve(stream, writer):
         """Accept the first too late, refuse the second."""
-        frames = FrameReader(stream, Handover, 10_000)
-        while (frame := await frames.read()) is not None:
+        reader = FrameReader(stream, Handover, 10_000)
+        while (frame := await reader.read()) is not None:
             if frame[0] == first:
                 await asyncio.sleep(0.4)
                 reply: HandoverReply = Accepted(first.request_id)

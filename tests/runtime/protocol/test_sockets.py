@@ -3,7 +3,8 @@
 import asyncio
 import socket
 
-from runtime.protocol.sockets import VANISHED_AFTER_S, listen, notice_a_vanished_peer
+from runtime.protocol import sockets
+from runtime.protocol.sockets import VANISHED_AFTER_S, listen, notice_a_vanished_peer, write_or_hang_up
 
 
 def test_a_silent_peer_is_given_up_within_the_deadline():
@@ -26,3 +27,29 @@ def test_a_silent_peer_is_given_up_within_the_deadline():
     assert is_on == 1
     assert idle_s + interval_s * probes == VANISHED_AFTER_S
     assert sending_ms == VANISHED_AFTER_S * 1000
+
+
+def test_a_peer_that_reads_nothing_loses_the_connection(monkeypatch):
+    """What is queued for it stays under the bound and one message more, and both ends find the connection closed."""
+    monkeypatch.setattr(sockets, "MAX_UNREAD_BYTES", 2**20)
+
+    async def run():
+        hold = asyncio.Event()
+
+        async def read_nothing(reader, writer):
+            await hold.wait()
+            writer.close()
+
+        async with await asyncio.start_server(read_nothing, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            most = 0
+            for _ in range(1000):
+                write_or_hang_up(writer, bytes(2**17))
+                most = max(most, writer.transport.get_write_buffer_size())
+                await asyncio.sleep(0)
+            assert await reader.read() == b""
+            hold.set()
+            writer.close()
+        return most
+
+    assert 2**20 < asyncio.run(run()) <= 2**20 + 2**17

@@ -106,6 +106,19 @@ def test_the_smallest_values_are_greedy(changes):
     assert sample(torch.tensor([1.0, 30.0, -5.0]), sampling(**changes), 0) == 1
 
 
+def test_a_top_p_of_one_sorts_nothing_and_draws_the_same(monkeypatch):
+    """The whole vocabulary is the nucleus: the next smaller top_p, which has to sort, draws the same tokens."""
+    logits = 4 * torch.randn(5000, generator=torch.Generator().manual_seed(3))
+    sorted_draws = stream(logits, sampling(top_p=1 - 2**-53))
+
+    def never(*_, **__):
+        raise AssertionError("it sorts")
+
+    monkeypatch.setattr(torch.Tensor, "sort", never)
+
+    assert stream(logits, sampling()) == sorted_draws
+
+
 @given(logit_lists, seeds, positions, st.integers(1, 30))
 def test_a_draw_is_one_of_the_top_k(logits, seed, position, top_k):
     """Fewer than top_k tokens are strictly more likely than the drawn one."""

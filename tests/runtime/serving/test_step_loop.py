@@ -37,6 +37,7 @@ def wish(name, prompt_tokens, max_tokens):
 def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_config, kind, too_long):
     """A gateway of a newer launch may allow more than this unit holds; one of just the limit is served."""
     engine = SimpleNamespace(
+        config=small_config,
         new_cache=lambda num_tokens: new_cache(small_config, num_tokens, torch.float32),
         step=lambda prefilling, decoding, cache: torch.zeros(len(prefilling) + len(decoding), 4),
     )

@@ -1,0 +1,85 @@
+"""What a request may ask for, whoever sends it: the ranges of sampling, and the checks at every border it crosses.
+
+    HTTP body      `gateway/body.py` has the same ranges as types, so a caller's mistake is a 400 that names the field
+    Prefill        a rank answers Failed
+    Handover       a decode rank answers Refused
+
+Why a rank checks what the gateway checked already: what it computes with an id outside the vocabulary, or a penalty
+that overflows, would end the rank, and its unit with it. A range is what the arithmetic of `serving/sampling.py` works
+in, not what is sensible.
+"""
+
+import ipaddress
+from typing import Annotated
+
+import msgspec
+
+from runtime.protocol.messages import Sampling
+
+__all__ = [
+    "NumLogprobs",
+    "Penalty",
+    "RepetitionPenalty",
+    "Seed",
+    "Temperature",
+    "TopP",
+    "why_no_address",
+    "why_not_computable",
+]
+
+INT32_MAX = 2**31 - 1
+
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(ge=0.01, le=2)]  # 1e-39 and below overflow FP32; 0.01 is decisive
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+
+
+class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`Sampling` with the range of each field."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
+    temperature: Temperature
+    top_p: TopP
+    seed: Seed
+    stop_ids: list[int]
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+    frequency_penalty: Penalty
+    presence_penalty: Penalty
+    repetition_penalty: RepetitionPenalty
+    num_logprobs: NumLogprobs | None
+
+
+def why_not_computable(
+    token_ids: list[int], num_prompt_tokens: int, sampling: Sampling, vocab_size: int, max_request_tokens: int
+) -> str | None:
+    """Return why a rank cannot compute this request, or None. `token_ids` are all that came with it."""
+    if num_prompt_tokens < 1:
+        return "its prompt has 0 tokens"
+    if not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return f"it has a token id outside the vocabulary of {vocab_size:,}"
+    try:
+        msgspec.convert(msgspec.structs.asdict(sampling), _BoundedSampling)
+    except msgspec.ValidationError as error:
+        return f"its sampling is out of range: {error}"
+    num_tokens = num_prompt_tokens + sampling.max_tokens
+    if num_tokens > max_request_tokens:  # it would wait for pages for ever, and everybody behind it
+        return f"it could grow to {num_tokens:,} tokens, this unit takes {max_request_tokens:,}"
+    return None
+
+
+def why_no_address(host: str | None, port: int | None) -> str | None:
+    """Return why nobody can be called there, or None. A rank is reached at an IP address, never at a name."""
+    if host is None or port is None:
+        return "no address"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"{host!r} is not an IP address"
+    if address.is_unspecified or not host.isprintable():
+        return f"{host!r} is not one machine's address"
+    if not 1 <= port <= 65535:
+        return f"{port} is not a port"
+    return None

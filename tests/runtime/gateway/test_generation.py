@@ -1,0 +1,109 @@
+"""An answer between its rank and its reader, without sockets: what a reader that stalls costs, and how requests end."""
+
+import asyncio
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry
+
+from runtime.gateway import generation
+from runtime.gateway.calls import Call, GenerationRequest
+from runtime.gateway.generation import Generation
+from runtime.gateway.http_errors import ApiError
+from runtime.gateway.metrics import GatewayMetrics
+from runtime.gateway.rank_connection import Rank
+from runtime.protocol.messages import Hello, Sampling, Token
+
+HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
+
+
+class Unit:
+    """A mixed rank that the test plays: every answer is of `a`, one token at a time."""
+
+    def __init__(self):
+        writer = SimpleNamespace(
+            write=lambda data: None, transport=SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: None)
+        )
+        self.rank = Rank(HELLO, writer)
+        self.measured = CollectorRegistry()
+        self._metrics = GatewayMetrics(self.measured, "tiny")
+        self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"])
+
+    def ask(self, *stops):
+        registry = SimpleNamespace(room=lambda: 1, choose_ranks=lambda: (self.rank, self.rank))
+        request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
+        return Generation(Call((request,), True, False), registry, self._tokenizer, self._metrics)
+
+    def say(self, token_id, finish_reason=None):
+        """One token of every request that somebody still listens to."""
+        for request_id in list(self.rank._listeners):
+            self.rank.take(Token(request_id, token_id, finish_reason))
+
+    def measure(self, name):
+        return self.measured.get_sample_value(f"tidemill_{name}", {"model_name": "tiny"})
+
+
+async def read(answer):
+    """The text until it ends, and the error that ended it."""
+    text = ""
+    try:
+        while (delta := await answer.next_delta()) is not None:
+            text += delta.text
+    except ApiError as error:
+        return text, error
+    return text, None
+
+
+def test_a_reader_that_stalls_is_given_up(monkeypatch):
+    """What waits for it has a bound; its rank is rid of it then, and it hears why after what was kept for it."""
+    monkeypatch.setattr(generation, "MAX_UNREAD_TOKENS", 5)
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask()
+        for _ in range(50):
+            unit.say(0)
+        assert answer._arrivals.qsize() == 6
+        assert unit.rank.num_requests == 0
+        return await read(answer)
+
+    text, error = asyncio.run(run())
+
+    assert text == "aaaaa"
+    assert (error.status, error.message) == (503, "the request was given up: its client does not read the answer")
+
+
+def test_a_reader_that_keeps_up_reads_any_number(monkeypatch):
+    """The bound is of what waits, not of what was said."""
+    monkeypatch.setattr(generation, "MAX_UNREAD_TOKENS", 5)
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask()
+        reading = asyncio.ensure_future(read(answer))
+        for _ in range(50):
+            unit.say(0)
+            await asyncio.sleep(0)
+        unit.say(1, "length")
+        return await reading
+
+    assert asyncio.run(run()) == ("a" * 50 + "b", None)
+
+
+def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
+    """Its latency is measured like any other's; that of one whose reader left is not."""
+
+    async def run():
+        unit = Unit()
+        answers = [unit.ask("b"), unit.ask()]
+        for token_id in (0, 0, 1):
+            unit.say(token_id)
+        text, error = await read(answers[0])
+        for answer in answers:
+            answer.close()
+        return text, error, unit
+
+    text, error, unit = asyncio.run(run())
+
+    assert (text, error, unit.rank.num_requests) == ("aa", None, 0)
+    assert unit.measure("e2e_request_latency_seconds_count") == 1
+    assert unit.measure("num_requests_running") == 0

@@ -1,0 +1,229 @@
+"""2,000 mutated frames on each internal port, over loopback: nobody is lost, and everybody else's requests go on."""
+
+import asyncio
+import queue
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.expert_parallel.group import SoloGroup
+from runtime.gateway.registry import Registry
+from runtime.kv.transfer import KvReceiver
+from runtime.launch import KvLayout
+from runtime.model.engine import Engine, EngineConfig
+from runtime.protocol.frames import encode_frame
+from runtime.protocol.messages import (
+    Abort,
+    Failed,
+    Handover,
+    Hello,
+    Logprobs,
+    Prefill,
+    Sampling,
+    State,
+    Token,
+)
+from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.mixed import MixedPhase
+from runtime.serving.prefill import PrefillPhase
+from runtime.worker import gateway_connection
+from runtime.worker.gateway_connection import GatewayLink
+from tests.runtime.mutations import mutated_frames
+from tests.runtime.one_rank import DECODE, NO_METRICS, Limits
+from tests.runtime.random_checkpoints import V3, write_checkpoint
+
+HOST, PATIENCE_S = "127.0.0.1", 60
+NUM_FRAMES, STEP_EVERY = 2000, 50
+LIMITS = Limits(max_requests=16, max_request_tokens=32, max_batch_tokens=64, kv_tokens=1024)
+SAMPLING = Sampling(2, 1.0, 0.9, 3, [7], num_logprobs=2)
+BYSTANDER = "bystander"
+DECODE_HELLO = Hello("decode-0", "decode", 0, 1, "node-0", 9, "sha256:unit", "sha256:kv", "127.0.0.1", 29600)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), V3)
+    return Engine(EngineConfig(checkpoint, [list(range(16))] * 2, torch.float32, deterministic=True), SoloGroup())
+
+
+@pytest.fixture(scope="module")
+def launch(engine):
+    bytes_per_token = 4 * engine.token_shape[0] * engine.token_shape[1]
+    return SimpleNamespace(limits=LIMITS, kv_digest="sha256:kv", kv_cache=KvLayout(1, "fp32", bytes_per_token))
+
+
+class Rank:
+    """A rank's phase, what it said of the bystander's requests, and what the event loop could not handle."""
+
+    def __init__(self, kind, engine, launch):
+        self.tokens, self.others, self.escaped = [], 0, []
+        self.inbox = queue.SimpleQueue()
+        self._phase = kind(engine, launch, self, NO_METRICS)
+
+    def say(self, message):
+        encode_frame(message)
+        if message.request_id != BYSTANDER:
+            self.others += 1
+        elif isinstance(message, Token):
+            self.tokens.append(message.token_id)
+
+    def hand_over(self, host, port, handover, latents):
+        self.say(Token(handover.request_id, handover.first_token_id, None))
+
+    def step(self):
+        """Take what has arrived, and compute all of it."""
+        while not self.inbox.empty():
+            self._phase.receive(self.inbox.get())
+        while self._phase.has_work():
+            self._phase.step()
+
+    def answer(self, message):
+        """The bystander's tokens."""
+        self.tokens.clear()
+        self._phase.receive(message)
+        self.step()
+        return list(self.tokens)
+
+
+def watch(rank):
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: rank.escaped.append(context))
+
+
+async def send_alone(port, data):
+    """On a connection of its own, to the end; what the other end answered."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    answer = await send(reader, writer, data)
+    writer.close()
+    return answer
+
+
+async def send(reader, writer, data):
+    """All that there is to say; what the other end says until it closes."""
+    writer.write(data)
+    with suppress(OSError):
+        writer.write_eof()
+        return await reader.read()
+    return b""
+
+
+def in_time(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
+
+
+def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
+    """Each frame is refused, or computed as what it says; a handover beside them gets the tokens it always gets."""
+    latents = torch.randn(engine.token_shape[0], 3, engine.token_shape[1])
+    handover = Handover("mutated", "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", 4, SAMPLING)
+    rank = Rank(DecodePhase, engine, launch)
+    bystander = Arrival(
+        Handover(BYSTANDER, "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", 4, Sampling(8, 1.0, 0.9, 3, [])),
+        latents,
+    )
+    expected = rank.answer(bystander)
+
+    async def run():
+        watch(rank)
+        accept = lambda handover, latents: rank.inbox.put(Arrival(handover, latents))  # noqa: E731
+        receiver = KvReceiver(launch, engine.token_shape, 96, accept)
+        async with await asyncio.start_server(receiver.serve, HOST, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            for number, data in enumerate(mutated_frames(handover, latents.numpy().tobytes(), NUM_FRAMES, seed=1)):
+                await send_alone(port, data)
+                if number % STEP_EVERY == 0:
+                    rank.step()
+                    assert rank.answer(bystander) == expected
+            return await send_alone(port, encode_frame(handover, latents.nbytes) + latents.numpy().tobytes())
+
+    answered = in_time(run())
+    rank.step()
+
+    assert b"accepted" in answered
+    assert rank.answer(bystander) == expected
+    assert (rank.escaped, rank.others > 100) == ([], True)
+
+
+@pytest.mark.parametrize("kind", [MixedPhase, PrefillPhase])
+def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch, kind):
+    """A line that breaks is called again; what can be read is answered or failed, and a request beside it goes on."""
+    monkeypatch.setattr(gateway_connection, "RETRY_S", 0)
+    monkeypatch.setattr(gateway_connection, "RETRY_OTHER_VERSION_S", 0)
+    rank = Rank(kind, engine, launch)
+    bystander = Prefill(BYSTANDER, [5, 6, 8], Sampling(8, 1.0, 0.9, 3, []), *DECODE)
+    expected = rank.answer(bystander)
+    frames = [
+        *mutated_frames(Prefill("mutated", [5, 6, 8], SAMPLING, *DECODE), b"", NUM_FRAMES - 200, seed=2),
+        *mutated_frames(Abort("mutated"), b"", 200, seed=3),
+    ]
+
+    async def run():
+        watch(rank)
+        pending, done = iter(frames), asyncio.Event()
+
+        async def gateway(reader, writer):
+            """One frame on each connection, until there is none left."""
+            await reader.readuntil(b'"loading"')
+            data = next(pending, None)
+            if data is None:
+                done.set()
+            else:
+                await send(reader, writer, data)
+            writer.close()
+
+        async with await asyncio.start_server(gateway, HOST, 0) as server:
+            link = GatewayLink(HOST, server.sockets[0].getsockname()[1], DECODE_HELLO, rank.inbox.put)
+            running = asyncio.ensure_future(link.run())
+            while not done.is_set():
+                await asyncio.sleep(0.05)
+                assert not running.done()
+                rank.step()
+                assert rank.answer(bystander) == expected
+            assert rank.escaped == []  # before what still runs is cancelled, which this loop complains about
+            running.cancel()
+
+    in_time(run())
+
+    assert rank.answer(bystander) == expected
+    assert rank.others > 100
+
+
+def test_the_gateway_survives_what_comes_to_its_registry(launch):
+    """Whoever sends a mutated frame loses at most its own connection; a rank beside it stays ready and is heard."""
+    heard, rank = [], SimpleNamespace(escaped=[])
+    messages = [
+        DECODE_HELLO,
+        State("ready", 0.5),
+        Token("mutated", 5, None, Logprobs(-0.5, [(1, -0.5)])),
+        Failed("mutated", "no reason"),
+    ]
+
+    async def run():
+        watch(rank)
+        registry = Registry("sha256:kv", 16)
+        async with await asyncio.start_server(registry.serve, HOST, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection(HOST, port)
+            good = Hello("good", "mixed", 0, 1, "node-0", 7, "sha256:unit", "sha256:kv", None, None)
+            writer.write(encode_frame(good) + encode_frame(State("ready")))
+            while registry.choose_ranks() is None:
+                await asyncio.sleep(0.01)
+            listener, _ = registry.choose_ranks()
+            listener.subscribe(BYSTANDER, lambda _, message: heard.append(message))
+            for number, message in enumerate(messages):
+                hello = b"" if number == 0 else encode_frame(DECODE_HELLO)
+                for data in mutated_frames(message, b"", NUM_FRAMES // len(messages), seed=number):
+                    await send_alone(port, hello + data)
+            writer.write(encode_frame(Token(BYSTANDER, 5, None)))
+            while not heard:
+                await asyncio.sleep(0.01)
+            listener.unsubscribe(BYSTANDER)
+            units = registry.report()["units"]
+            assert [unit["ranks"][0]["state"] for unit in units if unit["unit"] == "good"] == ["ready"]
+            writer.close()
+            await registry.close()
+
+    in_time(run())
+
+    assert heard == [Token(BYSTANDER, 5, None)]
+    assert rank.escaped == []
