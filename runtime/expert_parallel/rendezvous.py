@@ -5,7 +5,9 @@ node may pull its image or load its weights minutes longer than another. So the 
 answers, and nobody connects to a peer before all are here: gloo would wait for them no longer than for a step.
 """
 
+import ipaddress
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,10 +52,11 @@ def _here(rank: int) -> str:
 
 def _find(meeting: MeetingPoint, size: int) -> dist.Store:
     deadline = time.monotonic() + JOIN_TIMEOUT.total_seconds()
+    complained = False
     while True:
         try:
-            leader = socket.gethostbyname(meeting.leader)
-            if meeting.first and leader == meeting.address:
+            leader = _look_up(meeting.leader, meeting.address)
+            if meeting.first and leader == str(ipaddress.ip_address(meeting.address)):
                 return _serve(meeting, size)
             return dist.TCPStore(leader, meeting.port, size, is_master=False, timeout=CALL_TIMEOUT)
         except (socket.gaierror, dist.DistError) as error:
@@ -61,7 +64,18 @@ def _find(meeting: MeetingPoint, size: int) -> dist.Store:
                 raise PeerLost(
                     f"the unit's leader {meeting.leader}:{meeting.port} cannot be reached: {error}"
                 ) from None
+            if not complained:
+                complained = True
+                where = f"{meeting.leader}:{meeting.port}"
+                print(f"tidemill: waiting for the unit's leader {where}: {error}", file=sys.stderr, flush=True)
         time.sleep(RETRY_S)
+
+
+def _look_up(name: str, own_address: str) -> str:
+    """Return the IP address of `name`, of the version that this unit's nodes have. Raises gaierror."""
+    family = socket.AF_INET if ipaddress.ip_address(own_address).version == 4 else socket.AF_INET6
+    (*_, (address, *_)), *_ = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
+    return str(ipaddress.ip_address(address))
 
 
 def _serve(meeting: MeetingPoint, size: int) -> dist.Store:

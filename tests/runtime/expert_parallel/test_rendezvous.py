@@ -24,23 +24,45 @@ def test_ranks_whose_loading_takes_longer_than_a_step_still_join(monkeypatch, fr
     assert _join_two(free_port(), late_s=2.5) == [True, True]
 
 
-def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(monkeypatch, free_port):
+def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(monkeypatch, free_port, capsys):
     """In a cluster the name of a pod that was made anew says where the pod before it was, for a while."""
     answers = [socket.gaierror("Name or service not known"), NOBODY, ADDRESS]
 
-    def look_up(host):
+    def look_up(host, *_):
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, OSError):
             raise answer
-        return answer
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answer, 0))]
 
     monkeypatch.setattr(rendezvous, "CALL_TIMEOUT", timedelta(seconds=1))
     port = free_port()
     threading.Thread(target=GlooGroup(0, 2).join, args=(_at(port, first=True),), daemon=True).start()
-    monkeypatch.setattr(socket, "gethostbyname", look_up)
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", look_up)
     GlooGroup(1, 2).join(_at(port, first=False))
 
     assert answers == [ADDRESS]
+    assert capsys.readouterr().err.count("tidemill: waiting for the unit's leader") == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "leader"), [("::1", "::1"), ("0:0:0:0:0:0:0:1", "::1"), ("127.0.0.1", "localhost")]
+)
+def test_a_unit_meets_over_either_version_of_ip(free_port, address, leader):
+    """A name is looked up in the version of the node's own address, however that is written."""
+    if ":" in address and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port, stores = free_port(), []
+
+    def meet(rank):
+        stores.append(rendezvous.meet(MeetingPoint(leader, port, rank == 0, address), rank, 2))
+
+    ranks = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(30)
+
+    assert len(stores) == 2
 
 
 def test_a_leader_who_never_answers_is_named(monkeypatch, free_port):
@@ -51,6 +73,15 @@ def test_a_leader_who_never_answers_is_named(monkeypatch, free_port):
 
     with pytest.raises(PeerLost, match=f"the unit's leader {ADDRESS}:{port} cannot be reached"):
         GlooGroup(1, 2).join(_at(port, first=False))
+
+
+def has_ipv6():
+    """Loopback has an IPv6 address."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def _at(port: int, first: bool) -> MeetingPoint:
