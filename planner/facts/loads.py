@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,21 @@ def _read(suffix: str, content: bytes) -> Any:
 def _read_npy(content: bytes) -> Any:
     import numpy  # only those who have such a file wait for it
 
-    return numpy.lib.format.read_array(io.BytesIO(content), allow_pickle=False).tolist()
+    file = io.BytesIO(content)
+    shape, dtype = _npy_header(file)
+    num_bytes = prod(shape) * dtype.itemsize
+    if num_bytes == 0 or num_bytes != len(content) - file.tell():
+        raise ValueError("its header does not fit the numbers that follow")  # else they are made before they are missed
+    file.seek(0)
+    return numpy.lib.format.read_array(file, allow_pickle=False).tolist()
+
+
+def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], Any]:
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(file)
+    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    return shape, dtype
 
 
 def _read_torch(content: bytes) -> Any:
@@ -119,4 +134,6 @@ def _records_nothing(rows: list[list[float]]) -> str | None:
 
 
 def _shown(load: Any) -> str:
-    return (json.dumps(load) if isinstance(load, int | float | str | dict | None) else repr(load))[:40]
+    """Return a value for a message, or what kind of value it is: a container may be of any size, or hold itself."""
+    is_plain = load is None or isinstance(load, int | float | str)
+    return json.dumps(load)[:40] if is_plain else f"of type {type(load).__name__}"

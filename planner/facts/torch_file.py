@@ -120,7 +120,7 @@ class _Object:
         elif name in ("BINPUT", "LONG_BINPUT"):
             self._memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self._memo[argument])
+            stack.append(self._again(self._memo[argument]))
         elif name == "TUPLE":
             stack.append(tuple(self._above_mark()))
         elif name in TUPLES:
@@ -139,9 +139,19 @@ class _Object:
             _only(list, self._stack[-1]).extend(values)
         elif name in ("SETITEM", "SETITEMS"):
             values = self._top(2) if name == "SETITEM" else self._above_mark()
-            _only(dict, self._stack[-1]).update(zip(values[::2], values[1::2], strict=True))
+            for key, value in zip(values[::2], values[1::2], strict=True):
+                _only(dict, self._stack[-1])[_key(key)] = value
         else:
             raise ValueError(f"it holds more than plain values and tensors ({name})")
+
+    def _again(self, value: Any) -> Any:
+        """Return a value that the file names once more, if it is small: a small file must not become a huge object."""
+        is_small = isinstance(value, str | _Name) or (
+            isinstance(value, tuple) and all(type(part) is int for part in value)
+        )
+        if not is_small:
+            raise ValueError(f"it holds the same {type(value).__name__} twice")
+        return value
 
     def _top(self, count: int) -> list[Any]:
         if count > len(self._stack):
@@ -181,6 +191,13 @@ def _storage(identity: Any) -> _Storage:
     if kind != "storage" or type_name not in TYPES:
         raise ValueError(f"its numbers are of {type_name}")
     return _Storage(TYPES[type_name], _only(str, key), _only(int, num_elements))
+
+
+def _key(value: Any) -> Any:
+    """Return a dict's key. To hash anything but text and numbers may take for ever, or end the interpreter."""
+    if type(value) not in (str, int, bool, float, type(None)):
+        raise ValueError(f"it holds a {type(value).__name__} as a key")
+    return value
 
 
 def _only(kind: type, value: Any) -> Any:

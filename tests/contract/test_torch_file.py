@@ -59,9 +59,9 @@ def test_a_saved_tensor_is_the_same_array(tmp_path, dtype):
 
 
 def test_plain_values_are_the_same(tmp_path):
-    """Dicts, lists, tuples, numbers, texts, and what stands in the file twice."""
+    """Dicts, lists, tuples, numbers, texts, and texts that stand in the file twice."""
     shared = [1, -2, 300, 70_000, 2**40, 0.5, "text", None, True, False, (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
-    saved = {"a": shared, "b": {"c": shared, 7: {}}, "d": []}
+    saved = {"a": shared, "b": {"c": list(shared), 7: {}}, "d": []}
     torch.save(saved, tmp_path / "values.pt")
 
     assert read_torch_file(tmp_path / "values.pt") == saved
@@ -136,3 +136,34 @@ def test_what_was_recorded_in_another_mode_is_described(tmp_path):
     torch.save({"records": [{"rank": 0}], "last_physical_to_logical_map": torch.ones(2, 2)}, tmp_path / "dump.pt")
 
     assert read_loads(tmp_path / "dump.pt", "dump.pt").reason == "SGLang recorded it in another mode than stat"
+
+
+def with_description(path, pickled):
+    """A file that describes its object by `pickled`; the path."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+    return path
+
+
+ENDLESS = {
+    "a key that takes for ever to hash": b"})" + b"".join(b"q%ch%ch%c\x86" % (i, i, i) for i in range(60)) + b"Ns.",
+    "a key too deep to hash": b"})" + b"\x85" * 900_000 + b"Ns.",
+    "one list, often": b"]q\x00](h\x00" + b"h\x00" * 1000 + b"e.",
+    "a list in itself": b"]q\x00h\x00a.",
+}
+
+
+@pytest.mark.parametrize("pickled", ENDLESS.values(), ids=ENDLESS)
+def test_a_small_file_never_becomes_a_huge_object(tmp_path, pickled):
+    """What would take the interpreter's stack, or time without end, is refused before it is made."""
+    path = with_description(tmp_path / "dump.pt", b"\x80\x02" + pickled)
+
+    with pytest.raises(ValueError, match=r"as a key|twice"):
+        read_torch_file(path)
+
+
+def test_a_load_that_is_no_number_is_named_by_its_type(tmp_path):
+    """S605: a container may be of any size, or hold what no message can show."""
+    torch.save([[{"a": torch.ones(2)}]], tmp_path / "dump.pt")
+
+    assert read_loads(tmp_path / "dump.pt", "dump.pt").reason == "layer 0, expert 0 is of type dict"

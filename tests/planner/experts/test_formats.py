@@ -160,3 +160,12 @@ def test_a_dump_without_a_token_is_refused(tmp_path):
     violation = read_loads(path, "dump.json")
 
     assert (violation.rule[:4], violation.reason) == ("S605", "no token was recorded")
+
+
+@pytest.mark.parametrize(("descr", "shape"), [("|V0", (9, 9)), ("|S0", (9, 9)), ("<f8", (9, 0)), ("<f8", (9, 9))])
+def test_a_header_that_promises_more_than_follows_is_refused(tmp_path, descr, shape):
+    """S604: a file of 70 bytes must not be read as millions of numbers."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    (tmp_path / "loads.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+    assert read_loads(tmp_path / "loads.npy", "loads.npy").rule.startswith("S604")
