@@ -20,7 +20,7 @@ from planner.problems.errors import InfeasibleError, Problem
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
 
-__all__ = ["Deployable", "plan_digest"]
+__all__ = ["Deployable", "document_digest", "plan_digest"]
 
 DEPLOYED_OF_UNIT = ("name", "phase", "nodes", "ranks", "unit_digest", "expert_map")  # not why it has these nodes
 
@@ -55,6 +55,11 @@ class Deployable:
     def unit_document(self, unit: Unit) -> LaunchDocument:
         """Return the launch document of `unit`."""
         return self.launch_documents[names.launch_file(unit.name)]
+
+
+def document_digest(document: Mapping[str, Any]) -> str:
+    """Digest all of the plan JSON `document` but this digest itself, so that no reviewer reads what nobody planned."""
+    return digest_of({key: value for key, value in document.items() if key != "document_digest"})
 
 
 def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:

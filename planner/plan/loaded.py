@@ -27,7 +27,7 @@ from planner.facts import names
 from planner.facts.digest import digest_of
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.plan.deployable import Deployable, plan_digest
+from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
 from planner.plan.plan import PLAN_VERSION
 from planner.problems.errors import CallError, Problem, Violation
@@ -151,6 +151,7 @@ class _Plan(_Part):
     name: str
     spec: dict[str, Any]
     digest: Digest
+    document_digest: Digest
     spec_digest: Digest
     inputs: dict[str, Digest]
     phases: dict[Phase, dict[str, Any]]
@@ -193,7 +194,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         raise CallError([violation.at(str(path))])
     maps = {sha256: each.physical_to_logical for sha256, each in plan.expert_maps.items()}
     documents = {file: with_map(each, maps) for file, each in data["launch_documents"].items()}
-    for violation in _edited_documents(documents):
+    for violation in (*_edited_documents(documents), *_edited_elsewhere(plan, data)):
         raise CallError([violation.at(str(path))])
     deployable = Deployable(
         name=plan.name,
@@ -253,6 +254,11 @@ def _edited_documents(documents: Mapping[str, LaunchDocument]) -> Iterator[Viola
         yield from _differs(f"{path}.launch_digest", document["launch_digest"], launch_digest(document))
         if document["kind"] == "unit":
             yield from _differs(f"{path}.unit_digest", document["unit_digest"], unit_digest(document))
+
+
+def _edited_elsewhere(plan: _Plan, data: Mapping[str, Any]) -> Iterator[Violation]:
+    """What runs is as planned; what a reviewer reads beside it is not."""
+    yield from _differs("document_digest", plan.document_digest, document_digest(data))
 
 
 def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:

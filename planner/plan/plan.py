@@ -22,7 +22,7 @@ from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
 from planner.placement import Placement
-from planner.plan.deployable import Deployable, plan_digest
+from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json
 from planner.problems.errors import Problem
@@ -88,7 +88,8 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the contract's plan JSON."""
-        return self._content | {"digest": self.digest}
+        document = self._content | {"digest": self.digest}
+        return document | {"document_digest": document_digest(document)}
 
     @property
     def sources(self) -> dict[str, str]:

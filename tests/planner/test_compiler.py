@@ -109,6 +109,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
         "assumed",
         "balance",
         "decisions",
+        "document_digest",
         "failures",
         "gpu",
         "inputs",
