@@ -28,6 +28,7 @@ from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_m
 from planner.experts.formats import Engine, export_map
 from planner.facts.digest import pretty_json
 from planner.facts.terms import Coverage
+from planner.plan.given import read_given
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
 from planner.problems.errors import (
@@ -39,7 +40,7 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
-from planner.spec.check import check_spec
+from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
 __all__ = ["Parser", "add_commands", "add_format", "add_given", "add_previous", "announce_compiling", "main", "run"]
@@ -249,7 +250,7 @@ def _validate(arguments: argparse.Namespace) -> None:
     left: dict[Path, tuple[Problem, ...]] = {}
     for path in arguments.specs:
         try:
-            left[path] = check_fit(check_spec(path))
+            left[path] = check_fit(_read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if errors:
@@ -263,13 +264,22 @@ def _validate(arguments: argparse.Namespace) -> None:
             print("\n".join([f"{path}: valid", *(f"left to plan: {problem}" for problem in left[path])]))
 
 
+def _read_spec(path: Path) -> ResolvedSpec:
+    """Return the spec at `path`. Raises CallError for a plan, of which every key would be a mistake in a spec."""
+    given = read_given(path)
+    if isinstance(given, ResolvedSpec):
+        return given
+    rule, fix = "S912 must be a spec", "give it to render, up or status, or give its spec"
+    raise CallError([Violation("", None, rule, "it is a plan, which is not planned again", fix).at(str(path))])
+
+
 def _schema(_: argparse.Namespace) -> None:
     _print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
 
 
 def _plan(arguments: argparse.Namespace) -> None:
     previous = read_previous(arguments.previous) if arguments.previous else None
-    spec = check_spec(arguments.spec)
+    spec = _read_spec(arguments.spec)
     with announce_compiling():
         plan = compile_plan(spec, previous)
     if arguments.output:

@@ -398,3 +398,13 @@ def test_a_plan_that_is_not_there_is_refused(tmp_path):
 
     assert error.value.problems[0].rule.startswith("S905")
     assert other_error.value.problems[0].rule.startswith("S101")
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_a_plan_in_place_of_a_spec_is_called_one(document, tmp_path, capsys, command):
+    """S912: and not told as a spec with twenty mistakes."""
+    (tmp_path / "plan.json").write_text(pretty_json(document))
+    status = main([command, str(tmp_path / "plan.json"), "--format", "json"])
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+
+    assert (status, error["rule"][:4]) == (2, "S912")
