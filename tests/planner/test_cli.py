@@ -230,6 +230,7 @@ def test_a_wrong_call_as_json_is_json(capsys):
     assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("S900")
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_mutated_specs_never_cause_a_traceback(data, spec_text, spec_file):

@@ -360,6 +360,7 @@ def test_values_that_no_json_has_are_refused(document, text, tmp_path):
 ODD = [None, [], {}, "", "x", "\ud800", -1, 0, 2**63, 10**30, 1.5, 1e308, True, [[]], {"": None}, ["x"] * 3]
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_edit_is_a_traceback(document, data, tmp_path):

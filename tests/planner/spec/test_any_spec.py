@@ -24,7 +24,7 @@ EACH = settings(
 UNKNOWN = {"S723": {"S720", "S721", "S722"}}  # what validate cannot know: what may come of it
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_any_spec_plans_or_is_refused_with_a_reason(spec_file, tmp_path):
     """Every field with every kind of value it may have, twice: a sound plan, or problems with a reason and a way out.
 

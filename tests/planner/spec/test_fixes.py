@@ -120,6 +120,7 @@ def test_every_fix_of_a_text_mends_it(case):
     assert problems_of_text(mended) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES["infeasible"], ids=lambda case: f"{case['rule']} {case['change']}")
 def test_every_change_of_what_cannot_be_had_makes_it_plan(case, plan_of):
     """One to three changes, and with each of them there is a plan."""

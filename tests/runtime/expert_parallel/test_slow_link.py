@@ -105,6 +105,7 @@ def halves(spans, plain, busy):
     return all(exposed[layer] <= of_plain[layer] / 2 for layer in moe_layers())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("phase", OVERLAP)
 def test_the_other_computes_between_issue_and_wait(traces, phase):
     """Issue A, compute B, wait A: in each MoE layer of each step, around dispatch and combine of either micro-batch."""

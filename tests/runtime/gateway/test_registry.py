@@ -213,6 +213,7 @@ def test_garbage_after_hello_loses_the_rank(gateway, join, until):
     assert "rank 0 of unit confused said Hello twice" in gateway.log()
 
 
+@pytest.mark.whole
 def test_a_silent_connection_is_closed_at_the_deadline(gateway):
     """Whoever does not say Hello in time is closed."""
     with socket.create_connection(("127.0.0.1", gateway.ports["registry"]), timeout=10) as silent:

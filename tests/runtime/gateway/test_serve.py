@@ -58,6 +58,7 @@ def test_sigterm_ends_the_process_cleanly(start_gateway):
     idle.close()
 
 
+@pytest.mark.whole
 def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, join, until):
     """SIGTERM leaves a running stream a few seconds, then ends it in words; the ranks hear Abort and nothing is cut."""
     gateway = start_gateway()

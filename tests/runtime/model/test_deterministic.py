@@ -166,7 +166,8 @@ def without_replicas(prompts, generate):
     return generate(prompts[:6], "--deterministic", "--max-tokens", MAX_TOKENS)
 
 
-@pytest.mark.parametrize("split", [pytest.param("equal", marks=pytest.mark.whole), "local_first"])
+@pytest.mark.whole
+@pytest.mark.parametrize("split", ["equal", "local_first"])
 def test_text_does_not_depend_on_the_split(prompts, generate, redundant_map, without_replicas, split):
     """Whichever replicas tokens choose, on two nodes of two ranks: the text of one rank without replicas."""
     flags = ("--deterministic", "--max-tokens", MAX_TOKENS, "--ep", 4, "--split", split, "--nodes", 2)

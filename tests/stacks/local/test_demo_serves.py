@@ -119,6 +119,7 @@ def test_a_question_that_the_model_knows_is_answered_rightly(client):
     assert chat.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.whole
 def test_the_first_chunk_arrives_before_the_last_token_is_computed(client, demo):
     """Streaming is real: when the client has the first piece, most tokens do not exist yet."""
     before = total(samples(demo.host, 9400), "tidemill_generation_tokens_total")

@@ -36,6 +36,7 @@ def assert_nothing_is_left(tidemill: Tidemill) -> None:
     assert tidemill.status() == {"endpoint": None, "plan_digest": None, "units": []}
 
 
+@pytest.mark.whole
 def test_down_stops_everything_it_started_and_nothing_else(tidemill):
     """All processes of the deployment end; a stranger's process goes on."""
     stranger = subprocess.Popen(["sleep", "600"], env=tidemill.environment)
