@@ -1,6 +1,6 @@
 """A spec file to a spec that can be planned, or to everything that is wrong with it.
 
-    text -> source.py (data, places) -> fields.py (single fields) -> here (files, catalog) -> rules.py -> ResolvedSpec
+    text -> yaml.py (data, places) -> fields.py (single fields) -> here (files, catalog) -> rules -> ResolvedSpec
 
 All of it happens before the first pass, so that passes never meet a wrong spec, and a user meets all mistakes at once:
 a field that is wrong silences only the rules that read it. This is also the only place where the planner reads files.

@@ -52,7 +52,7 @@ class Registry:
 
     def __init__(self, kv_digest: str, max_requests_per_rank: int) -> None:
         self._kv_digest = kv_digest
-        self._most_requests_per_rank = max_requests_per_rank
+        self._max_requests_per_rank = max_requests_per_rank
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -98,7 +98,7 @@ class Registry:
         The rank that a request stays with to its end counts: it has its latents in memory while the request waits.
         """
         first, rest = self._loads()
-        return room(rest, self._most_requests_per_rank) if first and rest else None
+        return room(rest, self._max_requests_per_rank) if first and rest else None
 
     def report(self) -> dict[str, Any]:
         """The body of /readyz. `pid`: whoever started a gateway here can tell that it is this one who answers."""

@@ -96,9 +96,9 @@ class FrameReader(Generic[Message]):
         while num_bytes:
             num_bytes -= len(await self._piece(num_bytes))
 
-    async def _piece(self, most_bytes: int) -> bytes:
+    async def _piece(self, max_bytes: int) -> bytes:
         try:
-            piece = await self._stream.read(min(most_bytes, PIECE_BYTES))
+            piece = await self._stream.read(min(max_bytes, PIECE_BYTES))
         except OSError:
             piece = b""
         if not piece:

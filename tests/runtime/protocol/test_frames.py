@@ -129,7 +129,7 @@ MESSAGES = {1: "dbfd4a336de04a7fc46b3041bf4914d775d5537b4ca8ab7514c808d26ab2471f
 
 
 def test_a_version_has_its_messages():
-    """Who changes a message raises `wire.VERSION`, and the planner's: an end that ignored half of it would be wrong."""
+    """A changed message needs a new `VERSION`, the planner's too: an end that ignored half of it would be wrong."""
     _, schemas = msgspec.json.schema_components([*types, Sampling, Logprobs])
     fields = {
         kind: {key: value for key, value in schema.items() if key != "description"} for kind, schema in schemas.items()
