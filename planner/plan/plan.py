@@ -86,10 +86,14 @@ class Plan:
             refusals=self.refusals,
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the contract's plan JSON."""
+    @cached_property
+    def _document(self) -> dict[str, Any]:
         document = self._content | {"digest": self.digest}
         return document | {"document_digest": document_digest(document)}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the contract's plan JSON."""
+        return dict(self._document)
 
     @property
     def sources(self) -> dict[str, str]:
