@@ -8,7 +8,6 @@ This file prints and decides nothing. It alone looks at a clock, to say how long
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -372,7 +371,7 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
 
 
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, sort_keys=True, indent=1))
+    print(pretty_json(document), end="")
 
 
 def _wants_json(words: Sequence[str]) -> bool:
