@@ -139,6 +139,7 @@ def add_commands(commands: Any) -> None:
     add_given(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    render.add_argument("--overwrite", action="store_true", help="also files that somebody changed since the last time")
     add_format(render)
     render.set_defaults(command=_render)
 
@@ -290,7 +291,7 @@ def _render(arguments: argparse.Namespace) -> None:
     with announce_compiling():
         plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
-    write_folder(arguments.output, files)
+    write_folder(arguments.output, files, overwrite=arguments.overwrite)
     if arguments.format == "json":
         _print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
     else:
