@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -39,11 +40,20 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
-from planner.problems.fix import Fix
+from planner.problems.fix import Fix, close_to
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["Parser", "add_commands", "add_format", "add_given", "add_previous", "announce_compiling", "main", "run"]
+__all__ = [
+    "add_commands",
+    "add_format",
+    "add_given",
+    "add_previous",
+    "announce_compiling",
+    "main",
+    "new_parser",
+    "run",
+]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -56,13 +66,42 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and leaving."""
-        violation = Violation("", None, "S900 was called wrongly", message, f"see {self.prog} --help")
-        raise CallError([violation.at("tidemill")])
+        self._refuse(message, f"see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what is unknown where it was written: the command knows its options, the top parser only commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [each for action in self._actions for each in action.option_strings]
+            meant = close_to(unknown[0].partition("=")[0], options, cutoff=0.7)
+            self._refuse(
+                f"{' '.join(unknown)} is not known",
+                f"did you mean {meant}?" if meant else f"see {self.prog} --help",
+            )
+        return found, unknown
+
+    def _refuse(self, reason: str, fix: str) -> NoReturn:
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at(self.prog)])
+
+
+class _SayVersion(argparse.Action):
+    """Prints the installed version, which is looked up only for who asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"tidemill {metadata.version('tidemill')}")
+        parser.exit()
+
+
+def new_parser(description: str) -> Parser:
+    """The parser of the `tidemill` command, before it has commands."""
+    parser = Parser(prog="tidemill", description=description, epilog=EXIT_STATUSES)
+    parser.add_argument("--version", action=_SayVersion, nargs=0, help="print the version and exit")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
-    parser = Parser(prog="tidemill", description="Plan DeepSeek-class mixture-of-experts deployments.")
+    parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
     return run(parser, argv)
 
@@ -150,14 +189,14 @@ def _command(commands: Any, name: str, short: str, long: str) -> argparse.Argume
     return parser
 
 
-def add_given(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
     """The file that a command carries out; `default` says what it does without one, where it may be left out."""
     told_apart = "a spec in YAML, or a plan in JSON, told apart by what the file holds"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
         type=Path,
-        metavar="SPEC|PLAN.json",
+        metavar=metavar,
         help=f"{told_apart}; default: {default}" if default else told_apart,
     )
 
@@ -184,12 +223,12 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 @contextmanager
 def announce_compiling() -> Iterator[None]:
-    """Tell who waits at a terminal when, inside, the search for expert maps is compiled, as for the first maps ever."""
+    """Tell who waits when, inside, the search for expert maps is compiled, as for the first maps ever."""
     from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
 
     def tell() -> None:
-        if sys.stderr.isatty():
-            print("compiling the search for expert maps: once after an installation, half a minute", file=sys.stderr)
+        sentence = "compiling the search for expert maps: once after an installation, about a minute"
+        print(sentence, file=sys.stderr, flush=True)
 
     with on_compiling(tell):
         yield

@@ -13,6 +13,7 @@ from planner.facts.quantities import gb
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.plan import Plan
+from planner.problems.printable import printable
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
@@ -47,7 +48,8 @@ def plan_text(plan: Plan) -> str:
         _runnable,
     )
     parts = [section(plan) for section in sections]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    text = "\n\n".join(filter(None, parts))
+    return "".join(f"{printable(line)}\n" for line in text.split("\n"))  # a spec's names and paths are a user's
 
 
 def _head(plan: Plan) -> str:
