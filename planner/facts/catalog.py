@@ -119,6 +119,7 @@ class Model:
     max_position_embeddings: int
     source: str
     weights_in: Literal["fp8", "bf16"] = "bf16"  # what the published checkpoint keeps its matrices in
+    ties_embeddings: bool = False  # one matrix reads tokens and makes logits
 
     @property
     def num_moe_layers(self) -> int:

@@ -47,6 +47,7 @@ class _Shapes(BaseModel):
     num_attention_heads: int = Field(ge=1, le=65_536)
     num_experts_per_tok: int = Field(ge=1, le=65_536)
     max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
+    tie_word_embeddings: bool = False
     quantization_config: Any = None  # of many forms; one of them is read
 
 
@@ -210,6 +211,7 @@ def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
         "expert_intermediate_size": shapes.moe_intermediate_size,
         "num_experts_per_token": shapes.num_experts_per_tok,
         "max_position_embeddings": shapes.max_position_embeddings,
+        "ties_embeddings": shapes.tie_word_embeddings,
         "source": source,
         "weights_in": "fp8" if _is_fp8_in_blocks(shapes.quantization_config) else "bf16",
     }
