@@ -56,6 +56,7 @@ class _LatentShapes(_Shapes):
     n_routed_experts: int = Field(ge=1, le=65_536)
     n_shared_experts: int = Field(ge=0, le=64)
     n_group: int | None = Field(ge=1, le=65_536)  # null where experts are chosen without groups
+    topk_group: int | None = Field(default=None, ge=1, le=65_536)  # without it a token may go to all groups
     q_lora_rank: int | None = Field(ge=1, le=MAX_SIZE)
     kv_lora_rank: int = Field(ge=1, le=MAX_SIZE)
     qk_nope_head_dim: int = Field(ge=1, le=MAX_SIZE)
@@ -69,6 +70,8 @@ class _LatentShapes(_Shapes):
             return f"first_k_dense_replace ({dense}) leaves none of num_hidden_layers ({layers}) for experts"
         if self.n_group and self.n_routed_experts % self.n_group:
             return f"n_group ({self.n_group}) does not divide n_routed_experts ({self.n_routed_experts})"
+        if self.n_group and self.topk_group and self.topk_group > self.n_group:
+            return f"topk_group ({self.topk_group}) is more than n_group ({self.n_group})"
         return _too_many_chosen(self.num_experts_per_tok, "n_routed_experts", self.n_routed_experts)
 
     def model(self, source: str) -> Model:
@@ -80,6 +83,7 @@ class _LatentShapes(_Shapes):
             num_routed_experts=self.n_routed_experts,
             num_shared_experts=self.n_shared_experts,
             num_expert_groups=self.n_group or 1,
+            num_groups_per_token=self.topk_group if self.n_group and self.topk_group else self.n_group or 1,
         )
 
     def attention(self, indexer: Indexer | None) -> LatentAttention:
@@ -129,6 +133,7 @@ class _GroupedShapes(_Shapes):
             num_routed_experts=self.num_experts,
             num_shared_experts=0,
             num_expert_groups=1,
+            num_groups_per_token=1,
         )
 
 

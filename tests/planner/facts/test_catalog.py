@@ -159,6 +159,7 @@ def as_config(model):
         "n_routed_experts": model.num_routed_experts,
         "n_shared_experts": model.num_shared_experts,
         "n_group": model.num_expert_groups,
+        "topk_group": model.num_groups_per_token,
     }
     return config | attention | indexed | experts
 
