@@ -1,7 +1,7 @@
 """Bytes of a model's weights by part, as one GPU holds them under expert parallelism.
 
-Attention, shared experts, dense layers, gates and embeddings are on every GPU; routed experts are spread, so that their
-part is counted in slots: one physical expert over all MoE layers.
+Attention, shared experts, dense layers, gates and embeddings are on every GPU, whole or in parts (`dense_tp`); routed
+experts are spread, so that their part is counted in slots: one physical expert over all MoE layers.
 
 Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
     attention   61 x 187.1 M, and kv_b in BF16: it is absorbed into core attention   12.4 GB
@@ -25,7 +25,8 @@ from planner.facts.terms import Precision
 
 __all__ = ["Weights", "weights_of"]
 
-FP8_BLOCK = 128 * 128  # weights that share a scale
+BLOCK_SIDE = 128
+FP8_BLOCK = BLOCK_SIDE * BLOCK_SIDE  # weights that share a scale
 FP8_SCALE_BYTES = 4
 WIDE_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of what is never kept in FP8
 
@@ -51,20 +52,29 @@ class Weights:
         return self.resident + num_slots * self.slot
 
 
-def weights_of(model: Model, precision: Precision) -> Weights:
-    """The parts of `model` whose matrices are kept in `precision`."""
+def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights:
+    """The parts of `model` whose matrices are kept in `precision`, one GPU's of `dense_tp` that share what is dense.
+
+    A part of a matrix is whole blocks of a scale, so that of a small one several GPUs have the same.
+    """
     wide = WIDE_BYTES[precision]
     expert = _ffn_weights(model.hidden_size, model.expert_intermediate_size)
-    dense = _ffn_weights(model.hidden_size, model.dense_intermediate_size)
+    dense = _ffn_weights(model.hidden_size, _part(model.dense_intermediate_size, dense_tp))
+    shared = _ffn_weights(model.hidden_size, _part(model.expert_intermediate_size, dense_tp))
     gates = model.num_moe_layers * model.hidden_size * model.num_routed_experts
     return Weights(
         attention=model.num_layers * _attention_bytes(model.attention, model.hidden_size, precision),
         dense=model.num_dense_layers * _matrix_bytes(dense, precision),
-        shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(expert, precision),
+        shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(shared, precision),
         gates=gates * wide,
-        embedding=2 * model.vocab_size * model.hidden_size * wide,  # tokens in, logits out
+        embedding=2 * -(-model.vocab_size // dense_tp) * model.hidden_size * wide,  # tokens in, logits out
         slot=model.num_moe_layers * _matrix_bytes(expert, precision),
     )
+
+
+def _part(size: int, num_gpus: int) -> int:
+    """One GPU's part of a dimension."""
+    return min(size, -(-size // (num_gpus * BLOCK_SIDE)) * BLOCK_SIDE) if num_gpus > 1 else size
 
 
 def _ffn_weights(hidden_size: int, intermediate_size: int) -> int:

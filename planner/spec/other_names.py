@@ -103,7 +103,6 @@ def _plain(key: str) -> str:
 
 
 _WINDOW = "a window lasts until the next one's at"
-_KV = "KV is kept in bf16 where precision is fp8, and KV in fp8 is not planned yet"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
 
@@ -124,7 +123,6 @@ NOT_YET = {
     "schedule.windows.until": _WINDOW,
     "schedule.windows.duration": _WINDOW,
     "PHASE.gpu": "all phases run on cluster.gpu, and a GPU type per phase is not planned yet",
-    "PHASE.kv_precision": _KV,
 }
 
 NOT_YET_VALUES = {
@@ -159,7 +157,6 @@ WHY_NOT = {
     "pipeline_parallel_size": _LAYERS,
     "enable_eplb": _EPLB,
     "enable_dbo": _OVERLAP,
-    "kv_cache_dtype": _KV,
     "speculative_config": _DRAFTS,
     "num_speculative_tokens": _DRAFTS,
     # SGLang
@@ -187,6 +184,7 @@ OTHER_NAMES = {
     "max_num_batched_tokens": "max_batch_tokens",
     "num_redundant_experts": "redundant_experts",
     "dtype": "precision",
+    "kv_cache_dtype": "kv_precision",
     "quantization": "precision",
     # SGLang
     "tp": "attention_tp",

@@ -127,7 +127,7 @@ def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
 
     assert [problem.message.partition(";")[0] for problem in error.value.problems] == [
         "decode.redundant_experts (29) must be at most 0 (256 experts x 0 further GPUs)",
-        "decode.attention_tp (2) must divide ep_size (1) and gpus_per_node (8)",
+        "decode.attention_tp (2) must divide ep_size (1), and divide gpus_per_node (8) or be a multiple of it",
     ]
 
 
