@@ -127,7 +127,7 @@ class Model:
     num_expert_groups: int  # the gate picks groups first; a group is a run of consecutive experts
     max_position_embeddings: int
     source: str
-    weights_in: Literal["fp8", "bf16"] = "bf16"  # what the published checkpoint keeps its matrices in
+    weights_in: Literal["fp8", "bf16", "fp4", "w4a8"] = "bf16"  # the precision of the published checkpoint
 
     @property
     def num_moe_layers(self) -> int:

@@ -39,8 +39,9 @@ CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128
 # NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
 
-COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4}  # of a value that a matmul reads
-RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of a value that it writes
+# Of a value that a matmul reads, and that it writes; what is dispatched in BF16 is made narrower as it is read.
+COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
+RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
 LOGIT_BYTES = 4
 
 

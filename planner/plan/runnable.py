@@ -16,6 +16,7 @@ from planner.spec.precision import kv_dtype
 __all__ = ["runtime_refusals"]
 
 RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
+PRECISIONS = ("fp8", "bf16", "fp32")
 
 
 def runtime_refusals(spec: ResolvedSpec) -> tuple[Problem, ...]:
@@ -55,6 +56,10 @@ def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
             reason = "the bundled runtime gives each rank requests of its own so far: attention is data-parallel only"
             yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
         yield from _kv_in_another_type(phase, spec)
+        precision = spec.phase(phase).precision
+        if precision not in PRECISIONS:
+            rule, reason = f"S731 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"
+            yield Violation(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in one of these")
 
 
 def _kv_in_another_type(phase: Phase, spec: ResolvedSpec) -> Iterator[Violation]:

@@ -28,6 +28,7 @@ from planner.spec.other_names import (
     said_by_flag,
     said_by_object,
     unwrapped,
+    value_as_we_say,
     why_not_so,
     why_we_have_no,
 )
@@ -165,7 +166,8 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     if kind == "literal_error":
         choices = _choices(path)
         rule = f"S204 must be {' or '.join(choices)}"
-        return Violation(path, value, rule, "nothing else is understood", did_you_mean(value, choices))
+        meant = value_as_we_say(path, value)
+        return Violation(path, value, rule, "nothing else is understood", did_you_mean(meant, choices))
     return _out_of_range(path, value, kind, limits)
 
 
@@ -312,7 +314,7 @@ def _in_our_form(path: str, value: Any) -> Any:
         return time_of_day(value) or value
     choices = _choices(path)
     if choices and isinstance(value, str) and not is_not_planned_yet(path, value):
-        return close_to(value, choices) or value
+        return close_to(value_as_we_say(path, value), choices) or value
     return unwrapped(value)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "said_by_flag",
     "said_by_object",
     "unwrapped",
+    "value_as_we_say",
     "why_not_so",
     "why_we_have_no",
 ]
@@ -92,6 +93,11 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
     return _plain(str(value)).casefold() in NOT_YET_VALUES.get(path.rpartition(".")[2], ())
 
 
+def value_as_we_say(path: str, value: Any) -> Any:
+    """Return our word for what is called `value` elsewhere; `value` itself where it is none of these."""
+    return OTHER_VALUES.get(path.rpartition(".")[2], {}).get(_plain(str(value)).casefold(), value)
+
+
 def _place(path: str) -> str:
     """Return `path` without the numbers of list items, and with PHASE in place of a phase."""
     parts = [part for part in path.split(".") if not part.isdecimal()]
@@ -127,12 +133,8 @@ NOT_YET = {
 
 NOT_YET_VALUES = {
     "precision": (
-        "fp4",
-        "nvfp4",
         "mxfp4",
         "int4",
-        "w4a8",
-        "w4afp8",
         "w4a16",
         "awq",
         "gptq",
@@ -141,6 +143,9 @@ NOT_YET_VALUES = {
         "w8a8_int8",
     )
 }
+
+# Values of the spec that are called otherwise elsewhere.
+OTHER_VALUES = {"precision": {"nvfp4": "fp4", "modelopt_fp4": "fp4", "w4afp8": "w4a8"}}
 
 _DP = "dp_size is ep_size / attention_tp, each rank or attention group has requests of its own"
 _EP = "experts are always spread over all GPUs of a unit (ep_size)"

@@ -235,7 +235,8 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of matmuls and dispatch.",
+        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, w4a8 has routed experts in INT4 "
+        "and the rest in FP8, and both dispatch in BF16.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(

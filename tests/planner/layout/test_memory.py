@@ -65,6 +65,18 @@ def test_bf16_takes_twice_as_much_as_what_fp8_halves(name):
     assert bf16.attention / 2 < fp8.attention < bf16.attention
 
 
+def test_weights_of_four_bits_are_as_their_checkpoints_have_them():
+    """NVFP4: 0.5625 B a weight of FFNs and of attention's output, BF16 elsewhere; W4A8: only routed experts in INT4."""
+    expert = 58 * 3 * 7168 * 2048
+    narrow, mixed, fp8 = (weights_of(DEEPSEEK, precision) for precision in ("fp4", "w4a8", "fp8"))
+    output, rest = 128 * 128 * 7168, 1536 * (7168 + 128 * 192) + 7168 * 576 + 512 * 128 * 256
+
+    assert (narrow.slot, mixed.slot) == (expert * 9 // 16, expert * (64 + 2) // 128)
+    assert narrow.shared == narrow.slot
+    assert narrow.attention == 61 * (output * 9 // 16 + 2 * rest)
+    assert (mixed.attention, mixed.dense, mixed.shared) == (fp8.attention, fp8.dense, fp8.shared)
+
+
 def test_the_indexer_costs_weights_and_kv():
     """Sparse attention adds its keys to the KV and its matrices to the weights of each layer."""
     plain, sparse = MODELS["deepseek-v3"], MODELS["deepseek-v3.2"]
