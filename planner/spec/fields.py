@@ -160,21 +160,21 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         rule = f"S205 must be at {limits['word']} {limits['bound']}"
         return Violation(path, value, rule, _sentence(_field(path)), nearest(limits["bound"]))
     if is_not_planned_yet(path, value):
-        found = f"it is {' or '.join(_choices(path))} so far"
+        found = f"it is {' or '.join(map(str, _choices(path)))} so far"
         fix = "write what your checkpoint is in, if it is one of these"
         return Violation(path, value, "S211 is not planned yet", found, fix)
     if kind == "literal_error":
         choices = _choices(path)
-        rule = f"S204 must be {' or '.join(choices)}"
+        rule = f"S204 must be {' or '.join(map(str, choices))}"
         meant = value_as_we_say(path, value)
         return Violation(path, value, rule, "nothing else is understood", did_you_mean(meant, choices))
     return _out_of_range(path, value, kind, limits)
 
 
-def _choices(path: str) -> list[str]:
-    """The words that the field at `path` takes."""
+def _choices(path: str) -> list[Any]:
+    """The words, or the one number, that the field at `path` takes."""
     literals = (each for each in _types(_field(path).annotation) if get_origin(each) is Literal)
-    return [str(word) for each in literals for word in get_args(each)]
+    return list(chain.from_iterable(map(get_args, literals)))
 
 
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
