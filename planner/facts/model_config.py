@@ -12,7 +12,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -218,12 +218,16 @@ def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
         "max_position_embeddings": shapes.max_position_embeddings,
         "ties_embeddings": shapes.tie_word_embeddings,
         "source": source,
-        "weights_in": "fp8" if _is_fp8_in_blocks(shapes.quantization_config) else "bf16",
+        "weights_in": _weights_in(shapes.quantization_config),
     }
 
 
-def _is_fp8_in_blocks(quantization: Any) -> bool:
-    """Whether matrices are kept as DeepSeek keeps them, which is what `fp8` means in a spec."""
-    if not isinstance(quantization, dict):
-        return False
-    return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") == [128, 128]
+def _weights_in(quantization: Any) -> Literal["fp8", "bf16", "fp4", "w4a8"]:
+    """The precision of a spec that says it: FP8 in blocks as DeepSeek has it, NVIDIA's NVFP4, or SGLang's W4AFP8."""
+    said = quantization if isinstance(quantization, dict) else {}
+    method = said.get("quant_method")
+    if method == "fp8" and said.get("weight_block_size") == [128, 128]:
+        return "fp8"
+    if method == "modelopt" and said.get("quant_algo") == "NVFP4":
+        return "fp4"
+    return "w4a8" if method == "w4afp8" else "bf16"
