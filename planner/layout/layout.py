@@ -46,6 +46,15 @@ class PhaseLayout:
         return self.ep_size // self.attention_tp
 
     @property
+    def dense_tp(self) -> int:
+        """GPUs that share dense layers, shared experts and embeddings: all of a unit that is one attention group.
+
+        Groups that exchange tokens have them whole on each GPU: most tokens of a group are on one of its GPUs alone.
+        Source: github.com/sgl-project/sglang 00114aef python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
+        """
+        return self.ep_size if self.dp_size == 1 else 1
+
+    @property
     def slots_per_gpu(self) -> int:
         """Physical routed experts on one GPU, in each MoE layer."""
         return self.num_physical_experts // self.ep_size

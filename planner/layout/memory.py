@@ -116,12 +116,12 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
-        weights=weights_of(model, layout.precision),
+        weights=weights_of(model, layout.precision, layout.dense_tp),
         num_slots=layout.slots_per_gpu,
         activations=activation_bytes(model, layout, spec),
         buffers=buffer_bytes(model, layout, spec),
         cuda_graphs=0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES,  # prefill's shapes never repeat
-        kv_bytes_per_token=model.kv_bytes_per_token(KV_BYTES[kv_dtype(layout.precision)]),
+        kv_bytes_per_token=model.kv_bytes_per_token(KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]),
         max_request_tokens=spec.max_request_tokens,
         max_kv_tokens=spec.max_kv_tokens,
     )

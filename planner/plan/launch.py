@@ -115,7 +115,8 @@ def _gateway_document(spec: ResolvedSpec, kv_tokens: int) -> LaunchDocument:
 
 
 def _shared_for_kv(spec: ResolvedSpec) -> LaunchDocument:
-    dtype = kv_dtype(spec.phase(spec.phases[-1]).precision)  # the others' is equal: a rule
+    phase = spec.phase(spec.phases[-1])
+    dtype = kv_dtype(phase.precision, phase.kv_precision)  # the others' is equal: a rule
     kv_cache = {
         "wire_version": KV_WIRE_VERSION,
         "dtype": dtype,

@@ -248,8 +248,8 @@ def _nodes_for(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
 def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
     """The precision of the model's own checkpoint, in the phases that need more memory in theirs."""
     phases = [phase for phase in spec.phases if spec.phase(phase).precision == "bf16"]
-    if phases and spec.model.weights_in == "fp8":
-        yield {f"{phase}.precision": "fp8" for phase in phases}
+    if phases and spec.model.weights_in != "bf16":
+        yield {f"{phase}.precision": spec.model.weights_in for phase in phases}
 
 
 def _smaller_units(spec: ResolvedSpec) -> Iterator[Change]:

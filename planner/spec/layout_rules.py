@@ -9,23 +9,22 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
-import math
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, get_args
 
 from planner.facts import names
 from planner.facts.catalog import GroupedAttention, Model
 from planner.facts.loads import Loads
-from planner.facts.terms import PHASES, Phase, Precision
+from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.spec import cluster_rules
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Partial, Rule, declare_in
-from planner.spec.schema import AUTO, MAX_EP_SIZE
+from planner.spec.schema import AUTO, MAX_ATTENTION_TP, MAX_EP_SIZE
 
 __all__ = ["broken_rules"]
 
@@ -246,16 +245,14 @@ def unit_fills_whole_nodes(
 
 
 @_reads("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node")
-def attention_stays_on_a_node(attention_tp: int, ep_size: int, gpus_per_node: int) -> Broken | None:
-    """Its ranks add up their heads' results twice a layer: over NVLink, in groups of one size."""
-    shared = math.gcd(ep_size, gpus_per_node)
-    if shared % attention_tp == 0:
+def attention_groups_are_alike(attention_tp: int, ep_size: int, gpus_per_node: int) -> Broken | None:
+    """Each group has an equal part of a node, or whole nodes."""
+    fitting = [size for size in _divisors(ep_size) if gpus_per_node % size == 0 or size % gpus_per_node == 0]
+    if attention_tp in fitting:
         return None
-    rule = f"S508 must divide ep_size ({ep_size}) and gpus_per_node ({gpus_per_node})"
-    reason = "GPUs that share attention stand on one node, in groups of one size"
-    if ep_size % attention_tp == 0 and attention_tp % gpus_per_node == 0:
-        reason = "attention over several nodes is not planned yet"
-    return Broken(rule, reason, nearest_of(attention_tp, _divisors(shared)))
+    rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
+    reason = "GPUs that share attention stand on an equal part of a node, or on whole nodes"
+    return Broken(rule, reason, nearest_of(attention_tp, [size for size in fitting if size <= MAX_ATTENTION_TP]))
 
 
 @_reads("{phase}.attention_tp", "model.shapes")
@@ -333,13 +330,21 @@ def phases_take_equal_requests(decode: int, prefill: int) -> Broken | None:
     return Broken(rule, "every request passes through both phases", nearest(prefill))
 
 
-@_reads("decode.precision", "prefill.precision")
-def phases_exchange_kv(decode: Precision, prefill: Precision) -> Broken | None:
+@_reads("decode.precision", "prefill.precision", "decode.kv_precision", "prefill.kv_precision")
+def phases_exchange_kv(
+    decode: Precision, prefill: Precision, decode_kv: KvPrecision | None, prefill_kv: KvPrecision | None
+) -> Broken | None:
     """KV travels as it lies in memory: no conversion on the way."""
-    if kv_dtype(decode) == kv_dtype(prefill):
+    kept, sent = kv_dtype(decode, decode_kv), kv_dtype(prefill, prefill_kv)
+    if kept == sent:
         return None
-    rule = f"S506 must keep KV as prefill does ({kv_dtype(prefill)}), it keeps {kv_dtype(decode)}"
-    return Broken(rule, f"prefill.precision is {prefill}, and KV is sent as it lies in memory", nearest(prefill))
+    rule = f"S506 must keep KV as prefill does ({sent}), it keeps {kept}"
+    if not (decode_kv or prefill_kv):
+        return Broken(rule, f"prefill.precision is {prefill}, and KV is sent as it lies in memory", nearest(prefill))
+    alike = [each for each in dict.fromkeys((decode_kv, prefill_kv, kept, sent)) if each in get_args(KvPrecision)]
+    changes = tuple({"decode.kv_precision": each, "prefill.kv_precision": each} for each in alike)
+    fix = Fix(f"write kv_precision: {' or '.join(map(str, alike))} in both", changes)
+    return Broken(rule, "KV is sent as it lies in memory", fix, "decode.kv_precision", decode_kv)
 
 
 # Expert load

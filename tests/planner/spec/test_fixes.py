@@ -30,6 +30,7 @@ NEEDS_KNOWLEDGE = {
     "S605": "what was measured",
     "S702": "where the weights are",
     "S709": "which other model would do",
+    "S731": "which other checkpoint there is",
     "S806": "which map is in service",
     "S807": "which map is in service",
     "S824": "which windows are of one model",
