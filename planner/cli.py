@@ -19,7 +19,7 @@ from typing import Any, NoReturn, get_args
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from planner.compiler import check_fit, compile_plan, deployable_from
+from planner.compiler import Fit, check_fit, compile_plan, deployable_from
 from planner.expert_map import ExpertMap, prepare
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
@@ -216,21 +216,25 @@ def announce_compiling() -> Iterator[None]:
 
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
-    left: dict[Path, tuple[Problem, ...]] = {}
+    fits: dict[Path, Fit] = {}
     for path in arguments.specs:
         try:
-            left[path] = check_fit(_read_spec(path))
+            fits[path] = check_fit(_read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([problem for error in errors for problem in error.problems])
     if arguments.format == "json":
-        left_to_plan = [problem.as_json() for problems in left.values() for problem in problems]
-        _print_json({"valid": True, "errors": []} | ({"left_to_plan": left_to_plan} if left_to_plan else {}))
+        told = {
+            "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
+        }
+        _print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
-        for path in arguments.specs:
-            print("\n".join([f"{path}: valid", *(f"left to plan: {problem}" for problem in left[path])]))
+        for path, fit in fits.items():
+            left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
 def _read_spec(path: Path) -> ResolvedSpec:

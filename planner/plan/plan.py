@@ -57,6 +57,7 @@ class Plan:
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+    warnings: tuple[Problem, ...]  # what is hardly meant, though it plans
 
     @property
     def name(self) -> str:
@@ -121,6 +122,7 @@ class Plan:
             "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "warnings": [_warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
@@ -190,6 +192,11 @@ class Plan:
             "unit_digest": self.launch_documents[names.launch_file(unit.name)]["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
+
+
+def _warning_json(warning: Problem) -> dict[str, Any]:
+    """Without its place: a plan depends on what a spec says, and not on where it stands."""
+    return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:

@@ -6,9 +6,9 @@ has been checked and planned anew. At most three are, of different fields.
 
 Changes are tried from what costs least. What people own comes last: first limits and precision, then units on the nodes
 that there are, then more nodes, and other GPUs only where nothing else would do. Where memory is short, a change must
-also leave KV for the requests that the spec asks for. All of them at full length are tried first, then an eighth of
-that: DeepSeek's decode has room for 21 of 128, and its requests hold 4,989 of 32,768 tokens on average. A change that
-leaves room for one request alone is printed only when there is no other.
+also leave KV for the requests that the spec asks for. All of them at full length are tried first, then the share of
+that which requests usually hold. A change that leaves room for one request alone is printed only when there is no
+other.
 
 It changes no spec: the user does.
 """
@@ -24,6 +24,7 @@ from planner.cluster.inventory import nodes_of
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
+from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, Fix, applied
 from planner.search.auto import MemoryOf
@@ -31,7 +32,7 @@ from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
 
-FULL_SHARE, USUAL_SHARE, ONE_REQUEST = 1.0, 1 / 8, 0.0  # of the KV that all requests of full length would take
+FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
 LEAST_OF_TOKENS = 8  # steps, and requests, of less than an eighth of their tokens serve somebody else
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with

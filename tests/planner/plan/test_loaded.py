@@ -44,8 +44,9 @@ def document(plan_of, spec_text):
 
 @pytest.fixture(scope="module")
 def estimated(plan_of, spec_text):
-    """The JSON of a plan with every section: memory and traffic of GPUs, and reasons why it does not run."""
+    """The JSON of a plan with every section: memory and traffic of GPUs, a warning, and why it does not run."""
     text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: h800") + SCHEDULE
+    text = text.replace("overlap: none", "overlap: five_stage", 1)
     return json.loads(pretty_json(plan_of(text.replace("precision: fp32", "precision: bf16")).as_json()))
 
 
