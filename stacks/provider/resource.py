@@ -32,10 +32,15 @@ class Provider(pulumi.ProviderResource):
 
 
 class Object(pulumi.CustomResource):
-    """One Kubernetes object. `apiVersion` and `kind` are plain strings; anything else may be an output.
+    """One Kubernetes object. `apiVersion`, `kind` and `immutable` are plain values; anything else may be an output.
+
+    When it has to be replaced, the old one goes first: two of one name cannot be, `pulumi up --replace` included. An
+    immutable one is replaced under another name, so the new one comes first, and nobody misses it meanwhile.
 
     Awaited until it is ready, 10 minutes at most: `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))`.
     """
 
     def __init__(self, name: str, manifest: Mapping[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(type_token(manifest["apiVersion"], manifest["kind"]), name, dict(manifest), opts)
+        old_first = pulumi.ResourceOptions(delete_before_replace=not manifest.get("immutable"))
+        options = pulumi.ResourceOptions.merge(old_first, opts)
+        super().__init__(type_token(manifest["apiVersion"], manifest["kind"]), name, dict(manifest), options)

@@ -29,6 +29,7 @@ from stacks.kube import lifecycle
 from stacks.kube.api import Api
 from stacks.kube.diff import Change, Difference, Path, differences, path_text
 from stacks.kube.errors import NotReadyError, ProviderError
+from stacks.kube.lifecycle import Stored
 from stacks.kube.manifest import Manifest, Reference, type_token
 from stacks.kube.waiting import Patience
 from stacks.provider import config
@@ -90,6 +91,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self.engine = engine
         self._cancelled = threading.Event()
         self._session: Session | None = None
+        self._made: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
 
     @answered
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
@@ -150,9 +152,11 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.CreateResponse(properties=request.properties)
         reference = Reference.of(manifest)
         try:
-            lifecycle.create(self._api(), manifest, self._patience(request))
+            stored = lifecycle.create(self._api(), manifest, self._patience(request))
         except NotReadyError as error:
             raise InitFailed(reference, manifest, error.reasons) from error
+        self._made.add(stored.uid)
+        self._say_off(request.urn, reference, stored)
         return provider_pb2.CreateResponse(id=reference.id, properties=to_struct(manifest), refresh_before_update=True)
 
     @answered
@@ -175,22 +179,23 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
         """Waits until the object is ready, also when only that was missing."""
-        manifest = to_plain(request.news)
+        old, manifest = to_plain(request.old_inputs), to_plain(request.news)
         if request.preview:
             if not has_unknown(manifest):
-                lifecycle.foresee_update(self._api(), manifest)
+                lifecycle.foresee_update(self._api(), old, manifest)
             return provider_pb2.UpdateResponse(properties=request.news)
+        reference = Reference.of(manifest)
         try:
-            lifecycle.update(self._api(), manifest, self._patience(request))
+            stored = lifecycle.update(self._api(), old, manifest, self._patience(request))
         except NotReadyError as error:
-            raise InitFailed(Reference.of(manifest), manifest, error.reasons) from error
+            raise InitFailed(reference, manifest, error.reasons) from error
+        self._say_off(request.urn, reference, stored)
         return provider_pb2.UpdateResponse(properties=to_struct(manifest), refresh_before_update=True)
 
     @answered
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
-        """Waits until the object is gone."""
-        reference = Reference.of(to_plain(request.old_inputs))
-        lifecycle.delete(self._api(), reference, self._patience(request))
+        """Waits until the object is gone. What a replacement has made under the same name stays."""
+        lifecycle.delete(self._api(), to_plain(request.old_inputs), self._patience(request), spared=self._made)
         return empty_pb2.Empty()
 
     @answered
@@ -202,6 +207,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _api(self) -> Api:
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.api()
+
+    def _say_off(self, urn: str, reference: Reference, stored: Stored) -> None:
+        if stored.is_off:
+            self.engine.warn(urn, f"{reference} is scaled to 0 and serves nothing until somebody scales it")
 
     def _frozen(self, new: Manifest, changed: list[Difference]) -> list[Difference]:
         """Changes that need a new object, as far as the cluster can be asked."""
