@@ -32,7 +32,7 @@ from stacks.kube.errors import NotReadyError, ProviderError
 from stacks.kube.lifecycle import Stored
 from stacks.kube.manifest import Manifest, Reference, type_token
 from stacks.kube.waiting import Patience
-from stacks.provider import config
+from stacks.provider import config, occupants
 from stacks.provider.engine import Engine
 from stacks.provider.session import Session
 from stacks.provider.wire import has_unknown, to_plain, to_struct
@@ -128,15 +128,17 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
         """That the manifest names an object of the resource's kind. The rest is the API server's to judge."""
-        return _check_response(request, _misnamed(to_plain(request.news), request.type))
+        news = to_plain(request.news)
+        failures = occupants.misnamed(news) if request.type == occupants.TOKEN else _misnamed(news, request.type)
+        return _check_response(request, failures)
 
     @answered
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Path by path, and which of them need a new object."""
         old, new = to_plain(request.old_inputs), to_plain(request.news)
         changed = list(differences(old, new))
-        if not changed:
-            return _diff_response([], [])
+        if not changed or request.type == occupants.TOKEN:
+            return _diff_response(changed, [])
         if other := [each for each in changed if _is_identity(each.path, old, new)]:
             return _diff_response(changed, other)
         frozen = self._frozen(new, changed)
@@ -145,6 +147,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
         """Waits until the object is ready."""
+        if request.type == occupants.TOKEN:
+            return provider_pb2.CreateResponse(id=occupants.ID, properties=request.properties)
         manifest = to_plain(request.properties)
         if request.preview:
             if not has_unknown(manifest):
@@ -162,6 +166,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """The manifest as it is found in the cluster; without an id when the object is gone."""
+        if request.type == occupants.TOKEN:
+            return provider_pb2.ReadResponse(id=request.id, properties=request.properties, inputs=request.inputs)
         manifest = to_plain(request.inputs)
         if not manifest:
             raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
@@ -180,6 +186,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
         """Waits until the object is ready, also when only that was missing."""
         old, manifest = to_plain(request.old_inputs), to_plain(request.news)
+        if request.type == occupants.TOKEN:
+            if not request.preview:
+                lifecycle.delete_all(self._api(), occupants.left(old, manifest), self._patience(request))
+            return provider_pb2.UpdateResponse(properties=request.news)
         if request.preview:
             if not has_unknown(manifest):
                 lifecycle.foresee_update(self._api(), old, manifest)
@@ -195,7 +205,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Waits until the object is gone. What a replacement has made under the same name stays."""
-        lifecycle.delete(self._api(), to_plain(request.old_inputs), self._patience(request), spared=self._made)
+        if request.type != occupants.TOKEN:
+            lifecycle.delete(self._api(), to_plain(request.old_inputs), self._patience(request), spared=self._made)
         return empty_pb2.Empty()
 
     @answered
