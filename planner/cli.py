@@ -8,7 +8,6 @@ This file prints and decides nothing. It alone looks at a clock, to say how long
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -21,14 +20,14 @@ from typing import Any, NoReturn, get_args
 from pydantic.json_schema import GenerateJsonSchema
 
 from planner.compiler import check_fit, compile_plan, deployable_from
-from planner.expert_map import Effort, ExpertMap, Policy, SplitRule, prepare
+from planner.expert_map import ExpertMap, prepare
 from planner.experts.answer import answer_json, answer_text
-from planner.experts.call import ExpertsCall
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
-from planner.experts.formats import Engine, export_map
+from planner.experts.formats import FILE_TYPES, Engine, export_map
+from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
-from planner.facts.terms import Coverage
 from planner.plan.given import read_given
+from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
 from planner.problems.errors import (
@@ -40,6 +39,7 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
+from planner.problems.fix import Fix
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
@@ -110,11 +110,24 @@ def add_commands(commands: Any) -> None:
     )
     plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
+    plan.add_argument(
+        "--export",
+        choices=get_args(Engine),
+        help="write each phase's expert map beside -o, in a file that this engine reads",
+    )
     add_previous(plan)
     add_format(plan)
     plan.set_defaults(command=_plan)
 
-    _add_experts(commands)
+    experts = _command(
+        commands,
+        "experts",
+        "an expert map for measured loads",
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
+    )
+    add_options(experts)
+    add_format(experts)
+    experts.set_defaults(command=_experts)
 
     render = _command(
         commands,
@@ -134,70 +147,6 @@ def _command(commands: Any, name: str, short: str, long: str) -> argparse.Argume
     """A command with a line in the list of all, and a description of its own."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
     return parser
-
-
-def _add_experts(commands: Any) -> None:
-    experts = _command(
-        commands,
-        "experts",
-        "an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
-    )
-    experts.add_argument(
-        "loads",
-        nargs="+",
-        type=Path,
-        metavar="LOADS",
-        help=".npy, JSON or what SGLang recorded (.pt): token counts [layers][experts]; of several windows a file each",
-    )
-    experts.add_argument("--gpus", type=int, required=True, metavar="N", help="over which experts are spread")
-    experts.add_argument(
-        "--nodes", type=int, required=True, metavar="M", help="that hold these GPUs, equally many each"
-    )
-    experts.add_argument("--slots-per-gpu", type=int, metavar="S", help="default: ceil(experts / GPUs)")
-    experts.add_argument("--groups", type=int, default=1, metavar="G", help="expert groups of the gate; default: 1")
-    experts.add_argument("--policy", choices=get_args(Policy), default="auto", help="default: auto")
-    experts.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
-    experts.add_argument(
-        "--coverage", choices=get_args(Coverage), default="none", help="what no expert goes dark with; default: none"
-    )
-    experts.add_argument(
-        "--split", choices=get_args(SplitRule), default="equal", help="which replica tokens go to; default: equal"
-    )
-    experts.add_argument(
-        "--balance",
-        default="mean",
-        metavar="mean|worst|quantile=Q",
-        help="of several windows: their mean, the worst, or a quantile of max/mean over them; default: mean",
-    )
-    experts.add_argument("--nodes-per-rack", type=int, metavar="N", help="for --coverage rack")
-    experts.add_argument(
-        "--expert-bytes",
-        metavar="SIZE",
-        help="of one expert of one layer, such as 44.05MB: counts moves and slots in bytes",
-    )
-    experts.add_argument(
-        "--step-tokens", type=int, metavar="N", help="of a step over all GPUs: adds what sampling adds to max/mean"
-    )
-    experts.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens; default: 8")
-    experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
-    experts.add_argument(
-        "--keep-within",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="keep a layer's previous map while it is less even than a new one by at most this share; default: 0",
-    )
-    experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
-    experts.add_argument(
-        "--first-layer",
-        type=int,
-        metavar="N",
-        help="the first MoE layer's number in the model; default: what a recorded dump tells, else 0",
-    )
-    experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
-    add_format(experts)
-    experts.set_defaults(command=_experts)
 
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -278,42 +227,35 @@ def _schema(_: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
+    if arguments.export and not arguments.output:
+        fix = Fix("for example -o plan.json", ({"-o": "plan.json"},))
+        violation = Violation("--export", arguments.export, "S809 must come with -o", "stdout is for the plan", fix)
+        raise CallError([violation.at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
     spec = _read_spec(arguments.spec)
     with announce_compiling():
         plan = compile_plan(spec, previous)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
+    if arguments.export:
+        _export_maps(plan, arguments.export, arguments.output)
     if arguments.format == "json":
         _print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
 
 
+def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:
+    """Write a file for each phase beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
+    for layout in plan.layouts:
+        path = output.with_name(f"{output.stem}.{layout.phase}.{engine}.{FILE_TYPES[engine]}")
+        rows = plan.expert_maps[layout.phase].physical_to_logical
+        _write(path, export_map(engine, rows, layout.ep_size, plan.model.num_dense_layers))
+        print(f"{path}: the expert map of {layout.phase} for {engine}", file=sys.stderr)
+
+
 def _experts(arguments: argparse.Namespace) -> None:
-    job = check_call(
-        ExpertsCall(
-            loads=tuple(arguments.loads),
-            gpus=arguments.gpus,
-            nodes=arguments.nodes,
-            slots_per_gpu=arguments.slots_per_gpu,
-            groups=arguments.groups,
-            policy=arguments.policy,
-            effort=arguments.effort,
-            coverage=arguments.coverage,
-            nodes_per_rack=arguments.nodes_per_rack,
-            split=arguments.split,
-            balance=arguments.balance,
-            previous=arguments.previous,
-            expert_bytes=arguments.expert_bytes,
-            step_tokens=arguments.step_tokens,
-            experts_per_token=arguments.experts_per_token,
-            keep_within=arguments.keep_within,
-            export=arguments.export,
-            first_layer=arguments.first_layer,
-            output=arguments.output,
-        )
-    )
+    job = check_call(call_from(arguments))
     with announce_compiling():
         prepare(  # compiling, and loading what is compiled, is not computing
             with_previous=job.previous is not None,
@@ -372,7 +314,7 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
 
 
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, sort_keys=True, indent=1))
+    print(pretty_json(document), end="")
 
 
 def _wants_json(words: Sequence[str]) -> bool:

@@ -23,7 +23,8 @@ from planner.estimate.links import expected_traffic
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
-from planner.facts.terms import Coverage, Phase
+from planner.facts.terms import Phase
+from planner.layout.dispatch import gate_of, groups_on_nodes
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.layout.working_memory import largest_step_field
@@ -61,14 +62,8 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
     schedule = plan_schedule(spec.written, placement.units)
     maps = {
-        each.phase: balance(
-            loads,
-            each.num_physical_experts,
-            each.ep_size,
-            num_nodes=each.nodes_per_unit,
-            domains=places[each.phase].of(spec.written.coverage),
-            split=spec.written.split,
-            previous=previous.map_for(each, len(loads)) if previous else None,
+        each.phase: _map_for(
+            spec, each, loads, places, previous=previous.map_for(each, len(loads)) if previous else None
         )
         for each in layouts
     }
@@ -87,7 +82,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         placement=placement,
         schedule=schedule,
         expert_maps=maps,
-        one_more_slot=_one_more_slot(loads, layouts, maps, places, spec.written.coverage),
+        one_more_slot=_one_more_slot(spec, layouts, loads, places, maps),
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
@@ -185,25 +180,42 @@ def _sampled(
 
 
 def _one_more_slot(
-    loads: Loads,
+    spec: ResolvedSpec,
     layouts: Sequence[PhaseLayout],
-    maps: Mapping[Phase, ExpertMap],
+    loads: Loads,
     places: Mapping[Phase, FailureDomains],
-    coverage: Coverage,
+    maps: Mapping[Phase, ExpertMap],
 ) -> dict[Phase, ExpertMap]:
     """The maps with one more slot a GPU, of the phases whose slots bind."""
     return {
-        each.phase: balance(
-            loads,
-            each.num_physical_experts + each.ep_size,
-            each.ep_size,
-            num_nodes=each.nodes_per_unit,
-            domains=places[each.phase].of(coverage),
-            split=maps[each.phase].split,
-        )
+        each.phase: _map_for(spec, each, loads, places, more_slots=each.ep_size)
         for each in layouts
         if slots_bind(maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
     }
+
+
+def _map_for(
+    spec: ResolvedSpec,
+    layout: PhaseLayout,
+    loads: Loads,
+    places: Mapping[Phase, FailureDomains],
+    *,
+    more_slots: int = 0,
+    previous: Sequence[Sequence[int]] | None = None,
+) -> ExpertMap:
+    """Balance the experts of a phase, near the `previous` map where there is one."""
+    num_groups = groups_on_nodes(spec.model, spec.gpu, spec.cluster.gpus_per_node, layout.phase)
+    return balance(
+        loads,
+        layout.num_physical_experts + more_slots,
+        layout.ep_size,
+        num_nodes=layout.nodes_per_unit,
+        num_groups=num_groups if spec.written.split == "equal" else 1,  # only equal shares are weighed against bytes
+        gate=gate_of(spec.model, layout.precision),
+        previous=previous,
+        domains=places[layout.phase].of(spec.written.coverage),
+        split=spec.written.split,
+    )
 
 
 def _mean_of(loads: Loads) -> MeanOf:

@@ -13,6 +13,7 @@ It does not choose anything: no defaults, no fallbacks. `tests/contract/launch.s
 
 import hashlib
 import json
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,6 +27,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 VERSION = 1
+MAX_BYTES = 2**26  # 16,640 slots in 58 layers, the most that a DeepSeek-V3 can have, are 3.5e6
 UNIT_DIGEST_KEYS = (
     *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
@@ -193,14 +195,26 @@ def digest_of(value: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(_content(path))
     except OSError as error:
         raise LaunchError(f"cannot read the launch file {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchError(f"the launch file {path} is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise LaunchError(f"the launch file {path} is not a JSON object")
     return document
+
+
+def _content(path: Path) -> bytes:
+    """Return the file's bytes or, where a ConfigMap was too small for it, those of its parts PATH.0, PATH.1, ..."""
+    parts = takewhile(Path.exists, (path.with_name(f"{path.name}.{number}") for number in count()))
+    content = b""
+    for part in (path,) if path.exists() else tuple(parts) or (path,):
+        with part.open("rb") as file:
+            content += file.read(MAX_BYTES + 1 - len(content))
+    if len(content) > MAX_BYTES:
+        raise LaunchError(f"the launch file {path} has more than {MAX_BYTES} bytes, which no plan needs")
+    return content
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from planner.cli import Parser, add_commands, add_format, add_given, add_previous, announce_compiling, run
 from planner.compiler import deployable_from
+from planner.facts.digest import pretty_json
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
@@ -240,4 +241,4 @@ def _say(sentence: str) -> None:
 
 
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, sort_keys=True, indent=1))
+    print(pretty_json(document), end="")

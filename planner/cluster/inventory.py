@@ -7,12 +7,16 @@ every plan, with the reason.
 It asks no cluster: `tidemill inventory` will write the list.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.facts import names
 from planner.spec.schema import ClusterSpec, NodeSpec
 
-__all__ = ["Node", "nodes_of"]
+__all__ = ["Node", "PlaceKind", "named_places", "nodes_of"]
+
+PlaceKind = Literal["leaf", "rack", "power"]
 
 KEEPING_AWAY = ("NoSchedule", "NoExecute")  # effects of taints; PreferNoSchedule only discourages
 
@@ -34,6 +38,17 @@ def nodes_of(cluster: ClusterSpec) -> tuple[Node, ...]:
     if isinstance(cluster.nodes, int):
         return tuple(_counted(cluster, index) for index in range(cluster.nodes))
     return tuple(_listed(cluster, node, index) for index, node in enumerate(cluster.nodes))
+
+
+def named_places(nodes: Sequence[Node], kind: PlaceKind) -> list[str]:
+    """Return the `kind` of place that each of `nodes` is in; where some have a name, a node without one stands alone.
+
+    Where none has one, all names are empty.
+    """
+    places: list[str] = [getattr(node, kind) for node in nodes]
+    if any(places):
+        return [place or f"of {node.name} alone" for place, node in zip(places, nodes, strict=True)]
+    return places
 
 
 def _counted(cluster: ClusterSpec, index: int) -> Node:

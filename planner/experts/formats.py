@@ -37,10 +37,11 @@ from typing import Any, Literal
 
 from planner.problems.errors import Violation
 
-__all__ = ["NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map"]
+__all__ = ["FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map"]
 
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
 NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # whose files count dense layers too
+FILE_TYPES: dict[Engine, str] = {"sglang": "json", "tensorrt-llm": "yaml", "vllm-ascend": "json"}
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
 DEVICES = "layer_list"  # vllm-ascend's

@@ -81,12 +81,14 @@ def launch_file(unit: str) -> str:
     return f"{unit}.launch.json"
 
 
-def launch_config(owner: str, launch_digest: str) -> str:
+def launch_config(owner: str, launch_digest: str, part: int = 0) -> str:
     """The ConfigMap of a unit's or the gateway's launch file, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
 
-    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others.
+    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others. A file that one
+    ConfigMap does not hold has several: `...-0a1b2c3d4e-1` holds the second `part`.
     """
-    return f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
+    name = f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
+    return f"{name}-{part}" if part else name
 
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:

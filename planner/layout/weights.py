@@ -57,12 +57,13 @@ def weights_of(model: Model, precision: Precision) -> Weights:
     expert = _ffn_weights(model.hidden_size, model.expert_intermediate_size)
     dense = _ffn_weights(model.hidden_size, model.dense_intermediate_size)
     gates = model.num_moe_layers * model.hidden_size * model.num_routed_experts
+    num_embeddings = 1 if model.ties_embeddings else 2  # tokens in, logits out
     return Weights(
         attention=model.num_layers * _attention_bytes(model.attention, model.hidden_size, precision),
         dense=model.num_dense_layers * _matrix_bytes(dense, precision),
         shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(expert, precision),
         gates=gates * wide,
-        embedding=2 * model.vocab_size * model.hidden_size * wide,  # tokens in, logits out
+        embedding=num_embeddings * model.vocab_size * model.hidden_size * wide,
         slot=model.num_moe_layers * _matrix_bytes(expert, precision),
     )
 

@@ -5,7 +5,7 @@ All decisions are in the plan and all names in `facts/names.py`. Here they get t
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import jinja2
 
 from planner.facts import names
 from planner.layout.unit import Unit
+from planner.manifests.launch_parts import LaunchPart, launch_parts
 from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 
@@ -93,16 +94,16 @@ def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
         "ports": document["ports"],
     }
     gateway, registry = names.gateway_name(plan.name), names.registry_name(plan.name)
-    launch_config = names.launch_config(gateway, document["launch_digest"])
+    parts = launch_parts(gateway, names.GATEWAY_LAUNCH_FILE, document["launch_digest"], launch_text)
     workload = {
         **service,
         **_pod(plan.kubernetes, plan.kubernetes.resources.gateway),
         "annotations": _digests(document, "launch"),
-        "launch_config": launch_config,
+        "launch_configs": [part.config for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
-    yield Manifest("configmap", gateway, {**workload, "name": launch_config, "text": launch_text})
+    yield from _launch_configs(parts, workload)
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     yield Manifest("service-registry", registry, {"name": registry, **service})
     yield Manifest("deployment", gateway, {"name": gateway, **workload})
@@ -116,12 +117,12 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         "selector": names.unit_selector(unit.name),
     }
     document = plan.unit_document(unit)
-    launch_config = names.launch_config(unit.name, document["launch_digest"])
+    parts = launch_parts(unit.name, names.launch_file(unit.name), document["launch_digest"], launch_text)
     workload = {
         **service,
         **_pod(plan.kubernetes, plan.kubernetes.resources.unit),
         "annotations": _digests(document, "launch", "unit"),
-        "launch_config": launch_config,
+        "launch_configs": [part.config for part in parts],
         "launch_file": names.launch_file(unit.name),
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
@@ -129,9 +130,16 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         "registry": names.registry_name(plan.name),
         "ports": document["ports"],
     }
-    yield Manifest("configmap", unit.name, {**workload, "name": launch_config, "text": launch_text})
+    yield from _launch_configs(parts, workload)
     yield Manifest("service-unit", unit.name, service)
     yield Manifest("leaderworkerset", unit.name, workload)
+
+
+def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:
+    """The ConfigMaps that `workload` mounts."""
+    for part in parts:
+        variables = {**workload, "name": part.config, "launch_file": part.file, "text": part.text}
+        yield Manifest("configmap", part.owner, variables)
 
 
 def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:

@@ -24,7 +24,7 @@ from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
-from planner.plan.map_json import map_json, one_more_slot_json
+from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.search.auto import Decision
@@ -170,7 +170,7 @@ class Plan:
                 self.one_more_slot.get(phase), layout.slots_per_gpu, self.slot_bytes(phase)
             ),
             "moves": self._moves_json(phase),
-        }
+        } | policy_json(self.expert_maps[phase])
 
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
         """From the previous plan's map of the phase, where there is one of these sizes."""

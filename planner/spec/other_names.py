@@ -94,8 +94,9 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 
 def _place(path: str) -> str:
     """Return `path` without the numbers of list items, and with PHASE in place of a phase."""
-    parts = [part for part in path.split(".") if not part.isdecimal()]
-    return ".".join(["PHASE" if parts[0] in PHASES else parts[0], *parts[1:]])
+    section, *parts = path.split(".")
+    named = [part for part in parts if not part.isdecimal()]
+    return ".".join(["PHASE" if section in PHASES else section, *named])
 
 
 def _plain(key: str) -> str:

@@ -52,9 +52,10 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
     Raises CheckpointError.
     """
     index = index_tensors(folder)
-    destinations = _destinations(model)
+    destinations = _destinations(model, index)
     for name in destinations:
         _check(name, tuple(destinations[name][0].values.shape), index, folder)
+    _check_tied(model, index, folder)
     in_order_of_files = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
     for done, name in enumerate(in_order_of_files, 1):
         for first, part in _read(name, index):
@@ -64,8 +65,11 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
     return [*destinations, *(name + SCALE for name in destinations if _is_fp8(index[name]))]
 
 
-def _destinations(model: nn.Module) -> dict[str, list[_Destination]]:
-    """Where each tensor of the checkpoint goes: one tensor, or one in each slot that holds the expert."""
+def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination]]:
+    """Where each tensor of the checkpoint goes: one tensor, or one in each slot that holds the expert.
+
+    A tied tensor is in the file under one of its names, or under both.
+    """
     destinations: dict[str, list[_Destination]] = defaultdict(list)
     power_of_two = any(getattr(module, "power_of_two", False) for module in model.modules())
 
@@ -80,7 +84,35 @@ def _destinations(model: nn.Module) -> dict[str, list[_Destination]]:
         if isinstance(mixture, MixtureOfExperts):
             for slot, expert in enumerate(mixture.load.local_experts[mixture.moe_layer].tolist()):
                 add(f"{layer}.experts.{expert}.", mixture.experts.tensors(slot))
+    for name, other in _tied(model):
+        if other in index:
+            destinations[other] = destinations[name] if name in index else destinations.pop(name)
     return destinations
+
+
+def _tied(model: nn.Module) -> list[tuple[str, str]]:
+    """Both names of each parameter that two modules share: the embedding's and the head's, or none."""
+    names: dict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
+    return [(both[0], both[1]) for both in names.values() if len(both) == 2]
+
+
+def _check_tied(model: nn.Module, index: Index, folder: Path) -> None:
+    """Refuse two matrices where the config says one: whichever we took, somebody meant the other."""
+    for name, other in _tied(model):
+        if name in index and other in index and not _equal(name, other, index):
+            raise CheckpointError(
+                f"{folder}: its config.json says that {other} is {name} (tie_word_embeddings), but the two are stored"
+                " as different matrices"
+            )
+
+
+def _equal(name: str, other: str, index: Index) -> bool:
+    if index[name].dtype != index[other].dtype:
+        return False
+    parts = zip(_read(name, index), _read(other, index), strict=True)
+    return all(torch.equal(_wide(one), _wide(same)) for (_, one), (_, same) in parts)
 
 
 def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
@@ -156,9 +188,13 @@ def _read_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
 
 def _put(part: Tensor | Quantised, destination: _Destination, first: int) -> None:
     if destination.scales is None:
-        values = dequantise_matrix(part) if isinstance(part, Quantised) else part
+        values = _wide(part)
         destination.values[first : first + len(values)] = values
         return
     quantised = part if isinstance(part, Quantised) else quantise_matrix(part, destination.power_of_two)
     destination.values[first : first + len(quantised.codes)] = quantised.codes
     destination.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales
+
+
+def _wide(part: Tensor | Quantised) -> Tensor:
+    return dequantise_matrix(part) if isinstance(part, Quantised) else part

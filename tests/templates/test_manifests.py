@@ -234,7 +234,8 @@ def test_pods_mount_their_own_launch_file(applied):
     for name, each in applied.items():
         if each["kind"] in ("Deployment", "LeaderWorkerSet"):
             pod = pod_of(each)
-            (file,) = mounted.pop(pod["volumes"][0]["configMap"]["name"])
+            (source,) = pod["volumes"][0]["projected"]["sources"]
+            (file,) = mounted.pop(source["configMap"]["name"])
             assert f"--launch=/etc/tidemill/{file}" in pod["containers"][0]["args"], name
     assert mounted == {}
 

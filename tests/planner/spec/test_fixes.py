@@ -151,12 +151,11 @@ def test_every_fix_of_what_the_runtime_cannot_run_mends_it(case, spec_file):
 
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
 def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch, capsys, tmp_path):
-    """The option with the offered value: nothing is wrong any more, and the search for a map begins."""
+    """The option with the offered value: nothing is wrong any more, and the work begins."""
 
-    def begin_search(_):
-        raise SearchBegins
+    def begin_work(*_):
+        raise WorkBegins
 
-    monkeypatch.setattr("planner.cli.make_map", begin_search)
     spec_file()
     monkeypatch.chdir(spec_folder)
     main([*case["words"].split(), "--format", "json"])
@@ -164,12 +163,14 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
     changes = error.get("changes", [])
 
     assert bool(changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    monkeypatch.setattr("planner.cli.make_map", begin_work)
+    monkeypatch.setattr("planner.cli.compile_plan", begin_work)
     for change in changes:
         words = case["words"].split()
         for option, value in change.items():
             written = str(tmp_path / value) if option == "-o" else str(value)
             words = with_option(words, option, written)
-        with pytest.raises(SearchBegins):
+        with pytest.raises(WorkBegins):
             main(words)
 
 
@@ -203,7 +204,7 @@ def test_a_change_is_made_in_a_copy():
     assert data == {"a": {"b.c": 1, "d": 2}, "e": [{"f": 1}, {"f": 2}]}
 
 
-class SearchBegins(Exception):
+class WorkBegins(Exception):
     """The call was right."""
 
 
