@@ -12,6 +12,7 @@ __all__ = [
     "GATEWAY_LAUNCH_FILE",
     "MAX_UNIT_NAME",
     "MOUNTED",
+    "PLAN_LABEL",
     "Ports",
     "cluster_endpoint",
     "digest_annotation",
@@ -30,6 +31,7 @@ __all__ = [
 
 MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
+PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 MOUNTED = ("/etc/tidemill", "/tmp")  # noqa: S108 (of every pod: its launch file, and a folder to write in)
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
@@ -91,7 +93,7 @@ def launch_config(owner: str, launch_digest: str, part: int = 0) -> str:
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:
     """The labels of an object: Kubernetes' recommended ones and ours."""
-    ours = {f"{DOMAIN}/plan": plan, f"{DOMAIN}/unit": unit, f"{DOMAIN}/phase": phase}
+    ours = {PLAN_LABEL: plan, f"{DOMAIN}/unit": unit, f"{DOMAIN}/phase": phase}
     return {
         "app.kubernetes.io/name": "tidemill",
         "app.kubernetes.io/instance": plan,
@@ -113,7 +115,7 @@ def unit_selector(unit: str) -> dict[str, str]:
 
 def gateway_selector(plan: str) -> dict[str, str]:
     """The labels that pick the gateway's pods."""
-    return {f"{DOMAIN}/plan": plan, "app.kubernetes.io/component": "gateway"}
+    return {PLAN_LABEL: plan, "app.kubernetes.io/component": "gateway"}
 
 
 def digest_annotation(kind: str) -> str:
