@@ -130,7 +130,8 @@ class DeepseekV3(nn.Module):
 
     def _dispatcher(self, group: Group) -> TokenDispatcher:
         config, backend = self.config, self.backend
-        row_format = Fp8Rows(config.power_of_two_scales) if backend.dtype == E4M3 else PlainRows(backend.dtype)
+        is_fp8 = backend.dtype == E4M3
+        row_format = Fp8Rows(config.power_of_two_scales, backend.ops) if is_fp8 else PlainRows(backend.dtype)
         x_1D = torch.zeros(1, config.hidden_size, dtype=backend.unquantized_dtype, device=backend.device)
         slots_per_rank = self.load.rows.shape[1]
         return new_dispatcher(group, slots_per_rank, config.num_experts_per_tok, row_format, x_1D, backend)
