@@ -139,6 +139,7 @@ def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:
         deterministic=launch.deterministic,
         overlap=launch.overlap,
         nodes=launch.nodes_to_stay_on,
+        max_step_tokens=launch.limits.max_requests if launch.phase == "decode" else None,
     )
 
 
