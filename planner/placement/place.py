@@ -165,7 +165,8 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], needed: int, layouts: Se
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
     usable = sum(not node.unusable for node in nodes)
     reason = "every unit has its nodes to itself"
-    if sum(layout.num_units * layout.ep_size for layout in layouts) <= usable * spec.cluster.gpus_per_node:
+    num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
+    if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason += ", and units that share a node are not planned yet"
     if isinstance(spec.cluster.nodes, int):
         rule = f"S701 must be at least {needed} ({parts})"
