@@ -163,13 +163,16 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
 
 def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], needed: int, layouts: Sequence[PhaseLayout]) -> Violation:
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
+    usable = sum(not node.unusable for node in nodes)
     reason = "every unit has its nodes to itself"
+    num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
+    if num_ranks <= usable * spec.cluster.gpus_per_node:
+        reason += ", and units that share a node are not planned yet"
     if isinstance(spec.cluster.nodes, int):
         rule = f"S701 must be at least {needed} ({parts})"
         return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {needed}")
     unusable = [node for node in nodes if node.unusable]
     kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
-    usable = len(nodes) - len(unusable)
     rule = f"S701 must have at least {needed} usable nodes ({parts}), {usable} of {len(nodes)} are{kept_away}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
 

@@ -141,8 +141,9 @@ def _larger_system(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
 
 
 def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """The nodes that units lack, or units that do with those that there are."""
-    yield from _first(_more_nodes(spec), works)
+    """Units of whole nodes where parts of them have GPUs enough; else the nodes that units lack, or other units."""
+    merged = tuple(_first(_merged_units(spec), works))
+    yield from merged or _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
     if spec.written.schedule is None:
@@ -310,6 +311,22 @@ def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
 
 def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
     change = _nodes_for(spec, {phase: spec.phase(phase).ep_size for phase in spec.phases})
+    if change:
+        yield change
+
+
+def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
+    """On as many GPUs, units of a whole node in place of several that would share it."""
+    per_node = spec.cluster.gpus_per_node
+    change: dict[str, Any] = {}
+    for phase in spec.phases if spec.written.schedule is None else ():
+        section = spec.phase(phase)
+        if section.ep_size < per_node and section.units > 1:
+            units = max(1, section.units * section.ep_size // per_node)
+            whole = _of_nodes(spec, phase, 1)
+            if whole[f"{phase}.redundant_experts"] == section.redundant_experts:
+                whole = {f"{phase}.ep_size": per_node}
+            change |= {**whole, f"{phase}.units": units}
     if change:
         yield change
 
