@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from runtime.checkpoint import MANIFEST
@@ -176,7 +177,15 @@ def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
     return place
 
 
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a bug's traceback and end. What asyncio says of its tasks while Python ends would hide it from the node."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    sys.excepthook = _end_at_once
     exit_status = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,6 +13,7 @@ Nothing here plans: a loaded plan is carried out as it stands.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -25,6 +26,7 @@ from pydantic_core import ErrorDetails
 from planner.cluster.inventory import nodes_of
 from planner.facts import names
 from planner.facts.digest import digest_of
+from planner.facts.files import read_file
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, document_digest, plan_digest
@@ -39,6 +41,7 @@ __all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 NO_PLAN = "S906 must be JSON of tidemill plan"
 WRITE_ONE = "write one with tidemill plan -o"
+ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
     "list_type": "a list",
@@ -163,19 +166,19 @@ class _Plan(_Part):
 def read_plan(path: Path) -> LoadedPlan:
     """The plan in the file at `path`. Raises CallError when there is none."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise _refused(path, "S905 must be a readable plan", error.strerror or str(error)) from None
     return load_plan(content, path)
 
 
 def is_plan(content: bytes) -> bool:
-    """Whether `content` is a plan, right or wrong, and no spec: a JSON object with keys that no spec has."""
+    """Whether `content` is a plan, right, wrong or torn, and no spec: a JSON object with keys that only plans have."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
-        return content.lstrip().startswith(b"{") and b'"expert_maps"' in content  # of a plan that is torn
-    return isinstance(data, dict) and not data.keys().isdisjoint({"digest", "expert_maps", "units"})
+        return content.lstrip().startswith(b"{") and any(f'"{key}":'.encode() in content for key in ONLY_IN_PLANS)
+    return isinstance(data, dict) and not data.keys().isdisjoint(ONLY_IN_PLANS)
 
 
 def load_plan(content: bytes, path: Path) -> LoadedPlan:
@@ -211,8 +214,10 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
 def _document(content: bytes, path: Path) -> dict[str, Any]:
     """The JSON object in `content`, which has a version."""
     try:
-        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite)
+        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=_each_once)
         is_deep = not _is_shallow(data, MAX_DEPTH)
+    except _GivenTwice as error:
+        raise _refused(path, NO_PLAN, f"it has two keys {error}") from None
     except (ValueError, RecursionError):
         raise _refused(path, NO_PLAN, "it cannot be parsed as JSON") from None
     if is_deep:
@@ -220,6 +225,18 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or "version" not in data:
         raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is no JSON object")
     return data
+
+
+class _GivenTwice(ValueError):
+    """A key that an object has twice; as text the key."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what Python would take for one: which of two values a reviewer saw nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _GivenTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return found
 
 
 def _not_a_number(word: str) -> NoReturn:

@@ -15,6 +15,7 @@ from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
+from planner.problems.printable import printable
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
@@ -48,7 +49,8 @@ def plan_text(plan: Plan) -> str:
         _runnable,
     )
     parts = [section(plan) for section in sections]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    text = "\n\n".join(filter(None, parts))
+    return "".join(f"{printable(line)}\n" for line in text.split("\n"))  # a spec's names and paths are a user's
 
 
 def _head(plan: Plan) -> str:

@@ -180,14 +180,16 @@ def test_render_refuses_a_folder_that_it_did_not_write(spec_file, tmp_path, caps
     assert "[S902]" in capsys.readouterr().err
 
 
-def test_render_refuses_a_foreign_file_in_its_way(spec_file, tmp_path):
+def test_render_refuses_a_foreign_file_in_its_way(spec_file, tmp_path, capsys):
     """S902: a file of its own folder that it did not write is not overwritten."""
     folder = tmp_path / "out"
     main(["render", str(spec_file()), "-o", str(folder)])
-    text = (folder / "kustomization.yaml").read_text()
-    (folder / "kustomization.yaml").write_text(text.replace('  - "namespace-tidemill.yaml"\n', ""))
+    lines = (folder / "kustomization.yaml").read_text().splitlines()
+    kept = [line for line in lines if "namespace-tidemill.yaml" not in line]
+    (folder / "kustomization.yaml").write_text("\n".join(kept))
 
     assert main(["render", str(spec_file()), "-o", str(folder)]) == 2
+    assert "[S902]" in capsys.readouterr().err
 
 
 def test_render_refuses_a_file_in_place_of_the_folder(spec_file, tmp_path, capsys):

@@ -45,6 +45,13 @@ def refusal(read, path):
     return sentence
 
 
+def test_a_refusal_does_not_write_to_the_terminal(tmp_path):
+    """What the file says in place of a digest is shown with its control characters written out."""
+    path = write(tmp_path, resealed(sealed(UNIT) | {"unit_digest": "\x1b[2J"}))
+
+    assert r"its unit_digest says \x1b[2J," in refusal(read_unit_launch, path)
+
+
 def test_a_unit_reads_what_is_written(tmp_path):
     """All values arrive, and a node finds its ranks."""
     launch = read_unit_launch(write(tmp_path, sealed(UNIT)))

@@ -57,6 +57,37 @@ def assert_one_sentence(done, *words):
     assert "Traceback" not in done.stderr
 
 
+CRASH = """
+import runpy, socket, sys, time
+from runtime.protocol.messages import Hello
+from runtime.worker import worker
+from runtime.worker.io_thread import Inbox, Network
+
+def crash(*_):
+    hello = Hello(unit="u", phase="mixed", rank=0, num_ranks=1, node="n", pid=1, unit_digest="", kv_digest="",
+                  kv_host=None, kv_port=None)
+    gateway = socket.create_server(("127.79.0.9", 0))
+    network = Network(*gateway.getsockname(), hello, Inbox(), None)
+    network.open_link()
+    time.sleep(0.2)
+    raise IndexError("list index out of range")
+
+worker.run_rank = crash
+sys.argv[0] = "runtime"
+runpy.run_module("runtime", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_crashed_rank_says_its_error_last(launch_file):
+    """Its network thread still calls the gateway, and what asyncio says of that would hide the error from `status`."""
+    flags = ["--node=node-1", "--address=127.79.0.9", "--leader=127.79.0.9", "--local-rank=0"]
+    command = [sys.executable, "-c", CRASH, "rank", "--launch", str(launch_file), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == "IndexError: list index out of range"
+
+
 def test_a_missing_launch_file_is_named(tmp_path):
     """The path and the system's reason."""
     assert_one_sentence(run_node(tmp_path / "none.json"), "none.json", "No such file")

@@ -90,7 +90,7 @@ def test_ctrl_c_stops_what_up_started(tidemill):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
 
-    assert endpoint == f"endpoint: http://{tidemill.host}:8000/v1\n"
+    assert endpoint == f"endpoint: http://{tidemill.host}:8000\n"
     assert process.returncode == 0
     assert "Traceback" not in stderr
     assert_nothing_is_left(tidemill)
