@@ -41,6 +41,7 @@ class Ports:
     """Where processes listen; a rank's own ports are the first plus its local rank."""
 
     RENDEZVOUS = 29500  # on the unit's leader
+    PLACES = 29501  # there too
     KV = 29600
     REGISTRY = 29400  # the gateway, for ranks
     METRICS = 9400
