@@ -79,7 +79,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
     }
     require_covered(spec, maps)
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
-    documents = launch_documents(spec, placement.units, maps, memory)
+    documents = launch_documents(spec, placement, maps, memory)
     return Plan(
         spec=spec.written,
         written=_with_defaults(spec, decisions),

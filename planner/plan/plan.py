@@ -242,6 +242,7 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
         "why": placement.why,
         "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
+        "spares": list(placement.spares),
     }
 
 

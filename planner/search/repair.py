@@ -146,6 +146,7 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from merged or _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
+    yield from _first(_fewer_spares(spec), works)
     if spec.written.schedule is None:
         for phase in spec.phases:
             yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
@@ -243,7 +244,8 @@ def _ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 def _nodes_for(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
     """More nodes, if units of `ep_sizes` need them and the spec counts them; nodes in a list cannot be invented."""
     cluster = spec.cluster
-    needed = sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
+    needed = len(cluster.spares)
+    needed += sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
     return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
 
 
@@ -307,6 +309,13 @@ def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
     cordoned = [] if isinstance(nodes, int) else [index for index, node in enumerate(nodes) if node.cordoned]
     for number in range(1, len(cordoned) + 1):
         yield {f"cluster.nodes.{index}.cordoned": False for index in cordoned[:number]}
+
+
+def _fewer_spares(spec: ResolvedSpec) -> Iterator[Change]:
+    """The first of the spares, as many as units leave."""
+    spares = spec.cluster.spares
+    for number in range(len(spares) - 1, -1, -1):
+        yield {"cluster.spares": spares[:number]}
 
 
 def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:

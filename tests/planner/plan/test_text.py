@@ -84,3 +84,11 @@ def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, sp
     assert (status, lines[0]) == (0, f"{path}: valid")
     assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is the overlap of decode")
     assert "Warnings" not in plan_text(plan_of(spec_text))
+
+
+def test_spares_are_named(with_line, plan_of):
+    """As the nodes of units are; a plan without any says nothing of them."""
+    text = plan_text(plan_of(with_line(8, "  nodes: 7\n  spares: [node-4, node-5, node-6]")))
+
+    assert "  Spares, where a unit moves that loses a node: node-4 to node-6.\n" in text
+    assert "Spares" not in plan_text(plan_of(with_line(8, "  nodes: 7")))
