@@ -115,7 +115,7 @@ def _bring_up(
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
-    check_same_weights(group, place, engine.loaded.files)
+    check_same_weights(group, f"rank {place.rank} on {addresses.node}", engine.loaded.files)
     return engine, group
 
 
@@ -126,9 +126,9 @@ class _WhatIRead(msgspec.Struct):
     files: Files
 
 
-def check_same_weights(group: Group, place: RankPlace, files: Files) -> None:
+def check_same_weights(group: Group, rank_name: str, files: Files) -> None:
     """Refuse to serve with other weights than the first rank's. Raises CheckpointError."""
-    own = _WhatIRead(f"rank {place.rank} on {place.node}", files)
+    own = _WhatIRead(rank_name, files)
     told = group.from_first(msgspec.json.encode(own).decode())
     first = msgspec.json.decode(told, type=_WhatIRead)
     check_same_files(own.files, own.name, first.files, first.name)

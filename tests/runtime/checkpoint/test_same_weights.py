@@ -12,7 +12,6 @@ from runtime.checkpoint import MANIFEST, check_same_files, make_manifest, read_s
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
-from runtime.launch import RankPlace
 from runtime.model.engine import Engine, EngineConfig
 from runtime.worker.worker import check_same_weights
 from tests.runtime.random_checkpoints import V3, write_checkpoint
@@ -46,7 +45,7 @@ def join(free_port):
             engine = Engine(EngineConfig(folders[number], EXPERTS, torch.float32), group)
             group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
             try:
-                check_same_weights(group, RankPlace(f"node-{number}", 0, number), engine.loaded.files)
+                check_same_weights(group, f"rank {number} on node-{number}", engine.loaded.files)
             except CheckpointError as error:
                 raised[number] = str(error)
             group.any(False)
