@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from itertools import pairwise
@@ -20,7 +20,7 @@ from typing import Any, NoReturn, get_args
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from planner.compiler import check_fit, compile_plan, deployable_from
+from planner.compiler import Fit, check_fit, compile_plan, deployable_from
 from planner.expert_map import ExpertMap, prepare
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
@@ -52,7 +52,9 @@ __all__ = [
     "announce_compiling",
     "main",
     "new_parser",
+    "reported",
     "run",
+    "wants_json",
 ]
 
 EXIT_STATUSES = (
@@ -109,9 +111,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
     """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return reported(lambda: _run(parser, words), words)
+
+
+def reported(command: Callable[[], int], words: Sequence[str]) -> int:
+    """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
     try:
-        status = _run(parser, words)
+        status = command()
         sys.stdout.flush()
+    except TidemillError as error:
+        _report(error.problems, as_json=wants_json(words))
+        return error.exit_status
     except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -211,13 +221,14 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
 
 
+def wants_json(words: Sequence[str]) -> bool:
+    """Known even where the rest of the command line cannot be parsed."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)
+
+
 def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    try:
-        arguments = parser.parse_args(words)
-        arguments.command(arguments)
-    except TidemillError as error:
-        _report(error.problems, as_json=_wants_json(words))
-        return error.exit_status
+    arguments = parser.parse_args(words)
+    arguments.command(arguments)
     return 0
 
 
@@ -236,21 +247,25 @@ def announce_compiling() -> Iterator[None]:
 
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
-    left: dict[Path, tuple[Problem, ...]] = {}
+    fits: dict[Path, Fit] = {}
     for path in arguments.specs:
         try:
-            left[path] = check_fit(_read_spec(path))
+            fits[path] = check_fit(_read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([problem for error in errors for problem in error.problems])
     if arguments.format == "json":
-        left_to_plan = [problem.as_json() for problems in left.values() for problem in problems]
-        _print_json({"valid": True, "errors": []} | ({"left_to_plan": left_to_plan} if left_to_plan else {}))
+        told = {
+            "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
+        }
+        _print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
-        for path in arguments.specs:
-            print("\n".join([f"{path}: valid", *(f"left to plan: {problem}" for problem in left[path])]))
+        for path, fit in fits.items():
+            left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
 def _read_spec(path: Path) -> ResolvedSpec:
@@ -355,8 +370,3 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
 
 def _print_json(document: Any) -> None:
     print(pretty_json(document), end="")
-
-
-def _wants_json(words: Sequence[str]) -> bool:
-    """Known even where the rest of the command line cannot be parsed."""
-    return "--format=json" in words or ("--format", "json") in pairwise(words)

@@ -50,7 +50,8 @@ FORBIDDEN = {
 # What `compile_plan` calls, in order; no other module of the planner runs a pass.
 PASSES = {
     *("decide", "lay_out", "fit_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule"),
-    *("balance", "require_covered", "expected_traffic", "launch_documents", "report_failures", "runtime_refusals"),
+    *("balance", "require_covered", "expected_traffic", "warnings_of", "launch_documents"),
+    *("report_failures", "runtime_refusals"),
 }
 
 

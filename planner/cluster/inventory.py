@@ -2,13 +2,13 @@
 
 A cluster given by counts has nodes node-0, node-1, ... in racks, under leaf switches and in power domains of equal
 sizes, in order. A listed one says all of that for each node, and also which nodes take no pods: those are kept out of
-every plan, with the reason.
+every plan, with the reason. Spares are kept free of units as well, for one that loses a node of its own.
 
 It asks no cluster: `tidemill inventory` will write the list.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.facts import names
@@ -18,6 +18,7 @@ __all__ = ["Node", "PlaceKind", "named_places", "nodes_of"]
 
 PlaceKind = Literal["leaf", "rack", "power"]
 
+SPARE = "a spare"
 KEEPING_AWAY = ("NoSchedule", "NoExecute")  # effects of taints; PreferNoSchedule only discourages
 
 
@@ -30,14 +31,25 @@ class Node:
     rack: str
     leaf: str
     power: str
-    unusable: str | None  # why no unit may use it
+    unusable: str | None  # why no unit is placed on it
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether a unit may move to it later."""
+        return self.unusable == SPARE
 
 
 def nodes_of(cluster: ClusterSpec) -> tuple[Node, ...]:
     """All nodes, in the order of the spec."""
-    if isinstance(cluster.nodes, int):
-        return tuple(_counted(cluster, index) for index in range(cluster.nodes))
-    return tuple(_listed(cluster, node, index) for index, node in enumerate(cluster.nodes))
+    spares = frozenset(cluster.spares)
+    nodes = (
+        (_counted(cluster, index) for index in range(cluster.nodes))
+        if isinstance(cluster.nodes, int)
+        else (_listed(cluster, node, index) for index, node in enumerate(cluster.nodes))
+    )
+    return tuple(
+        replace(node, unusable=SPARE) if node.name in spares and node.unusable is None else node for node in nodes
+    )
 
 
 def named_places(nodes: Sequence[Node], kind: PlaceKind) -> list[str]:

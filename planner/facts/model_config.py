@@ -153,6 +153,7 @@ OTHER_FAMILIES = {
     "gpt_oss": "gpt-oss",
     "llama4": "Llama 4",
     "minimax": "MiniMax",
+    "minimax_m2": "MiniMax",
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2-MoE",
     "qwen3_next": "Qwen3-Next",

@@ -131,6 +131,9 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
         "num_nodes": len(unit.nodes),
+        "spares": document["spares"],
+        "plan_selector": names.plan_selector(plan.name),
+        "unit_label": names.UNIT_LABEL,
         "registry": names.registry_name(plan.name),
         "ports": document["ports"],
     }

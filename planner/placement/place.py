@@ -28,13 +28,15 @@ EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1
 
 @dataclass(frozen=True)
 class Placement:
-    """All units on their nodes, how good that is, how it was found, and which nodes could not be used."""
+    """All units on their nodes, how good that is, how it was found, which nodes stay free for them, and which cannot be
+    used."""
 
     units: tuple[Unit, ...]
     objectives: tuple[Objective, ...]
     method: str  # exact, greedy or previous
     why: str  # that method
     unusable: Mapping[str, str]  # node -> why
+    spares: tuple[str, ...]  # nodes that a unit may move to, in the cluster's order
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,16 @@ def place_units(
         Unit(each.name, each.phase, each.index, own, ranks[each.phase], _why(own, place_of, before.get(each.name, ())))
         for each, own in zip(wanted, on_nodes, strict=True)
     )
-    unusable = {node.name: node.unusable for node in nodes if node.unusable}
-    return Placement(units, found.objectives, found.method, found.why + _oddities(usable), unusable)
+    unusable = {node.name: node.unusable for node in nodes if node.unusable and not node.is_spare}
+    spares = tuple(node.name for node in nodes if node.is_spare)
+    return Placement(units, found.objectives, found.method, found.why + _oddities(usable), unusable, spares)
 
 
 def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     """Raise InfeasibleError when the cluster has too few nodes."""
     cluster = spec.cluster
     needed = sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
-    if isinstance(cluster.nodes, int) and needed <= cluster.nodes:
+    if isinstance(cluster.nodes, int) and needed <= cluster.nodes - len(cluster.spares):
         return
     nodes = nodes_of(cluster)
     if needed > sum(node.unusable is None for node in nodes):
@@ -163,13 +166,18 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
 
 def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], needed: int, layouts: Sequence[PhaseLayout]) -> Violation:
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
+    usable = sum(not node.unusable for node in nodes)
     reason = "every unit has its nodes to itself"
+    num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
+    if num_ranks <= usable * spec.cluster.gpus_per_node:
+        reason += ", and units that share a node are not planned yet"
     if isinstance(spec.cluster.nodes, int):
-        rule = f"S701 must be at least {needed} ({parts})"
-        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {needed}")
+        num_spares = len(spec.cluster.spares)
+        least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""
+        rule = f"S701 must be at least {least} ({parts}{kept})"
+        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
     unusable = [node for node in nodes if node.unusable]
     kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
-    usable = len(nodes) - len(unusable)
     rule = f"S701 must have at least {needed} usable nodes ({parts}), {usable} of {len(nodes)} are{kept_away}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
 

@@ -15,7 +15,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -30,7 +30,7 @@ from planner.facts.files import read_file
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, document_digest, plan_digest
-from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
+from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, unit_places, with_map
 from planner.plan.plan import PLAN_VERSION
 from planner.problems.errors import CallError, Problem, Violation
 from planner.spec.check import mistakes_in
@@ -93,7 +93,7 @@ class _Map(_Part):
 
 
 class _Rank(_Part):
-    node: str
+    place: int
     local_rank: int
     rank: int
 
@@ -103,6 +103,7 @@ class _NamedMap(_Part):
 
 
 class _UnitPorts(_Part):
+    places: Port
     rendezvous: Port
     kv: Port
     registry: Port
@@ -124,6 +125,8 @@ class _UnitDocument(_Part):
     unit: str
     phase: Phase
     ranks: list[_Rank]
+    places: list[str]
+    spares: list[str]
     expert_map: _NamedMap
     ports: _UnitPorts
     unit_digest: Digest
@@ -305,17 +308,19 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
 
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
-    nodes = {node.name for node in nodes_of(spec.cluster)}
+    nodes = nodes_of(spec.cluster)
+    spares = [node.name for node in nodes if node.is_spare]
+    placed_on = {node.name for node in nodes}.difference(spares)
     for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
         path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
         yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
-        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", nodes.issuperset(unit.nodes)
+        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", placed_on.issuperset(unit.nodes)
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-        yield from _of_document(plan, unit, placed, path)
+        yield from _of_document(plan, unit, placed, spares, path)
 
 
-def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[_Reference]:
+def _of_document(plan: _Plan, unit: _Unit, placed: Unit, spares: list[str], path: str) -> Iterator[_Reference]:
     """A unit and its launch document, which tells the ranks the same."""
     source = f"launch_documents.{names.launch_file(unit.name)}"
     document = plan.launch_documents.get(names.launch_file(unit.name))
@@ -323,12 +328,12 @@ def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[
         yield f"{path}.name", unit.name, source, False
         return
     told = document.expert_map.sha256
-    ranks = [rank.model_dump() for rank in document.ranks]
+    places = document.model_dump(include={"ranks", "places", "spares"})
     yield f"{path}.name", unit.name, f"{source}.unit", unit.name == document.unit
     yield f"{path}.phase", unit.phase, f"{source}.phase", unit.phase == document.phase
-    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(ranks)
-    if unit.ranks == len(ranks):  # else they are not even listed: a false number of them may be huge
-        yield f"{path}.nodes", unit.nodes, f"{source}.ranks", [asdict(rank) for rank in placed.ranks] == ranks
+    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(document.ranks)
+    if unit.ranks == len(document.ranks):  # else they are not even listed: a false number of them may be huge
+        yield f"{path}.nodes", unit.nodes, f"{source}.places", unit_places(placed, spares) == places
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
     yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
 

@@ -57,6 +57,7 @@ class Plan:
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+    warnings: tuple[Problem, ...]  # what is hardly meant, though it plans
 
     @property
     def name(self) -> str:
@@ -121,6 +122,7 @@ class Plan:
             "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "warnings": [_warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
@@ -192,6 +194,11 @@ class Plan:
         }
 
 
+def _warning_json(warning: Problem) -> dict[str, Any]:
+    """Without its place: a plan depends on what a spec says, and not on where it stands."""
+    return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
+
+
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
     """The figures that are known of it, as the catalog or the spec has them."""
     return {figure: getattr(gpu, figure) for figure in gpu.sources}
@@ -235,6 +242,7 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
         "why": placement.why,
         "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
+        "spares": list(placement.spares),
     }
 
 

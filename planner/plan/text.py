@@ -14,6 +14,7 @@ from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
+from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
@@ -35,6 +36,7 @@ def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
     sections = (
         _head,
+        _warnings,
         _decisions,
         _phases,
         _memory,
@@ -90,6 +92,11 @@ def _gpu(plan: Plan) -> Iterator[str]:
     if gpu.nic_gbps:
         sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
         yield f"            a NIC of {gpu.nic_gbps:g} Gb/s{sharing}"
+
+
+def _warnings(plan: Plan) -> str:
+    """What is hardly meant, though it plans."""
+    return "\n".join(["Warnings:", *_listed(plan.warnings)]) if plan.warnings else ""
 
 
 def _decisions(plan: Plan) -> str:
@@ -235,6 +242,8 @@ def _placement(plan: Plan) -> str:
             for each in placement.objectives
         ]
         lines += [wrapped(rows), *filled(f"{METHODS[placement.method]}: {placement.why}.")]
+    if placement.spares:
+        lines += filled(f"Spares, where a unit moves that loses a node: {_node_list(placement.spares)}.")
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
@@ -305,8 +314,9 @@ def _short(plan: Plan, place: str) -> str:
 def _runnable(plan: Plan) -> str:
     if not plan.refusals:
         return "The bundled runtime can run it."
-    reasons = [
-        textwrap.fill(problem.message, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-        for problem in plan.refusals
-    ]
-    return "\n".join(["The bundled runtime cannot run it:", *reasons])
+    return "\n".join(["The bundled runtime cannot run it:", *_listed(plan.refusals)])
+
+
+def _listed(problems: Sequence[Problem]) -> list[str]:
+    """Their messages, each behind a dash."""
+    return [textwrap.fill(each.message, WIDTH, initial_indent="  - ", subsequent_indent="    ") for each in problems]

@@ -232,6 +232,12 @@ def test_a_wrong_call_as_json_is_json(capsys):
     assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("S900")
 
 
+def test_a_section_whose_name_is_a_number_is_unknown(capsys, spec_text, spec_file):
+    """As any other name that no section has."""
+    assert main(["validate", str(spec_file(f"{spec_text}8000: {{}}\n"))]) == 2
+    assert "8000" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())

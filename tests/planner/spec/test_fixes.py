@@ -6,7 +6,7 @@ import re
 import pytest
 
 from planner.cli import main
-from planner.compiler import compile_plan
+from planner.compiler import check_fit, compile_plan
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
@@ -42,6 +42,7 @@ NEEDS_KNOWLEDGE = {
     "S905": "where the previous plan is",
     "S906": "where the previous plan is",
     "S907": "what the previous spec was",
+    "W104": "where the nodes stand",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
@@ -148,6 +149,22 @@ def test_every_fix_of_what_the_runtime_cannot_run_mends_it(case, spec_file):
     for change in problem.changes:
         after = refusals(json.dumps(applied(data_of(changed(case)), change), indent=1))
         assert after.keys() <= before.keys() - {(problem.path, problem.rule[:4])}
+
+
+@pytest.mark.parametrize("case", CASES["warned"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_every_fix_of_a_warning_ends_it(case, spec_file):
+    """What is written instead plans, without this warning and without another."""
+
+    def warnings(text):
+        spec = check_spec(spec_file(text, "warned.yaml"))
+        return {(warning.path, warning.rule[:4]): warning for warning in check_fit(spec).warnings}
+
+    before = warnings(changed(case))
+    (warning,) = (each for each in before.values() if each.rule.startswith(case["rule"]))
+    assert bool(warning.changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    for change in warning.changes:
+        after = warnings(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        assert after.keys() == before.keys() - {(warning.path, case["rule"])}
 
 
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")

@@ -109,7 +109,7 @@ def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> N
     expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
 
     with torch.inference_mode():
-        results = experts(ContiguousRows(rows, torch.tensor(counts)))
+        results = experts(ContiguousRows(rows, torch.tensor(counts), counts))
 
     assert results is rows
     torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
@@ -131,7 +131,7 @@ def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch:
     )
 
     with torch.inference_mode():
-        results = experts(ContiguousRows(rows, torch.tensor(counts)))
+        results = experts(ContiguousRows(rows, torch.tensor(counts), counts))
 
     assert seen == [32, 16, 48, 16, 17]
     assert results is rows
@@ -146,7 +146,7 @@ def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytes
     monkeypatch.setattr(cpu_kernels, "experts_mlp", partial(pytest.fail, "loops were asked for"))
 
     with torch.inference_mode():
-        results = experts(ContiguousRows(random(2, small_config.hidden_size), torch.tensor([1, 1])))
+        results = experts(ContiguousRows(random(2, small_config.hidden_size), torch.tensor([1, 1]), [1, 1]))
 
     assert results.isfinite().all()
 

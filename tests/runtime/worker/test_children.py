@@ -94,15 +94,19 @@ def test_a_missing_launch_file_is_named(tmp_path):
 
 
 def test_a_node_that_the_unit_does_not_have_is_named(launch_file):
-    """With the nodes that it has."""
-    assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "node-1, node-2")
+    """With the nodes that it has, and its spares."""
+    assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "its nodes are node-1, node-2")
+
+    launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+
+    assert_one_sentence(run_node(launch_file, node="node-9"), "its nodes are node-1, node-2, its spares node-7")
 
 
 def test_a_wrong_version_names_both(launch_file):
     """The file's and the runtime's."""
-    launch_file.write_text(launch_file.read_text().replace('"version": 1', '"version": 7'))
+    launch_file.write_text(launch_file.read_text().replace('"version": 2', '"version": 7'))
 
-    assert_one_sentence(run_node(launch_file), "version 7", "reads version 1")
+    assert_one_sentence(run_node(launch_file), "version 7", "reads version 2")
 
 
 def test_a_changed_launch_file_prints_both_digests(launch_file):
@@ -134,17 +138,21 @@ def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
 def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
     """An empty TIDEMILL_TRACE asks for nothing, and nothing is written to wherever the ranks were started."""
     (tmp_path / "here").mkdir()
-    environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[3])}
-    done = run_node(launch_file, cwd=tmp_path / "here", env=environment, address="192.0.2.7")
+    environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[2])}
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    with socket.create_server(("127.79.0.3", port)):
+        done = run_node(launch_file, cwd=tmp_path / "here", env=environment)
 
-    assert_one_sentence(done, "cannot listen on 192.0.2.7")
+    assert_one_sentence(done, f"cannot listen on 127.79.0.3:{port}")
     assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_rank_records_what_it_did(launch_file, tmp_path):
     """In the folder that TIDEMILL_TRACE names, under its unit and number; here until the first of two fails."""
-    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[3])}
-    run_node(launch_file, env=environment, node="node-2", address="192.0.2.7")
+    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    with socket.create_server(("127.79.0.5", port)):
+        run_node(launch_file, env=environment, node="node-2", address="127.79.0.5", leader="127.79.0.5")
     records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
 
     assert records
