@@ -7,6 +7,7 @@ every plan, with the reason.
 It asks no cluster: `tidemill inventory` will write the list.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from planner.facts import names
@@ -27,13 +28,15 @@ class Node:
     leaf: str
     power: str
     unusable: str | None  # why no unit may use it
+    gpu: str = ""
 
 
-def nodes_of(cluster: ClusterSpec) -> tuple[Node, ...]:
-    """All nodes, in the order of the spec."""
+def nodes_of(cluster: ClusterSpec, gpus: Collection[str] = ()) -> tuple[Node, ...]:
+    """All nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given."""
     if isinstance(cluster.nodes, int):
         return tuple(_counted(cluster, index) for index in range(cluster.nodes))
-    return tuple(_listed(cluster, node, index) for index, node in enumerate(cluster.nodes))
+    used = gpus or (cluster.gpu_name,)
+    return tuple(_listed(cluster, node, index, used) for index, node in enumerate(cluster.nodes))
 
 
 def _counted(cluster: ClusterSpec, index: int) -> Node:
@@ -44,6 +47,7 @@ def _counted(cluster: ClusterSpec, index: int) -> Node:
         leaf=_place("leaf", index, cluster.leaf_size),
         power=_place("power", index, cluster.power_domain_size),
         unusable=None,
+        gpu=cluster.gpu_name,
     )
 
 
@@ -51,16 +55,18 @@ def _place(kind: str, index: int, size: int | None) -> str:
     return "" if size is None else f"{kind}-{index // size}"
 
 
-def _listed(cluster: ClusterSpec, node: NodeSpec, index: int) -> Node:
-    return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", _why_not(cluster, node))
+def _listed(cluster: ClusterSpec, node: NodeSpec, index: int, used: Collection[str]) -> Node:
+    gpu = node.gpu or cluster.gpu_name
+    why_not = _why_not(cluster, node, gpu, used)
+    return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", why_not, gpu)
 
 
-def _why_not(cluster: ClusterSpec, node: NodeSpec) -> str | None:
+def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str]) -> str | None:
     """Why `node` may not be used: a unit takes whole nodes, with the GPUs that were planned for."""
     if node.cordoned:
         return "cordoned"
-    if node.gpu is not None and node.gpu != cluster.gpu_name:
-        return f"has {node.gpu}"
+    if gpu not in used:
+        return f"has {gpu}"
     if node.gpus is not None and node.gpus < cluster.gpus_per_node:
         return f"has {node.gpus} GPUs"
     keeping_away = [taint for taint in node.taints if taint.rpartition(":")[2] in KEEPING_AWAY]

@@ -145,6 +145,7 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from merged or _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
+    yield from _first(_other_gpus(spec), works)
     if spec.written.schedule is None:
         for phase in spec.phases:
             yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
@@ -286,7 +287,8 @@ def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int) -> Change:
     size = num_nodes * spec.cluster.gpus_per_node
     above = now + -(num_logical + now) % size
     redundant = min((each for each in (above, above - size) if each >= 0), key=lambda each: abs(each - now))
-    return {f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
+    other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}
+    return {f"{phase}.ep_size": size, **other}
 
 
 def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
@@ -308,6 +310,17 @@ def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
         yield {f"cluster.nodes.{index}.cordoned": False for index in cordoned[:number]}
 
 
+def _other_gpus(spec: ResolvedSpec) -> Iterator[Change]:
+    """A phase on the listed nodes that have other GPUs."""
+    nodes = spec.cluster.nodes
+    if isinstance(nodes, int) or spec.gpu.usable_bytes is None:
+        return
+    gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
+    for gpu, phase in product(gpus, reversed(spec.phases)):
+        if gpu != spec.written.gpu_name(phase):
+            yield {f"{phase}.gpu": gpu}
+
+
 def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
     change = _nodes_for(spec, {phase: spec.phase(phase).ep_size for phase in spec.phases})
     if change:
@@ -322,10 +335,7 @@ def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
         section = spec.phase(phase)
         if section.ep_size < per_node and section.units > 1:
             units = max(1, section.units * section.ep_size // per_node)
-            whole = _of_nodes(spec, phase, 1)
-            if whole[f"{phase}.redundant_experts"] == section.redundant_experts:
-                whole = {f"{phase}.ep_size": per_node}
-            change |= {**whole, f"{phase}.units": units}
+            change |= {**_of_nodes(spec, phase, 1), f"{phase}.units": units}
     if change:
         yield change
 

@@ -53,6 +53,11 @@ class ResolvedSpec:
         """Return the phases that the spec has: prefill and decode, or mixed."""
         return self.written.phases
 
+    def gpu_of(self, phase: Phase) -> Gpu:
+        """Return what `phase` runs on."""
+        name = self.written.gpu_name(phase)
+        return self.gpu if name == self.cluster.gpu_name else GPUS[name]
+
     @property
     def cluster(self) -> ClusterSpec:
         """Return the nodes as written."""
@@ -149,6 +154,9 @@ class _Named:
             self._keep_config(values["model.config"])
         if "cluster.gpu" in values:
             self._keep("cluster.device", _catalog_entry("S305", "cluster.gpu", values["cluster.gpu"], GPUS))
+        for path in (f"{phase}.gpu" for phase in PHASES):
+            if values.get(path):
+                self._keep(f"{path}.device", _catalog_entry("S305", path, values[path], GPUS))
         if values.get("expert_load.file"):
             self._keep_loads(values["expert_load.file"])
 
@@ -187,7 +195,7 @@ class _Named:
 def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Found]) -> Found | Violation:
     if name in entries:
         return entries[name]
-    if path == "cluster.gpu" and (product := unplanned_gpu(name)):
+    if entries is GPUS and (product := unplanned_gpu(name)):
         rule = f"S306 is not planned yet: the catalog has {', '.join(entries)}"
         return Violation(
             path, name, rule, f"the figures of {product} are not known", "describe it, as gpu: {name: ...}"

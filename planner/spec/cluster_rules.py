@@ -129,6 +129,20 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
             yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
+@_reads("{phase}.gpu", "cluster.nodes", "cluster.gpu?")
+def phases_have_nodes_with_their_gpus(gpu: str | None, nodes: Nodes, own: str | None) -> Broken | None:
+    """Only a list says which nodes have other GPUs than the cluster's."""
+    if (
+        gpu is None
+        or gpu == own
+        or any(node.get("gpu") == gpu or isinstance(node, Partial) for _, node in _listed(nodes))
+    ):
+        return None
+    rule = "S530 must come with a list of nodes, of which some have it"
+    reason = "nodes that are only counted have cluster.gpu" if isinstance(nodes, int) else "none of these has it"
+    return Broken(rule, reason, f"write gpu: {gpu} at the nodes that have it")
+
+
 @_reads("cluster.nodes")
 def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
     """The effect decides whether a node can be used."""

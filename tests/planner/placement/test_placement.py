@@ -44,6 +44,7 @@ def cases(draw, max_nodes=20):
             num_units=draw(st.integers(0 if phase == "prefill" else 1, 4)),
             nodes_per_unit=draw(st.integers(1, 6)),
             ranks_per_node=2,
+            gpu="cpu",
         )
         for phase in ("prefill", "decode")
     ]
@@ -298,7 +299,7 @@ def test_bounds_that_are_reached_need_no_exact_search(plan_of):
 )
 def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method, bound):
     """Small tasks end with a proof, whether a bound is one or the exact search is asked."""
-    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2)
+    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2, gpu="cpu")
     cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2} | places)
     placement = placed((cluster, [layout], None))
     first = placement.objectives[0]
@@ -308,7 +309,7 @@ def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method
 
 def test_a_task_too_large_for_the_exact_search_says_so():
     """Units times places is compared with the limit, and what is not proven is not called so."""
-    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2)
+    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2, gpu="cpu")
     cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 4})
     placement = placed((cluster, [layout], None))
 
