@@ -50,7 +50,7 @@ FORBIDDEN = {
 # What `compile_plan` calls, in order; no other module of the planner runs a pass.
 PASSES = {
     *("decide", "lay_out", "fit_memory", "place_units", "plan_schedule", "balance"),
-    *("expected_traffic", "report_failures", "launch_documents", "runtime_refusals"),
+    *("expected_traffic", "report_failures", "launch_documents", "runtime_refusals", "warnings_of"),
 }
 
 

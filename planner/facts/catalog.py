@@ -125,9 +125,11 @@ class Model:
     num_experts_per_token: int
     num_shared_experts: int
     num_expert_groups: int  # the gate picks groups first; a group is a run of consecutive experts
+    num_groups_per_token: int  # at most: a token's experts are in the groups that the gate picked
     max_position_embeddings: int
     source: str
     weights_in: Literal["fp8", "bf16", "fp4", "w4a8"] = "bf16"  # the precision of the published checkpoint
+    ties_embeddings: bool = False  # one matrix reads tokens and makes logits
 
     @property
     def num_moe_layers(self) -> int:
@@ -182,6 +184,7 @@ _DEEPSEEK_V3 = Model(
     num_experts_per_token=8,
     num_shared_experts=1,
     num_expert_groups=8,
+    num_groups_per_token=4,
     max_position_embeddings=163_840,
     weights_in="fp8",
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_671B.json; "
@@ -207,6 +210,7 @@ _DEEPSEEK_V2 = Model(
     num_experts_per_token=6,
     num_shared_experts=2,
     num_expert_groups=8,
+    num_groups_per_token=3,
     max_position_embeddings=163_840,
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_236B.json; "
     "positions: original_seq_len 4096 x rope_factor 40, inference/model.py there",
@@ -226,6 +230,7 @@ _DEEPSEEK_V2_LITE = Model(
     num_experts_per_token=6,
     num_shared_experts=2,
     num_expert_groups=1,
+    num_groups_per_token=1,
     max_position_embeddings=163_840,
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_16B.json; groups and positions "
     "(original_seq_len 4096 x rope_factor 40): the defaults of inference/model.py there",
@@ -243,6 +248,7 @@ _QWEN3_235B = Model(
     num_experts_per_token=8,
     num_shared_experts=0,
     num_expert_groups=1,
+    num_groups_per_token=1,
     max_position_embeddings=40_960,
     source=f"{_AICONFIGURATOR}/model_configs/Qwen--Qwen3-235B-A22B_config.json",
 )
@@ -259,6 +265,7 @@ _KIMI_K2 = Model(
     num_experts_per_token=8,
     num_shared_experts=1,
     num_expert_groups=1,
+    num_groups_per_token=1,
     max_position_embeddings=131_072,
     weights_in="fp8",
     source=f"{_AICONFIGURATOR}/model_configs/moonshotai--Kimi-K2-Instruct_config.json",

@@ -95,12 +95,13 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
     dense = _ffn_weights(model.hidden_size, _part(model.dense_intermediate_size, dense_tp))
     shared = _ffn_weights(model.hidden_size, _part(model.expert_intermediate_size, dense_tp))
     gates = model.num_moe_layers * model.hidden_size * model.num_routed_experts
+    num_embeddings = 1 if model.ties_embeddings else 2  # tokens in, logits out
     return Weights(
         attention=model.num_layers * _attention_bytes(model.attention, model.hidden_size, precision),
         dense=model.num_dense_layers * _matrix_bytes(dense, formats.ffn),
         shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(shared, formats.ffn),
         gates=gates * wide,
-        embedding=2 * -(-model.vocab_size // dense_tp) * model.hidden_size * wide,  # tokens in, logits out
+        embedding=num_embeddings * -(-model.vocab_size // dense_tp) * model.hidden_size * wide,
         slot=model.num_moe_layers * _matrix_bytes(expert, formats.expert),
     )
 

@@ -30,13 +30,15 @@ EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1
 
 @dataclass(frozen=True)
 class Placement:
-    """All units on their nodes, how good that is, how it was found, and which nodes could not be used."""
+    """All units on their nodes, how good that is, how it was found, which nodes stay free for them, and which cannot be
+    used."""
 
     units: tuple[Unit, ...]
     objectives: tuple[Objective, ...]
     method: str  # exact, greedy or previous
     why: str  # that method
     unusable: Mapping[str, str]  # node -> why
+    spares: tuple[str, ...]  # nodes that a unit may move to, in the cluster's order
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,15 @@ def place_units(
         _place_pool(spec, own, [node for node in nodes if node.gpu == gpu and node.unusable is None], before)
         for gpu, own in pools.items()
     ]
-    unusable = {node.name: node.unusable for node in nodes if node.unusable}
-    if len(placed) == 1:
-        return replace(placed[0], unusable=unusable)
-    return _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts], unusable)
+    together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
+    unusable = {node.name: node.unusable for node in nodes if node.unusable and not node.is_spare}
+    return replace(together, unusable=unusable, spares=tuple(node.name for node in nodes if node.is_spare))
 
 
 def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     """Raise InfeasibleError when the cluster has too few nodes."""
     cluster = spec.cluster
-    if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes:
+    if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return
     pools = _pools(layouts)
     nodes = nodes_of(cluster, pools)
@@ -114,11 +115,13 @@ def _place_pool(
         Unit(each.name, each.phase, each.index, own, ranks[each.phase], _why(own, place_of, before.get(each.name, ())))
         for each, own in zip(wanted, on_nodes, strict=True)
     )
-    return Placement(units, found.objectives, found.method, found.why + _oddities(usable), {})
+    return Placement(units, found.objectives, found.method, found.why + _oddities(usable), {}, ())
 
 
-def _together(placed: Mapping[str, Placement], phases: Sequence[Phase], unusable: Mapping[str, str]) -> Placement:
+def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
     """Of several pools one placement, units in the order of the phases: pools have no node in common."""
+    if len(placed) == 1:
+        return next(iter(placed.values()))
     units = sorted(
         chain.from_iterable(each.units for each in placed.values()), key=lambda unit: phases.index(unit.phase)
     )
@@ -128,7 +131,7 @@ def _together(placed: Mapping[str, Placement], phases: Sequence[Phase], unusable
     methods = {each.method for each in placed.values()}
     method = next(iter(methods)) if len(methods) == 1 else "greedy"
     why = "; ".join(f"{gpu}: {each.why}" for gpu, each in placed.items())
-    return Placement(tuple(units), objectives, method, why, unusable)
+    return Placement(tuple(units), objectives, method, why, {}, ())
 
 
 def _fresh(task: Task) -> _Found:
@@ -218,8 +221,10 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason += ", and units that share a node are not planned yet"
     if isinstance(spec.cluster.nodes, int):
-        rule = f"S701 must be at least {needed} ({parts})"
-        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {needed}")
+        num_spares = len(spec.cluster.spares)
+        least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""
+        rule = f"S701 must be at least {least} ({parts}{kept})"
+        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
     unusable = [node for node in nodes if node.unusable]
     kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
     of_gpu = f" of {gpu}" if gpu else ""

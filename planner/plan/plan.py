@@ -24,7 +24,7 @@ from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
-from planner.plan.map_json import map_json, one_more_slot_json
+from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.search.auto import Decision
@@ -58,6 +58,7 @@ class Plan:
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+    warnings: tuple[Problem, ...]  # what is hardly meant, though it plans
 
     @property
     def name(self) -> str:
@@ -124,6 +125,7 @@ class Plan:
             "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "warnings": [_warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
@@ -175,7 +177,7 @@ class Plan:
                 self.one_more_slot.get(phase), layout.slots_per_gpu, self.slot_bytes(phase)
             ),
             "moves": self._moves_json(phase),
-        }
+        } | policy_json(self.expert_maps[phase])
 
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
         """From the previous plan's map of the phase, where there is one of these sizes."""
@@ -195,6 +197,11 @@ class Plan:
             "unit_digest": self.launch_documents[names.launch_file(unit.name)]["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
+
+
+def _warning_json(warning: Problem) -> dict[str, Any]:
+    """Without its place: a plan depends on what a spec says, and not on where it stands."""
+    return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
@@ -241,6 +248,7 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
         "why": placement.why,
         "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
+        "spares": list(placement.spares),
     }
 
 

@@ -6,9 +6,9 @@ has been checked and planned anew. At most three are, of different fields.
 
 Changes are tried from what costs least. What people own comes last: first limits and precision, then units on the nodes
 that there are, then more nodes, and other GPUs only where nothing else would do. Where memory is short, a change must
-also leave KV for the requests that the spec asks for. All of them at full length are tried first, then an eighth of
-that: DeepSeek's decode has room for 21 of 128, and its requests hold 4,989 of 32,768 tokens on average. A change that
-leaves room for one request alone is printed only when there is no other.
+also leave KV for the requests that the spec asks for. All of them at full length are tried first, then the share of
+that which requests usually hold. A change that leaves room for one request alone is printed only when there is no
+other.
 
 It changes no spec: the user does.
 """
@@ -24,6 +24,7 @@ from planner.cluster.inventory import nodes_of
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
+from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, Fix, applied
 from planner.search.auto import MemoryOf
@@ -31,7 +32,7 @@ from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
 
-FULL_SHARE, USUAL_SHARE, ONE_REQUEST = 1.0, 1 / 8, 0.0  # of the KV that all requests of full length would take
+FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
 LEAST_OF_TOKENS = 8  # steps, and requests, of less than an eighth of their tokens serve somebody else
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
@@ -146,6 +147,7 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
     yield from _first(_other_gpus(spec), works)
+    yield from _first(_fewer_spares(spec), works)
     if spec.written.schedule is None:
         for phase in spec.phases:
             yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
@@ -243,7 +245,8 @@ def _ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 def _nodes_for(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
     """More nodes, if units of `ep_sizes` need them and the spec counts them; nodes in a list cannot be invented."""
     cluster = spec.cluster
-    needed = sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
+    needed = len(cluster.spares)
+    needed += sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
     return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
 
 
@@ -319,6 +322,13 @@ def _other_gpus(spec: ResolvedSpec) -> Iterator[Change]:
     for gpu, phase in product(gpus, reversed(spec.phases)):
         if gpu != spec.written.gpu_name(phase):
             yield {f"{phase}.gpu": gpu}
+
+
+def _fewer_spares(spec: ResolvedSpec) -> Iterator[Change]:
+    """The first of the spares, as many as units leave."""
+    spares = spec.cluster.spares
+    for number in range(len(spares) - 1, -1, -1):
+        yield {"cluster.spares": spares[:number]}
 
 
 def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:

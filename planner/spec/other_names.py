@@ -100,8 +100,9 @@ def value_as_we_say(path: str, value: Any) -> Any:
 
 def _place(path: str) -> str:
     """Return `path` without the numbers of list items, and with PHASE in place of a phase."""
-    parts = [part for part in path.split(".") if not part.isdecimal()]
-    return ".".join(["PHASE" if parts[0] in PHASES else parts[0], *parts[1:]])
+    section, *parts = path.split(".")
+    named = [part for part in parts if not part.isdecimal()]
+    return ".".join(["PHASE" if section in PHASES else section, *named])
 
 
 def _plain(key: str) -> str:
@@ -119,7 +120,6 @@ NOT_YET = {
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
-    "cluster.spares": "spare nodes are not planned yet",
     "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.volumes.name": "a volume is known by its mount_path",

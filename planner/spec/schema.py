@@ -176,6 +176,13 @@ class ClusterSpec(Section):
         examples=[22, [{"name": "gpu-a01"}]],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default=[],
+        max_length=MAX_NODES,
+        description="Names of nodes that no unit is planned on, and that any unit may move to when it loses one of its"
+        " own.",
+        examples=[["node-21"]],
+    )
     rack_size: int | None = Field(
         default=None,
         ge=1,

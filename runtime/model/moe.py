@@ -119,7 +119,7 @@ class LocalExperts(nn.Module):
     def forward(self, rows: ExpertRows) -> Tensor:
         """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] of masked ones."""
         if isinstance(rows, ContiguousRows):
-            return self.batching.experts(self.ops, rows.rows_RD, rows.counts_M, self.gate_up, self.down)
+            return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)
         return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:

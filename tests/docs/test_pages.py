@@ -28,4 +28,4 @@ def test_every_rule_has_a_row():
     sources = "".join(path.read_text() for path in (ROOT / "planner").rglob("*.py"))
     page = PAGES[ROOT / "docs" / "rules.md"]()
 
-    assert sorted(rule for rule in set(re.findall(r'"(S\d{3})\b', sources)) if f"| {rule} |" not in page) == []
+    assert sorted(rule for rule in set(re.findall(r'"([SW]\d{3})\b', sources)) if f"| {rule} |" not in page) == []

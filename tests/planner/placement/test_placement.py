@@ -189,6 +189,25 @@ def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
     }
 
 
+def test_spares_are_kept_free(with_line, plan_of):
+    """No unit is planned on one; the plan names them, but for those that take no pods."""
+    names = [*"abcde", "f, cordoned: true"]
+    nodes = ", ".join(f"{{name: {name}}}" for name in names)
+    plan = plan_of(with_line(8, f"  nodes: [{nodes}]\n  spares: [d, a, f]"))
+
+    assert [unit.nodes for unit in plan.units] == [("b",), ("c", "e")]
+    assert plan.as_json()["placement"]["spares"] == ["a", "d"]
+    assert plan.as_json()["placement"]["unusable_nodes"] == {"f": "cordoned"}
+
+
+def test_counted_nodes_have_spares_too(with_line, plan_of):
+    """By the names that they have in the plan."""
+    plan = plan_of(with_line(8, "  nodes: 5\n  spares: [node-0, node-2]"))
+
+    assert [unit.nodes for unit in plan.units] == [("node-1",), ("node-3", "node-4")]
+    assert plan.placement.spares == ("node-0", "node-2")
+
+
 def test_a_node_without_a_rack_stands_alone(with_line, plan_of):
     """The racks of the others are counted all the same, and the plan says which node has none."""
     names = [("a1", "a"), ("b1", "b"), ("x", None), ("b2", "b"), ("a2", "a")]

@@ -1,12 +1,15 @@
 """Phases on several GPUs: each on the nodes that have its own."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from planner.facts.catalog import GPUS
+from planner.facts.digest import pretty_json
 from planner.placement import place_units
+from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.schema import ClusterSpec
@@ -75,3 +78,15 @@ def test_two_pools_are_placed_near_a_previous_plan(plan_of):
 
     assert {unit.name: unit.nodes for unit in again.units} == before
     assert again.method == "previous"
+
+
+def test_a_unit_moves_only_to_spares_with_its_gpu(plan_of):
+    """Launch files name those of the phase's own pool, and the plan reads back."""
+    more = [{"name": "a4", "rack": "r4"}, {"name": "b2", "rack": "r4", "gpu": "h20"}]
+    plan = two_gpus(plan_of, cluster__nodes=[*MIXED_GPUS, *more], cluster__spares=["a4", "b2"])
+    spares = {each["phase"]: each["spares"] for each in plan.launch_documents.values() if each["kind"] == "unit"}
+
+    assert spares == {"prefill": ["a4"], "decode": ["b2"]}
+    assert plan.placement.spares == ("a4", "b2")
+    assert plan.placement.unusable == {"c0": "has mi300x"}
+    assert load_plan(pretty_json(plan.as_json()).encode(), Path("plan.json")).document == plan.as_json()

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from planner.cli import main
-from planner.compiler import compile_plan
+from planner.compiler import check_fit, compile_plan
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
@@ -43,6 +43,7 @@ NEEDS_KNOWLEDGE = {
     "S905": "where the previous plan is",
     "S906": "where the previous plan is",
     "S907": "what the previous spec was",
+    "W104": "where the nodes stand",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
@@ -151,14 +152,29 @@ def test_every_fix_of_what_the_runtime_cannot_run_mends_it(case, spec_file):
         assert after.keys() <= before.keys() - {(problem.path, problem.rule[:4])}
 
 
+@pytest.mark.parametrize("case", CASES["warned"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_every_fix_of_a_warning_ends_it(case, spec_file):
+    """What is written instead plans, without this warning and without another."""
+
+    def warnings(text):
+        spec = check_spec(spec_file(text, "warned.yaml"))
+        return {(warning.path, warning.rule[:4]): warning for warning in check_fit(spec).warnings}
+
+    before = warnings(changed(case))
+    (warning,) = (each for each in before.values() if each.rule.startswith(case["rule"]))
+    assert bool(warning.changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    for change in warning.changes:
+        after = warnings(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        assert after.keys() == before.keys() - {(warning.path, case["rule"])}
+
+
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
 def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch, capsys, tmp_path):
-    """The option with the offered value: nothing is wrong any more, and the search for a map begins."""
+    """The option with the offered value: nothing is wrong any more, and the work begins."""
 
-    def begin_search(_):
-        raise SearchBegins
+    def begin_work(*_):
+        raise WorkBegins
 
-    monkeypatch.setattr("planner.cli.make_map", begin_search)
     spec_file()
     monkeypatch.chdir(spec_folder)
     main([*case["words"].split(), "--format", "json"])
@@ -166,12 +182,14 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
     changes = error.get("changes", [])
 
     assert bool(changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    monkeypatch.setattr("planner.cli.make_map", begin_work)
+    monkeypatch.setattr("planner.cli.compile_plan", begin_work)
     for change in changes:
         words = case["words"].split()
         for option, value in change.items():
             written = str(tmp_path / value) if option == "-o" else str(value)
             words = with_option(words, option, written)
-        with pytest.raises(SearchBegins):
+        with pytest.raises(WorkBegins):
             main(words)
 
 
@@ -205,7 +223,7 @@ def test_a_change_is_made_in_a_copy():
     assert data == {"a": {"b.c": 1, "d": 2}, "e": [{"f": 1}, {"f": 2}]}
 
 
-class SearchBegins(Exception):
+class WorkBegins(Exception):
     """The call was right."""
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.expert_parallel.dispatcher import ContiguousRows
 from runtime.kernels.backend import choose_backend
@@ -87,8 +87,7 @@ def test_each_row_goes_through_the_expert_of_its_slot(counts: list[int]) -> None
 
 def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row alone goes through the loops, beside others through torch, and its result differs by BF16's last place."""
-    projection = Linear(64, 48, torch.bfloat16, LoopOps())
-    projection.weight.data = random(48, 64) / 8
+    projection = Linear(nn.Parameter(random(48, 64) / 8), LoopOps())
     x = random(32, 64)
     asked = []
     monkeypatch.setattr(
@@ -110,7 +109,7 @@ def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> N
     expected = torch.cat([experts.expert(slot, part) for slot, part in enumerate(rows.split(counts)) if len(part)])
 
     with torch.inference_mode():
-        results = experts(ContiguousRows(rows, torch.tensor(counts)))
+        results = experts(ContiguousRows(rows, torch.tensor(counts), counts))
 
     assert results is rows
     torch.testing.assert_close(results, expected.detach(), rtol=2e-2, atol=2e-2)
@@ -132,7 +131,7 @@ def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch:
     )
 
     with torch.inference_mode():
-        results = experts(ContiguousRows(rows, torch.tensor(counts)))
+        results = experts(ContiguousRows(rows, torch.tensor(counts), counts))
 
     assert seen == [32, 16, 48, 16, 17]
     assert results is rows
@@ -147,7 +146,7 @@ def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytes
     monkeypatch.setattr(cpu_kernels, "experts_mlp", partial(pytest.fail, "loops were asked for"))
 
     with torch.inference_mode():
-        results = experts(ContiguousRows(random(2, small_config.hidden_size), torch.tensor([1, 1])))
+        results = experts(ContiguousRows(random(2, small_config.hidden_size), torch.tensor([1, 1]), [1, 1]))
 
     assert results.isfinite().all()
 
@@ -322,16 +321,17 @@ def test_a_row_has_the_same_bits_in_any_company_under_the_deterministic_table() 
         )
 
 
+@pytest.mark.parametrize("neighbours", [True, False])
 @pytest.mark.parametrize("heads", [None, 1, 3])
-def test_heads_rotate_as_by_torch(heads: int | None) -> None:
+def test_heads_rotate_as_by_torch(heads: int | None, neighbours: bool) -> None:
     """The last part of each head, or of each token, turns in place, and what is before it stays."""
     shape = (5, 6 + 4) if heads is None else (5, heads, 6 + 4)
     x, angles = random(*shape), torch.arange(10.0).view(5, 2)
     cos, sin = angles.cos(), angles.sin()
     expected = x.clone()
-    TORCH_OPS.rotate(expected[..., 6:], cos, sin)
+    TORCH_OPS.rotate(expected[..., 6:], cos, sin, neighbours)
 
-    cpu_kernels.rotate(x[..., 6:], cos, sin)
+    cpu_kernels.rotate(x[..., 6:], cos, sin, neighbours)
 
     torch.testing.assert_close(x, expected, rtol=2**-7, atol=1e-6)
     assert x[..., :6].equal(expected[..., :6])

@@ -24,6 +24,7 @@ from tests.runtime.random_checkpoints import FP8, V3, in_fp8, write_checkpoint
 SIZES = V3 | {"hidden_size": 200, "moe_intermediate_size": 136, "intermediate_size": 300, "n_routed_experts": 8}
 QUANTISED = SIZES | {"quantization_config": FP8}
 EXPERTS = [list(range(SIZES["n_routed_experts"]))] * 2
+TIED, EMBEDDING, HEAD = SIZES | {"tie_word_embeddings": True}, "model.embed_tokens.weight", "lm_head.weight"
 WHOLE, SHARED, LAYER = "model.safetensors", "mlp.shared_experts.up_proj.weight", "model.layers.1."
 
 
@@ -153,7 +154,32 @@ def values_of(loaded):
 def test_the_names_of_scales_are_among_what_was_read(fp8_file, wide_file):
     """All of the file, scales too; scales that a file does not have are not."""
     for folder, dtype in ((fp8_file, E4M3), (fp8_file, torch.float32), (wide_file, E4M3)):
-        assert sorted(engine(folder, dtype).tensor_names) == sorted(stored(folder))
+        assert sorted(engine(folder, dtype).loaded.tensor_names) == sorted(stored(folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, E4M3], ids=str)
+@pytest.mark.parametrize("names", [[EMBEDDING], [HEAD], [EMBEDDING, HEAD]], ids=str)
+def test_a_tied_matrix_is_one_whatever_the_file_calls_it(tmp_path, names, dtype):
+    """Both tools' names for it and both at once are read; the model has it once, and nothing is left to draw."""
+    folder = write_checkpoint(tmp_path / "tied", TIED)
+    tensors = stored(folder)
+    matrix = tensors.pop(EMBEDDING)
+    save_file(tensors | {name: matrix.clone() for name in names}, folder / WHOLE)
+    loaded = engine(folder, dtype)
+
+    assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+    assert equal(loaded.model.lm_head.weight.data, matrix.to(loaded.backend.unquantized_dtype))
+    assert sorted(loaded.tensor_names) == sorted(stored(folder))
+
+
+def test_two_matrices_that_the_config_calls_one_are_refused_in_a_sentence(tmp_path):
+    """The one would be taken for the other in silence."""
+    folder = write_checkpoint(tmp_path / "tied", TIED)
+    tensors = stored(folder)
+    save_file(tensors | {HEAD: tensors[EMBEDDING] + 1}, folder / WHOLE)
+
+    with pytest.raises(CheckpointError, match=r"says that lm_head\.weight is model\.embed_tokens\.weight .*different"):
+        engine(folder, torch.float32)
 
 
 @pytest.fixture
