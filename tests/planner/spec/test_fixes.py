@@ -24,6 +24,7 @@ NEEDS_KNOWLEDGE = {
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
+    "S307": "the shapes of that model",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
     "S604": "what was measured",
@@ -70,7 +71,7 @@ DONE_TO_TEXT = {
 
 def done_to_text(fix, before, after):
     """Fixes that say what to write, or how many spaces, and those above."""
-    if written := re.fullmatch(r"write `(\w+: \w+)`", fix):
+    if written := re.fullmatch(r"write `(\w+: [\w:]+)`", fix):
         return before + written[1] + after[after.index("\n") :]
     if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
         return before.rstrip(" ") + " " * int(spaces[1]) + after
