@@ -232,8 +232,21 @@ def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, 
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:
-    """How many units each phase has, for the rule about their names."""
+    """How many units each phase has, for the rule about their names; and the GPUs that there are for one of them."""
     counts = {phase: values[f"{phase}.units"] for phase in PHASES if f"{phase}.units" in values}
     for window in values.get("schedule.windows") or []:
         counts |= {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
-    return {"spec.units": counts} if counts else {}
+    return {"spec.units": counts} | _room(values, counts) if counts else {}
+
+
+def _room(values: Mapping[str, Any], counts: Mapping[Phase, int]) -> dict[str, int]:
+    """The GPUs of the nodes that other phases leave to each unit of a phase, where that is at least one node."""
+    nodes, per_node = values.get("cluster.nodes"), values.get("cluster.gpus_per_node")
+    if nodes is None or per_node is None:
+        return {}
+    taken = {phase: count * max(1, values.get(f"{phase}.ep_size", 1) // per_node) for phase, count in counts.items()}
+    num_nodes = nodes if isinstance(nodes, int) else len(nodes)
+    left = {phase: num_nodes - (sum(taken.values()) - taken[phase]) for phase in counts}
+    return {
+        f"{phase}.room": left[phase] // count * per_node for phase, count in counts.items() if left[phase] >= count > 0
+    }

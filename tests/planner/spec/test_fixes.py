@@ -191,6 +191,16 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
             main(words)
 
 
+@pytest.mark.parametrize("size", [5, 7, 70])
+def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, problems_of, plan_of):
+    """Three nodes of two GPUs, of which prefill takes one: 6 or 36 would spread evenly, and could not be had."""
+    text = with_line(20, f"  ep_size: {size}")
+    (fix,) = {str(problem.fix) for problem in problems_of(text)}
+    plan = plan_of(with_line(20, f"  ep_size: {fix.removeprefix('nearest: ')}"))
+
+    assert len(plan.layouts) == 2
+
+
 def test_mistakes_of_one_kind_come_up_together():
     """Three holes of a template, or three characters from a chat, are three problems at once, and no others follow."""
     holes = "a: {{ a }}\nb: {c: {{ .Values.c }}, d: 1}  # {{ not this }}\ne: '{{ e }}'\n"
