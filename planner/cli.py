@@ -179,7 +179,12 @@ def _add_experts(commands: Any) -> None:
     experts.add_argument(
         "--step-tokens", type=int, metavar="N", help="of a step over all GPUs: adds what sampling adds to max/mean"
     )
-    experts.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens; default: 8")
+    experts.add_argument(
+        "--experts-per-token", type=int, metavar="K", help="for --step-tokens and --groups; default: 8"
+    )
+    experts.add_argument(
+        "--groups-per-token", type=int, metavar="K", help="groups that a token goes to at most; default: half of them"
+    )
     experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
     experts.add_argument(
         "--keep-within",
@@ -312,6 +317,7 @@ def _experts(arguments: argparse.Namespace) -> None:
             expert_bytes=arguments.expert_bytes,
             step_tokens=arguments.step_tokens,
             experts_per_token=arguments.experts_per_token,
+            groups_per_token=arguments.groups_per_token,
             keep_within=arguments.keep_within,
             export=arguments.export,
             first_layer=arguments.first_layer,
