@@ -26,6 +26,7 @@ from runtime.model.engine import Engine, EngineConfig
 from runtime.model.fp8 import Fp8Linear
 from runtime.offline import greedy
 from tests.runtime import fp8_reference
+from tests.runtime.closeness import median_off_by, off_by
 from tests.runtime.rounded_ops import round_rows, rounded
 
 PIECES, PIECE_TOKENS = 8, 256
@@ -45,11 +46,6 @@ BF16_OF_ROUNDED = 0.3  # of the error of rounded rows; BF16 rounds 32 times as f
 ROUNDING = 0.027  # of a tensor by e4m3, as a part of its norm; a second rounding or a wrong scale would be seen
 EOS = 1
 WIDE = ("_layernorm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight", "gate.weight", "kv_b_proj.weight")
-
-
-def off_by(found, expected):
-    """The error as a part of what is expected."""
-    return ((found.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 def engine(folder, config, dtype):
@@ -167,18 +163,13 @@ def test_the_best_token_stays_where_it_is_decided(measured, dtype, text):
 @pytest.mark.parametrize("text", TEXTS)
 def test_logits_are_off_by_what_the_formats_round(measured, text):
     """FP8's errors are those of rounded rows and of BF16 together, no more and no less, and BF16's are far smaller."""
-    rounded, bf16, fp8 = (median_error(measured[text], kind) for kind in (ROUNDED, torch.bfloat16, E4M3))
+    expected = measured[text][torch.float32]
+    rounded, bf16, fp8 = (median_off_by(measured[text][kind], expected) for kind in (ROUNDED, torch.bfloat16, E4M3))
     predicted = math.hypot(rounded, bf16)
     print(f"{text}: rounded rows {rounded:.2%} off, BF16 {bf16:.2%}, so FP8 {predicted:.2%}, and it is {fp8:.2%}")
 
     assert fp8 == pytest.approx(predicted, rel=OF_PREDICTED)
     assert bf16 < BF16_OF_ROUNDED * rounded
-
-
-def median_error(logits, kind):
-    """Of one engine's logits against FP32's, as a part of these."""
-    expected = logits[torch.float32]
-    return ((logits[kind] - expected).norm(dim=-1) / expected.norm(dim=-1)).median().item()
 
 
 @pytest.mark.parametrize("text", TEXTS)
