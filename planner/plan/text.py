@@ -19,6 +19,7 @@ from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
@@ -272,7 +273,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
     mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
-    return "\n".join([table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")])
+    lines = [table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")]
+    return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
 def _traffic(plan: Plan) -> str:
