@@ -25,6 +25,7 @@ NEEDS_KNOWLEDGE = {
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
     "S307": "the shapes of that model",
+    "S308": "whether the config or the manifest is the right one",
     "S530": "which nodes have which GPUs",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
