@@ -5,7 +5,6 @@ the node ends with a sentence that names the cause; the ranks on other nodes not
 It does not restart anything: Kubernetes, or `tidemill up`, decides that for the whole unit.
 """
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from runtime.errors import LaunchError, RuntimeFailure
 from runtime.launch import UnitLaunch
 from runtime.worker.children import Child, wait_together
+from runtime.worker.cpus import threads_of_each
 
 __all__ = ["run_node"]
 
@@ -27,7 +27,7 @@ def run_node(launch: UnitLaunch, launch_path: Path, node: str, addresses: list[s
     if not places:
         known = ", ".join(sorted({place.node for place in launch.ranks}))
         raise LaunchError(f"unit {launch.unit} has no ranks on node {node!r}; its nodes are {known}")
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(places)))}
+    threads = threads_of_each(len(places))
     flags = ["rank", "--launch", str(launch_path), "--node", node, *addresses]
     ranks = [
         Child(f"{launch.unit} rank {place.rank}", [*flags, "--local-rank", str(place.local_rank)], threads)
