@@ -59,7 +59,7 @@ class Engine:
         self.backend = choose_backend(config.device, config.dtype, config.deterministic)
         overlap = OVERLAPS[config.overlap]
         self.model = DeepseekV3(self.config, config.expert_map, group, self.backend, overlap, config.nodes)
-        self.tensor_names = weights.load(self.model, config.checkpoint, progress)
+        self.loaded = weights.load(self.model, config.checkpoint, progress)
         self.backend.ops.prepare()
         if config.deterministic:
             check_machine(self.model.row_wise())

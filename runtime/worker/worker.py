@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
-from runtime.checkpoint import check_config_digest, resolve
+from runtime.checkpoint import Files, check_config_digest, check_same_files, resolve
 from runtime.expert_parallel.group import Group, new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
@@ -111,7 +112,23 @@ def _bring_up(
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
+    check_same_weights(group, place, engine.loaded.files)
     return engine, group
+
+
+class _WhatIRead(msgspec.Struct):
+    """What the first rank of a unit tells the others, who compare."""
+
+    name: str
+    files: Files
+
+
+def check_same_weights(group: Group, place: RankPlace, files: Files) -> None:
+    """Refuse to serve with other weights than the first rank's. Raises CheckpointError."""
+    own = _WhatIRead(f"rank {place.rank} on {place.node}", files)
+    told = group.from_first(msgspec.json.encode(own).decode())
+    first = msgspec.json.decode(told, type=_WhatIRead)
+    check_same_files(own.files, own.name, first.files, first.name)
 
 
 def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:

@@ -154,7 +154,7 @@ def values_of(loaded):
 def test_the_names_of_scales_are_among_what_was_read(fp8_file, wide_file):
     """All of the file, scales too; scales that a file does not have are not."""
     for folder, dtype in ((fp8_file, E4M3), (fp8_file, torch.float32), (wide_file, E4M3)):
-        assert sorted(engine(folder, dtype).tensor_names) == sorted(stored(folder))
+        assert sorted(engine(folder, dtype).loaded.tensor_names) == sorted(stored(folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, E4M3], ids=str)
