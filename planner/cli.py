@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +43,18 @@ from planner.problems.fix import Fix
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["Parser", "add_commands", "add_format", "add_given", "add_previous", "announce_compiling", "main", "run"]
+__all__ = [
+    "Parser",
+    "add_commands",
+    "add_format",
+    "add_given",
+    "add_previous",
+    "announce_compiling",
+    "main",
+    "reported",
+    "run",
+    "wants_json",
+]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -70,9 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
     """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return reported(lambda: _run(parser, words), words)
+
+
+def reported(command: Callable[[], int], words: Sequence[str]) -> int:
+    """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
     try:
-        status = _run(parser, words)
+        status = command()
         sys.stdout.flush()
+    except TidemillError as error:
+        _report(error.problems, as_json=wants_json(words))
+        return error.exit_status
     except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -171,13 +190,14 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
 
 
+def wants_json(words: Sequence[str]) -> bool:
+    """Known even where the rest of the command line cannot be parsed."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)
+
+
 def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    try:
-        arguments = parser.parse_args(words)
-        arguments.command(arguments)
-    except TidemillError as error:
-        _report(error.problems, as_json=_wants_json(words))
-        return error.exit_status
+    arguments = parser.parse_args(words)
+    arguments.command(arguments)
     return 0
 
 
@@ -315,8 +335,3 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
 
 def _print_json(document: Any) -> None:
     print(pretty_json(document), end="")
-
-
-def _wants_json(words: Sequence[str]) -> bool:
-    """Known even where the rest of the command line cannot be parsed."""
-    return "--format=json" in words or ("--format", "json") in pairwise(words)

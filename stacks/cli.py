@@ -1,6 +1,7 @@
 """The `tidemill` command: the planner's commands, and those that run something on this machine.
 
-    up, down, status    a plan as processes here         generate    a checkpoint, offline
+    up, down, status        a plan as processes here
+    generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
 This file prints and decides nothing; `planner/cli.py` says how results and mistakes are reported.
 """
@@ -15,16 +16,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
-from planner.cli import Parser, add_commands, add_format, add_given, add_previous, announce_compiling, run
+from planner.cli import (
+    Parser,
+    add_commands,
+    add_format,
+    add_given,
+    add_previous,
+    announce_compiling,
+    reported,
+    run,
+    wants_json,
+)
 from planner.compiler import deployable_from
 from planner.facts.digest import pretty_json
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
+from planner.problems.errors import CallError, Violation
 from stacks.local.deployment import find_running, follow, require_runtime, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
@@ -40,8 +52,8 @@ TRY_BODY = {"prompt": "Return a list of", "max_tokens": 32, "temperature": 0}
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script; its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["generate"]:
-        return _generate(words)  # the runtime's own command: one parser, one help text
+    if words[:1] in (["generate"], ["checkpoint"]):  # the runtime's own: one parser, one help text
+        return reported(lambda: _run_in_runtime(words), words)
     parser = Parser(prog="tidemill", description="Plan and run DeepSeek-class mixture-of-experts inference.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_commands(commands)
@@ -69,6 +81,7 @@ def _add_local_commands(commands: Any) -> None:
     for command in (up, down, status):
         add_format(command)
     commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
+    commands.add_parser("checkpoint", help="digests of what a checkpoint holds", add_help=False)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -206,15 +219,31 @@ def _name_of(path: Path) -> str:
     return given.deployable.name if isinstance(given, LoadedPlan) else given.written.name
 
 
-def _generate(words: Sequence[str]) -> int:
-    """The runtime is started only as a process; how its own processes ended among themselves is not the user's."""
-    try:
-        require_runtime()
-    except LocalError as error:
-        _say(str(error))
-        return error.exit_status
-    status = subprocess.run([sys.executable, "-m", "runtime", *words], check=False).returncode
-    return status if status in (0, 2) else 1
+def _run_in_runtime(words: Sequence[str]) -> int:
+    """The runtime is started only as a process; how its own processes ended among themselves is not the user's.
+
+    Raises TidemillError where the answer is wanted as JSON. Otherwise the runtime has said what went wrong.
+    """
+    require_runtime()
+    as_json = wants_json(words)
+    command = [sys.executable, "-m", "runtime", *words]
+    done = subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE if as_json else None)
+    status = done.returncode if done.returncode in (0, 2) else 1
+    if as_json and status:
+        _raise_what_was_said(words, done.stderr, status)
+    return status
+
+
+def _raise_what_was_said(words: Sequence[str], stderr: str, status: int) -> NoReturn:
+    *before, last = stderr.strip().splitlines() or ["tidemill: it was ended"]
+    print("".join(f"{line}\n" for line in before), end="", file=sys.stderr)
+    said = last.removeprefix("tidemill: ")
+    name = "checkpoint digest" if list(words[:2]) == ["checkpoint", "digest"] else words[0]
+    fix = f"see tidemill {name} --help"
+    if status == 2:
+        reason = said.removeprefix("was called wrongly; ").removesuffix(f"; {fix} [S900]")
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+    raise LocalError(f"R109 {name} failed", said, "correct what is named, and call it again")
 
 
 def _record_json(record: Record) -> dict[str, Any]:
