@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from planner.facts.catalog import GPUS, MODELS, Gpu, Model, unplanned_gpu
+from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
 from planner.facts.loads import Loads, read_loads
 from planner.facts.model_config import read_model_config
 from planner.facts.terms import PHASES, Phase
@@ -43,6 +44,7 @@ class ResolvedSpec:
     model: Model
     model_type: str | None  # of the checkpoint's config.json; None for a model of the catalog
     config_digest: str | None  # of the checkpoint's config.json; None for a model of the catalog
+    weights_digest: str | None  # of the manifest beside it; None where there is none
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
@@ -87,6 +89,7 @@ def check_document(document: Document) -> ResolvedSpec:
         model=named.resolved["model.shapes"],
         model_type=named.resolved.get("model.type"),
         config_digest=named.resolved.get("model.digest"),
+        weights_digest=named.resolved.get("model.weights_digest"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
         inputs=named.inputs,
@@ -163,6 +166,15 @@ class _Named:
                 "model.type": found.model_type,
                 "model.digest": found.digest,
             }
+            self._keep_weights_digest(written, found.digest)
+
+    def _keep_weights_digest(self, written: str, config_digest: str) -> None:
+        found = read_weights_digest(self.folder / written, written, config_digest)
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        elif found is not None:
+            self.inputs[str(Path(written).with_name(MANIFEST))] = found
+            self.resolved["model.weights_digest"] = found
 
     def _keep_loads(self, written: str) -> None:
         found = read_loads(self.folder / written, written)

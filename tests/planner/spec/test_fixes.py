@@ -24,6 +24,7 @@ NEEDS_KNOWLEDGE = {
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
+    "S307": "whether the config or the manifest is the right one",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
     "S604": "what was measured",
