@@ -86,6 +86,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         inputs=spec.inputs,
         model=spec.model,
         gpu=spec.gpu,
+        phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
         decisions=decisions,
         layouts=layouts,
         memory=memory,
@@ -151,7 +152,7 @@ def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan,
 
 def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu.usable_bytes else None
+    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def _is_feasible(spec: ResolvedSpec) -> bool:

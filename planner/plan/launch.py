@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.cluster.inventory import spares_with
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import digest_of
@@ -64,12 +65,12 @@ def launch_documents(
         kv_tokens={plan.phase: plan.kv_tokens for plan in memory},
         expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
     )
-    return documents_for(spec.written, placement.units, placement.spares, known)
+    return documents_for(spec.written, placement.units, known)
 
 
-def documents_for(spec: Spec, units: Sequence[Unit], spares: Sequence[str], known: Known) -> dict[str, LaunchDocument]:
+def documents_for(spec: Spec, units: Sequence[Unit], known: Known) -> dict[str, LaunchDocument]:
     """The same, as a plan's JSON has to have them too: `units` of `spec` that stand on their nodes."""
-    documents = {names.launch_file(unit.name): _unit_document(spec, unit, spares, known) for unit in units}
+    documents = {names.launch_file(unit.name): _unit_document(spec, unit, known) for unit in units}
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, known)}
 
 
@@ -99,7 +100,7 @@ def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> L
     return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
 
 
-def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) -> LaunchDocument:
+def _unit_document(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
     phase = spec.phase(unit.phase)
     shared = _shared_for_kv(spec, known)
     document: LaunchDocument = {
@@ -107,7 +108,7 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
         "kind": "unit",
         "unit": unit.name,
         "phase": unit.phase,
-        **_unit_places(unit, spares),
+        **_unit_places(unit, spares_with(spec.cluster, spec.gpu_name(unit.phase))),
         "expert_map": known.expert_maps[unit.phase],
         "split": spec.split,
         "precision": phase.precision,
@@ -177,7 +178,8 @@ def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
     model = spec.written.model
     if isinstance(model, str) or model.checkpoint is None:
         return None
-    return {"uri": model.checkpoint, "digest": spec.config_digest}
+    digests = {"config_digest": spec.config_digest, "weights_digest": spec.weights_digest}
+    return {"uri": model.checkpoint, **digests}
 
 
 def _expert_map(expert_map: ExpertMap) -> LaunchDocument:

@@ -104,7 +104,8 @@ class _Checkpoint(_Part):
     model_config = ConfigDict(extra="forbid")
 
     uri: str
-    digest: Digest
+    config_digest: Digest
+    weights_digest: Digest | None
 
 
 class _UnitDocument(_Part):
@@ -191,7 +192,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         raise CallError([violation.at(str(path))])
     maps = {sha256: each.physical_to_logical for sha256, each in plan.expert_maps.items()}
     documents = {file: with_map(each, maps) for file, each in data["launch_documents"].items()}
-    told = told_otherwise(spec, list(_units(plan)), _spares(spec), data, documents)
+    told = told_otherwise(spec, list(_units(plan)), data, documents)
     for violation in chain(_edited_documents(documents), _edited_elsewhere(plan, data), told):
         raise CallError([violation.at(str(path))])
     deployable = Deployable(
@@ -200,6 +201,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
+        switches_units=plan.schedule is not None and len({tuple(step.units) for step in plan.schedule.steps}) > 1,
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
     )
@@ -300,7 +302,7 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
 
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
-    free = {node.name for node in nodes_of(spec.cluster)}.difference(_spares(spec))
+    free = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
     for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
         path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
@@ -333,10 +335,6 @@ def _holds(plan: _Plan, unit: _Unit) -> bool:
         return False
     experts = set(range(phase.num_logical_experts))
     return all(set(row) == experts and len(row) == phase.num_physical_experts for row in rows)
-
-
-def _spares(spec: Spec) -> list[str]:
-    return [node.name for node in nodes_of(spec.cluster) if node.is_spare]
 
 
 def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:

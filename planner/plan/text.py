@@ -6,9 +6,12 @@ It shows what the plan holds and computes nothing of its own beyond means and su
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from string import digits as DIGITS
 
+from planner.facts.catalog import Gpu
 from planner.facts.quantities import gb
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
@@ -16,6 +19,7 @@ from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
@@ -64,7 +68,8 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
-            *_gpu(plan),
+            *_gpu(plan.gpu, "a GPU"),
+            *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
     )
@@ -78,13 +83,18 @@ def _model(plan: Plan) -> str:
     return f"  model     {name}\n            {layers}"
 
 
-def _gpu(plan: Plan) -> Iterator[str]:
+def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
+    """What a phase runs on that has other GPUs than the cluster's."""
+    yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
+    yield from _gpu(plan.phase_gpus[phase], "its GPU")
+
+
+def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
     """The figures that the plan counts with; what a GPU is sold as only stands beside."""
-    gpu = plan.gpu
     if gpu.usable_bytes is None:
         return
     sold = f", sold as {gpu.nominal_gb} GB" if gpu.nominal_gb else ""
-    yield f"  a GPU     {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
+    yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
         others = f"the others of {gpu.nvlink_domain}" if gpu.nvlink_domain else "the others of its node"
@@ -263,7 +273,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
     mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
-    return "\n".join([table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")])
+    lines = [table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")]
+    return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
 def _traffic(plan: Plan) -> str:

@@ -7,9 +7,11 @@ themselves: the checkpoint, and the bytes of a token's KV.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from planner.facts import names
+from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.launch import Known, LaunchDocument, documents_for
@@ -23,7 +25,7 @@ FIX = "change the spec and plan it again"
 
 
 def told_otherwise(
-    spec: Spec, units: Sequence[Unit], spares: Sequence[str], data: Mapping[str, Any], written: Mapping[str, Any]
+    spec: Spec, units: Sequence[Unit], data: Mapping[str, Any], written: Mapping[str, LaunchDocument]
 ) -> Iterator[Violation]:
     """What the launch documents `written`, of the plan's JSON `data`, tell otherwise than the rest of the plan.
 
@@ -36,7 +38,7 @@ def told_otherwise(
         kv_tokens={phase: each["kv_tokens"] for phase, each in data["memory"].items()},
         expert_maps=_maps(data, units),
     )
-    for file, document in documents_for(spec, units, spares, known).items():
+    for file, document in documents_for(spec, units, known).items():
         for path, value in _differences(written[file], document):
             rule = "S908 must agree with the rest of the plan"
             yield Violation(f"launch_documents.{file}.{path}", value, rule, REASON, FIX)
@@ -44,17 +46,17 @@ def told_otherwise(
 
 def _of_checkpoint(spec: Spec, data: Mapping[str, Any], checkpoint: LaunchDocument | None) -> Iterator[Violation]:
     """The weights are those that the spec names, beside the config that was read."""
-    uri, digest = None, None
-    if not isinstance(spec.model, str):
-        uri, digest = spec.model.checkpoint, data["inputs"].get(spec.model.config)
-    told = checkpoint or {}
-    for path, value, source, agrees in (
-        ("checkpoint.uri", told.get("uri"), "spec.model.checkpoint", told.get("uri") == uri),
-        ("checkpoint.digest", told.get("digest"), "inputs", checkpoint is None or told["digest"] == digest),
-    ):
-        if not agrees:
-            where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.{path}"
-            yield Violation(where, value, f"S908 must agree with {source}", REASON, FIX)
+    uri, config = (None, "") if isinstance(spec.model, str) else (spec.model.checkpoint, spec.model.config)
+    expected = {
+        "uri": (uri, "spec.model.checkpoint"),
+        "config_digest": (data["inputs"].get(config), "inputs"),
+        "weights_digest": (data["inputs"].get(str(Path(config).with_name(MANIFEST)) if config else ""), "inputs"),
+    }
+    for key, (value, source) in expected.items():
+        told = checkpoint[key] if checkpoint else None
+        if told != value and (checkpoint or key == "uri"):
+            where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.checkpoint.{key}"
+            yield Violation(where, told, f"S908 must agree with {source}", REASON, FIX)
 
 
 def _maps(data: Mapping[str, Any], units: Sequence[Unit]) -> dict[Phase, LaunchDocument]:

@@ -146,6 +146,7 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from merged or _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
+    yield from _first(_other_gpus(spec), works)
     yield from _first(_fewer_spares(spec), works)
     if spec.written.schedule is None:
         for phase in spec.phases:
@@ -289,7 +290,8 @@ def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int) -> Change:
     size = num_nodes * spec.cluster.gpus_per_node
     above = now + -(num_logical + now) % size
     redundant = min((each for each in (above, above - size) if each >= 0), key=lambda each: abs(each - now))
-    return {f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
+    other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}
+    return {f"{phase}.ep_size": size, **other}
 
 
 def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
@@ -309,6 +311,17 @@ def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
     cordoned = [] if isinstance(nodes, int) else [index for index, node in enumerate(nodes) if node.cordoned]
     for number in range(1, len(cordoned) + 1):
         yield {f"cluster.nodes.{index}.cordoned": False for index in cordoned[:number]}
+
+
+def _other_gpus(spec: ResolvedSpec) -> Iterator[Change]:
+    """A phase on the listed nodes that have other GPUs."""
+    nodes = spec.cluster.nodes
+    if isinstance(nodes, int) or spec.gpu.usable_bytes is None:
+        return
+    gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
+    for gpu, phase in product(gpus, reversed(spec.phases)):
+        if gpu != spec.written.gpu_name(phase):
+            yield {f"{phase}.gpu": gpu}
 
 
 def _fewer_spares(spec: ResolvedSpec) -> Iterator[Change]:
@@ -332,10 +345,7 @@ def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
         section = spec.phase(phase)
         if section.ep_size < per_node and section.units > 1:
             units = max(1, section.units * section.ep_size // per_node)
-            whole = _of_nodes(spec, phase, 1)
-            if whole[f"{phase}.redundant_experts"] == section.redundant_experts:
-                whole = {f"{phase}.ep_size": per_node}
-            change |= {**whole, f"{phase}.units": units}
+            change |= {**_of_nodes(spec, phase, 1), f"{phase}.units": units}
     if change:
         yield change
 

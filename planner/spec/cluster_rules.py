@@ -130,6 +130,20 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
             yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
+@_reads("{phase}.gpu", "cluster.nodes", "cluster.gpu?")
+def phases_have_nodes_with_their_gpus(gpu: str | None, nodes: Nodes, own: str | None) -> Broken | None:
+    """Only a list says which nodes have other GPUs than the cluster's."""
+    if (
+        gpu is None
+        or gpu == own
+        or any(node.get("gpu") == gpu or isinstance(node, Partial) for _, node in _listed(nodes))
+    ):
+        return None
+    rule = "S530 must come with a list of nodes, of which some have it"
+    reason = "nodes that are only counted have cluster.gpu" if isinstance(nodes, int) else "none of these has it"
+    return Broken(rule, reason, f"write gpu: {gpu} at the nodes that have it")
+
+
 @_reads("cluster.nodes")
 def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
     """The effect decides whether a node can be used."""
@@ -164,18 +178,22 @@ def spares_are_listed_once(spares: list[str]) -> Iterator[Broken]:
             yield Broken(rule, "it can stand in for one node", removal(), f"cluster.spares.{index}", name)
 
 
-@_reads("cluster.spares", "cluster.nodes", "cluster.gpus_per_node", "cluster.gpu?", "cluster.gpu.name?")
+@_reads(
+    *("cluster.spares", "cluster.nodes", "cluster.gpus_per_node", "cluster.gpu?", "cluster.gpu.name?"),
+    *(f"{phase}.gpu?" for phase in PHASES),
+)
 def spares_have_the_gpus_of_those_they_stand_in_for(
-    spares: list[str], nodes: Nodes, gpus_per_node: int, name: str | None, own: str | None
+    spares: list[str], nodes: Nodes, gpus_per_node: int, name: str | None, own: str | None, *of_phases: str | None
 ) -> Iterator[Broken]:
     """The ranks of a lost node start there with the memory and in the number that were planned."""
     gpu = own or name
+    used = list(dict.fromkeys(each for each in (gpu, *of_phases) if each))
     listed = {node["name"]: node for _, node in _listed(nodes) if "name" in node}
     for index, spare in enumerate(spares):
         node = listed.get(spare, {})
         has = node.get("gpu") or gpu, gpus_per_node if node.get("gpus") is None else node["gpus"]
-        if gpu is not None and (has[0] != gpu or has[1] < gpus_per_node):
-            rule = f"S433 must have {gpus_per_node} {gpu}, it has {has[1]} {has[0]}"
+        if gpu is not None and (has[0] not in used or has[1] < gpus_per_node):
+            rule = f"S433 must have {gpus_per_node} {' or '.join(used)}, it has {has[1]} {has[0]}"
             reason = "it takes the ranks of a node that is lost"
             yield Broken(rule, reason, removal(), f"cluster.spares.{index}", spare)
 

@@ -128,7 +128,6 @@ NOT_YET = {
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
     "schedule.windows.duration": _WINDOW,
-    "PHASE.gpu": "all phases run on cluster.gpu, and a GPU type per phase is not planned yet",
 }
 
 NOT_YET_VALUES = {

@@ -220,6 +220,12 @@ class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
 
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    gpu: Annotated[str, _one_of(GPUS)] | None = Field(
+        default=None,
+        description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
+        "nodes that says which have it.",
+        examples=[_A_GPU],
+    )
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
@@ -415,6 +421,10 @@ class Spec(Section):
     def phases(self) -> tuple[Phase, ...]:
         """Those that the deployment has, in the order in which a request passes through them."""
         return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
+    def gpu_name(self, phase: Phase) -> str:
+        """What `phase` runs on, as plans call it."""
+        return self.phase(phase).gpu or self.cluster.gpu_name
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""

@@ -4,10 +4,13 @@
     starting  its group is not whole yet: pods are being made, are loading, or are being made again
     ready     its whole group has joined and loaded
     failed    it will not get ready by itself: a node of it is down, or its containers cannot start
+    off       somebody scaled it to 0
 
-It reads, and changes nothing.
+It reads, and changes nothing. Rights in the plan's namespace are enough: who may not look at nodes hears of one that is
+down when its pods are gone.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,13 +20,13 @@ from planner.plan.deployable import Deployable
 from planner.problems.errors import TidemillError, Violation
 from stacks.kube import pods
 from stacks.kube.api import Api, connect
-from stacks.kube.errors import ProviderError
+from stacks.kube.errors import ProviderError, RefusedError
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.readiness import missing
+from stacks.kube.readiness import is_off, missing
 
-__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster"]
+__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "look_at"]
 
-State = Literal["absent", "starting", "ready", "failed"]
+State = Literal["absent", "starting", "ready", "failed", "off"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class LivePlan:
     endpoint: str
     plan_digest: str | None
     units: tuple[LiveUnit, ...]
+    unseen: str | None  # why nodes were not looked at
 
 
 class ClusterError(TidemillError):
@@ -59,30 +63,46 @@ class ClusterError(TidemillError):
 def ask_cluster(plan: Deployable, context: str) -> LivePlan:
     """Every unit of `plan`, in its order, in the cluster of that kubeconfig context. Raises ClusterError."""
     try:
-        api = connect(context)
-        down = pods.not_ready_nodes(api.list_all("v1", "Node", ""))
-        units = tuple(_look_at(unit, plan.kubernetes.namespace, api, down) for unit in plan.units)
-        return LivePlan(plan.endpoint, _applied_digest(plan, api), units)
+        return look_at(plan, connect(context))
     except ProviderError as error:
         raise ClusterError(error) from None
 
 
+def look_at(plan: Deployable, api: Api) -> LivePlan:
+    """The same in that cluster. Raises ProviderError."""
+    down, unseen = _nodes_down(api)
+    units = tuple(_look_at_unit(unit, plan.kubernetes.namespace, api, down) for unit in plan.units)
+    return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen)
+
+
+def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
+    """The nodes that are not ready, and why nobody knows: nodes are the whole cluster's, which few may list."""
+    try:
+        return pods.not_ready_nodes(api.list_all("v1", "Node", "")), None
+    except RefusedError as error:
+        if not error.is_about_rights:
+            raise
+        return frozenset(), str(error)
+
+
 def _applied_digest(plan: Deployable, api: Api) -> str | None:
-    namespace = api.get(Reference("v1", "Namespace", "", plan.kubernetes.namespace))
-    annotations = (namespace or {}).get("metadata", {}).get("annotations") or {}
+    account = Reference("v1", "ServiceAccount", plan.kubernetes.namespace, names.runtime_account(plan.name))
+    annotations = (api.get(account) or {}).get("metadata", {}).get("annotations") or {}
     digest = annotations.get(names.digest_annotation("plan"))
     return str(digest) if digest else None
 
 
-def _look_at(unit: Unit, namespace: str, api: Api, down: set[str]) -> LiveUnit:
+def _look_at_unit(unit: Unit, namespace: str, api: Api, down: Set[str]) -> LiveUnit:
     reference = Reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", namespace, unit.name)
     live = api.get(reference)
     state, reason = ("absent", None) if live is None else _judge(live, unit, api, down)
     return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason)
 
 
-def _judge(live: Manifest, unit: Unit, api: Api, down: set[str]) -> tuple[State, str | None]:
+def _judge(live: Manifest, unit: Unit, api: Api, down: Set[str]) -> tuple[State, str | None]:
     """The group's state. A unit cannot do without any of its nodes, so one that is down is named before all else."""
+    if is_off(live):
+        return "off", "scaled to 0"
     if lost := sorted(down & set(unit.nodes)):
         return "failed", f"node {' and '.join(lost)} is not ready"
     lacking = missing(live)

@@ -356,10 +356,13 @@ class Checked:
     """As much of a ResolvedSpec as memory reads."""
 
     def __init__(self, model, gpu, phase, section):
-        self.model, self.gpu, self._section = model, gpu, section
+        self.model, self._gpu, self._section = model, gpu, section
 
     def phase(self, _):
         return self._section
+
+    def gpu_of(self, _):
+        return self._gpu
 
     def problem(self, violation):
         return violation.at("spec.yaml", 1, 1)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.cli import main
+from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of, pretty_json
 from planner.plan.deployable import document_digest, plan_digest
 from planner.plan.given import read_given
@@ -225,7 +226,12 @@ REFERENCES = [
     (("launch_documents", GATEWAY, "model", "name"), lambda _: "gpt", f"launch_documents.{GATEWAY}.model.name"),
     (("launch_documents", GATEWAY, "checkpoint"), lambda _: None, f"launch_documents.{GATEWAY}.checkpoint.uri"),
     (("launch_documents", GATEWAY, "checkpoint", "uri"), lambda _: "/x", f"launch_documents.{GATEWAY}.checkpoint.uri"),
-    (("inputs",), lambda _: {}, f"launch_documents.{GATEWAY}.checkpoint.digest"),
+    (("inputs",), lambda _: {}, f"launch_documents.{GATEWAY}.checkpoint.config_digest"),
+    (
+        ("inputs",),
+        lambda each: each | {MANIFEST: "sha256:" + "0" * 64},
+        f"launch_documents.{GATEWAY}.checkpoint.weights_digest",
+    ),
     (("phases", "decode", "num_logical_experts"), lambda _: 31, "units.1.expert_map"),
     (("phases", "decode", "num_logical_experts"), lambda _: 10**18, "units.1.expert_map"),
     (("phases", "decode", "num_physical_experts"), lambda _: 32, "units.1.expert_map"),
@@ -332,7 +338,8 @@ def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
         if not (tmp_path / "a" / path.name).exists() or path.read_bytes() != (tmp_path / "a" / path.name).read_bytes()
     }
 
-    assert {name for name in changed if "prefill-1" not in name} == {"kustomization.yaml", "namespace-tidemill.yaml"}
+    of_the_plan = {"kustomization.yaml", "serviceaccount-river-runtime.yaml"}  # the account has the plan's digest
+    assert {name for name in changed if "prefill-1" not in name} == of_the_plan
 
 
 def test_a_plan_is_not_planned_again(document, tmp_path, capsys):

@@ -44,7 +44,7 @@ def verdict_of(data):
     """What `tidemill validate` finds."""
     try:
         spec = _checked(data)
-        problems = check_fit(spec)
+        problems = check_fit(spec).left_to_plan
     except (SpecError, InfeasibleError) as error:
         return Verdict((), (), tuple(error.problems))
     layouts = tuple(lay_out(phase, spec.written, spec.model) for phase in spec.phases)

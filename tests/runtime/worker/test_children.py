@@ -171,7 +171,7 @@ def test_a_taken_port_is_named(launch_file):
 
 def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
     """The config's bytes are not those that the plan was made for."""
-    document = sealed(json.loads(launch_file.read_text()), checkpoint__digest="sha256:" + "0" * 64)
+    document = sealed(json.loads(launch_file.read_text()), checkpoint__config_digest="sha256:" + "0" * 64)
     launch_file.write_text(json.dumps(document))
     done = run_node(launch_file)
 
