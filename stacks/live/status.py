@@ -8,6 +8,7 @@
 It reads, and changes nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,11 @@ from stacks.kube.api import Api, connect
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.readiness import missing
+from stacks.live.places import StandIn, lost_nodes, stand_ins
 
 __all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster"]
+
+WHEN_A_SPARE_COMES = "a spare takes over when that Node is deleted, or tainted node.kubernetes.io/out-of-service"
 
 State = Literal["absent", "starting", "ready", "failed"]
 
@@ -35,6 +39,7 @@ class LiveUnit:
     ranks: int
     state: State
     reason: str | None  # why it is not ready
+    stand_ins: tuple[StandIn, ...] | None  # spares that it is on
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,10 @@ def ask_cluster(plan: Deployable, context: str) -> LivePlan:
     try:
         api = connect(context)
         down = pods.not_ready_nodes(api.list_all("v1", "Node", ""))
-        units = tuple(_look_at(unit, plan.kubernetes.namespace, api, down) for unit in plan.units)
+        units = tuple(
+            _look_at(unit, plan.unit_document(unit)["spares"], plan.kubernetes.namespace, api, down)
+            for unit in plan.units
+        )
         return LivePlan(plan.endpoint, _applied_digest(plan, api), units)
     except ProviderError as error:
         raise ClusterError(error) from None
@@ -74,23 +82,28 @@ def _applied_digest(plan: Deployable, api: Api) -> str | None:
     return str(digest) if digest else None
 
 
-def _look_at(unit: Unit, namespace: str, api: Api, down: set[str]) -> LiveUnit:
+def _look_at(unit: Unit, spares: Sequence[str], namespace: str, api: Api, down: set[str]) -> LiveUnit:
     reference = Reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", namespace, unit.name)
     live = api.get(reference)
-    state, reason = ("absent", None) if live is None else _judge(live, unit, api, down)
-    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason)
+    if live is None:
+        return LiveUnit(unit.name, unit.phase, len(unit.ranks), "absent", None, None)
+    selector = pods.pod_selector(live)
+    assert selector
+    found = api.list_all("v1", "Pod", namespace, labelSelector=selector)
+    state, reason = _judge(live, unit, spares, found, down)
+    on_spares = stand_ins(unit.nodes, spares, found) or None
+    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)
 
 
-def _judge(live: Manifest, unit: Unit, api: Api, down: set[str]) -> tuple[State, str | None]:
+def _judge(
+    live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: set[str]
+) -> tuple[State, str | None]:
     """The group's state. A unit cannot do without any of its nodes, so one that is down is named before all else."""
-    if lost := sorted(down & set(unit.nodes)):
-        return "failed", f"node {' and '.join(lost)} is not ready"
+    if lost := lost_nodes(unit.nodes, spares, found, down):
+        return "failed", f"node {' and '.join(lost)} is not ready" + (f"; {WHEN_A_SPARE_COMES}" if spares else "")
     lacking = missing(live)
     if lacking is None:
         return "ready", None
-    selector = pods.pod_selector(live)
-    assert selector
-    found = api.list_all("v1", "Pod", live["metadata"]["namespace"], labelSelector=selector)
     reasons = [lacking, *pods.reasons(live, found, down, events=[])]
     is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for its place
     has_failed = not is_leaving and any(map(pods.cannot_start, found))
