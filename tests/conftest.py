@@ -3,8 +3,8 @@
 `fast` is given by folder. `slow` marks what there takes over a second or starts processes. `whole` marks what pays only
 before a merge: it runs in CI, with `-m`, and when the call names its file.
 
-With `-n 2 --dist loadgroup`, two processes share the tests: a file stays whole, since its fixtures are dear, and so does
-each of `TOGETHER`, whose tests share a cluster or a deployment.
+With `-n 2 --dist loadgroup`, two processes share the tests: a file stays whole, since its fixtures are dear, and so
+does each of `TOGETHER`, whose tests share a cluster or a deployment.
 """
 
 import os
