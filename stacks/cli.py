@@ -213,7 +213,8 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         return
     print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
     for unit in live.units:
-        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+        where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
 
 
 def _find(given: Path | None) -> RunFolder | None:
