@@ -47,13 +47,10 @@ def launch_documents(
 ) -> dict[str, LaunchDocument]:
     """File name -> document, units in order, then the gateway. `memory` is empty where nobody knows its size."""
     kv_tokens = {phase: _kv_tokens(spec.phase(phase), phase, memory) for phase in spec.phases}
+    spares = {phase: spares_with(spec.cluster, spec.written.gpu_name(phase)) for phase in spec.phases}
     documents = {
         names.launch_file(unit.name): _unit_document(
-            spec,
-            unit,
-            spares_with(spec.cluster, spec.written.gpu_name(unit.phase)),
-            maps[unit.phase],
-            kv_tokens[unit.phase],
+            spec, unit, spares[unit.phase], maps[unit.phase], kv_tokens[unit.phase]
         )
         for unit in placement.units
     }

@@ -309,14 +309,14 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
     placed_on = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
+    spares = {phase: spares_with(spec.cluster, spec.gpu_name(phase)) for phase in spec.phases}
     for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
         path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
         yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
         yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", placed_on.issuperset(unit.nodes)
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-        spares = spares_with(spec.cluster, spec.gpu_name(unit.phase))
-        yield from _of_document(plan, unit, placed, spares, path)
+        yield from _of_document(plan, unit, placed, spares.get(unit.phase, ()), path)
 
 
 def _of_document(plan: _Plan, unit: _Unit, placed: Unit, spares: Sequence[str], path: str) -> Iterator[_Reference]:
