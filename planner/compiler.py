@@ -218,7 +218,7 @@ def _map_for(
     previous: Sequence[Sequence[int]] | None = None,
 ) -> ExpertMap:
     """Balance the experts of a phase, near the `previous` map where there is one."""
-    num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout.phase)
+    num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
     return balance(
         loads,
         layout.num_physical_experts + more_slots,

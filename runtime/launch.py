@@ -46,10 +46,11 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """Where the weights are, and the sha256 of the `config.json` that the plan was made for."""
+    """Where the weights are, and what the plan was made for: `config.json`, and the manifest where it had one."""
 
     uri: str
-    digest: str
+    config_digest: str
+    weights_digest: str | None
 
 
 class Limits(_Part):

@@ -38,6 +38,7 @@ from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
 from planner.problems.errors import CallError, SpecError, Violation
 from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
 from stacks.local.deployment import find_running, follow, require_runtime, running_names, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
@@ -190,6 +191,8 @@ def _status(arguments: argparse.Namespace) -> None:
         print(f"{record.name}: {record.endpoint}, plan {record.plan_digest}")
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+    if record is not None and record.switches_units:
+        _say(NOT_EXECUTED)
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
@@ -200,13 +203,18 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
         _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
+    if live.unseen:
+        _say(f"nodes were not looked at: {live.unseen}")
+    if plan.switches_units:
+        _say(NOT_EXECUTED)
     if arguments.format == "json":
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
         _print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
         return
     print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
     for unit in live.units:
-        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+        where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
 
 
 def _find(given: Path | None) -> RunFolder | None:

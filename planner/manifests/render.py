@@ -83,10 +83,15 @@ def _manifests(plan: Deployable) -> Iterator[Manifest]:
 def _shared(plan: Deployable) -> Iterator[Manifest]:
     namespace, account = plan.kubernetes.namespace, names.runtime_account(plan.name)
     labels = names.labels(plan.name, "plan")
-    annotations = {names.digest_annotation("plan"): plan.digest}
-    yield Manifest("namespace", namespace, {"name": namespace, "labels": labels, "annotations": annotations})
-    pull = _pull_secrets(plan.kubernetes)
-    yield Manifest("serviceaccount", account, {"name": account, "namespace": namespace, "labels": labels, **pull})
+    if plan.kubernetes.create_namespace:
+        yield Manifest("namespace", namespace, {"name": namespace, "labels": labels})
+    runtime = {
+        "namespace": namespace,
+        "labels": labels,
+        "annotations": {names.digest_annotation("plan"): plan.digest},  # here, since the namespace may be the user's
+        **_pull_secrets(plan.kubernetes),
+    }
+    yield Manifest("serviceaccount", account, {"name": account, **runtime})
 
 
 def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:

@@ -4,7 +4,7 @@
 is better is taken with as few moves as were found. So the same spec, planned after itself, moves nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,7 +18,7 @@ from planner.placement.greedy import MAX_TRIES, better, greedy
 from planner.placement.improve import improved
 from planner.placement.nodes import nodes_of_assignment
 from planner.placement.quality import Objective, measure
-from planner.placement.task import PLACES, Assignment, Task, Wanted, task_of
+from planner.placement.task import Assignment, Task, Wanted, task_of
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
@@ -115,7 +115,7 @@ def _place_pool(
         Unit(each.name, each.phase, each.index, own, ranks[each.phase], _why(own, place_of, before.get(each.name, ())))
         for each, own in zip(wanted, on_nodes, strict=True)
     )
-    return Placement(units, found.objectives, found.method, found.why + _oddities(usable), {}, ())
+    return Placement(units, found.objectives, found.method, found.why, {}, ())
 
 
 def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
@@ -230,33 +230,6 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     of_gpu = f" of {gpu}" if gpu else ""
     rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), {usable} of {len(nodes)} are{kept_away}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
-
-
-def _oddities(nodes: Sequence[Node]) -> str:
-    """What is odd about the places that the spec names: it may be so, or written wrongly, and the counts follow it."""
-    return "".join(f"; {oddity}" for oddity in (*_standing_alone(nodes), *_under_two_leaves(nodes)))
-
-
-def _under_two_leaves(nodes: Sequence[Node]) -> Iterator[str]:
-    """Racks whose nodes are attached to several leaf switches: few are built so."""
-    leaves: dict[str, set[str]] = {}
-    for node in nodes:
-        if node.rack and node.leaf:
-            leaves.setdefault(node.rack, set()).add(node.leaf)
-    torn = [rack for rack, own in leaves.items() if len(own) > 1]
-    if torn:
-        others = f", and so for {len(torn) - 1} more" if len(torn) > 1 else ""
-        yield f"rack {torn[0]} is under {len(leaves[torn[0]])} leaf switches{others}"
-
-
-def _standing_alone(nodes: Sequence[Node]) -> Iterator[str]:
-    """Which nodes count as places of their own, since the spec names those of others only."""
-    for kind in PLACES:
-        nameless = [node.name for node in nodes if not getattr(node, kind)]
-        if 0 < len(nameless) < len(nodes):
-            called = "power domain" if kind == "power" else kind
-            others = f" and {len(nameless) - 1} more count" if len(nameless) > 1 else " counts"
-            yield f"without a {called}, {nameless[0]}{others} as standing alone"
 
 
 def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:

@@ -159,7 +159,8 @@ def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
     model = spec.written.model
     if isinstance(model, str) or model.checkpoint is None:
         return None
-    return {"uri": model.checkpoint, "digest": spec.config_digest}
+    digests = {"config_digest": spec.config_digest, "weights_digest": spec.weights_digest}
+    return {"uri": model.checkpoint, **digests}
 
 
 def _expert_map(expert_map: ExpertMap) -> LaunchDocument:

@@ -208,6 +208,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
+        switches_units=plan.schedule is not None and len({tuple(step.units) for step in plan.schedule.steps}) > 1,
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
     )

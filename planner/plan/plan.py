@@ -84,6 +84,7 @@ class Plan:
             kubernetes=self.spec.kubernetes,
             gateway=self.spec.gateway,
             units=self.units,
+            switches_units=self.schedule is not None and self.schedule.switches,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
         )

@@ -19,6 +19,7 @@ from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
@@ -166,7 +167,8 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
     limits = [f"{limit:,}" for limit in (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)]
     if layout.phase == "decode":
         limits[-1] = "-"  # prompts are prefill's
-    return layout.phase, layout.precision, *limits
+    kv = f", KV {spec.kv_precision}" if spec.kv_precision else ""
+    return layout.phase, f"{layout.precision}{kv}", *limits
 
 
 def _memory(plan: Plan) -> str:
@@ -272,7 +274,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
     mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
-    return "\n".join([table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")])
+    lines = [table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")]
+    return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
 def _traffic(plan: Plan) -> str:

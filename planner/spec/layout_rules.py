@@ -207,10 +207,10 @@ def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
 
 @_reads(
     *("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes"),
-    *("cluster.gpus_per_node?", "{phase}.as_written?"),
+    *("cluster.gpus_per_node?", "{phase}.room?", "{phase}.as_written?"),
 )
 def ep_size_divides_physical_experts(
-    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None, phase: Phase | None
+    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None, room: int | None, phase: Phase | None
 ) -> Broken | None:
     """Every GPU of a unit holds equally many slots: the dispatch kernels count on it.
 
@@ -226,22 +226,23 @@ def ep_size_divides_physical_experts(
     is_kept = phase is not None and _is_whole_nodes(ep_size, gpus_per_node)
     numbers = _even_redundant(ep_size, redundant, num_logical) if is_kept else []
     if not numbers:
-        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
+        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node, room)))
     path = f"{phase}.redundant_experts"
     words = f"nearest: redundant_experts: {' or '.join(map(str, numbers))}"
     return Broken(rule, reason, Fix(words, tuple({path: number} for number in numbers)))
 
 
-@_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?")
+@_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?", "{phase}.room?")
 def unit_fills_whole_nodes(
-    ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None
+    ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None, room: int | None
 ) -> Broken | None:
     """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
     if _is_whole_nodes(ep_size, gpus_per_node):
         return None
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
-    return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
+    sizes = _ep_sizes(num_physical, gpus_per_node, room)
+    return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, sizes))
 
 
 @_reads("{phase}.redundant_experts", "{phase}.ep_size", "model.shapes")
@@ -361,13 +362,17 @@ def _even_redundant(ep_size: int, redundant: int, num_logical: int) -> list[int]
     return [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
 
 
-def _ep_sizes(num_physical: int | None, gpus_per_node: int | None) -> list[int]:
-    """Sizes that spread experts evenly over whole nodes; every size spreads a number that nobody knows."""
-    return [
+def _ep_sizes(num_physical: int | None, gpus_per_node: int | None, room: int | None) -> list[int]:
+    """Sizes that spread experts evenly over whole nodes, within the `room` that there is.
+
+    Every size spreads a number of experts that nobody knows.
+    """
+    even = [
         size
         for size in range(1, min(num_physical or MAX_EP_SIZE, MAX_EP_SIZE) + 1)
         if (num_physical or 0) % size == 0 and (not gpus_per_node or size <= gpus_per_node or size % gpus_per_node == 0)
     ]
+    return [size for size in even if room is None or size <= room] or even
 
 
 def _free_path(path: str, volumes: Volumes) -> str:

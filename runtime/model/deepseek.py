@@ -169,6 +169,13 @@ class Layer(nn.Module):
         self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
     ) -> Flow[Tensor]:
         """[T, D] -> [T, D] of the tokens of `answering`: all, or some; the latents of all are written to `pages`."""
+        x_TD = yield from self._attention(x_TD, cos, sin, step, answering, pages)
+        return (yield from self._feed_forward(x_TD))
+
+    def _attention(
+        self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
+    ) -> Flow[Tensor]:
+        """A flow of its own, at whose end its queries are freed: nothing may hold them while experts compute."""
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
             pages.write(step.slot_mapping_T, self.self_attn.latent(normed_TD, cos, sin))
@@ -177,8 +184,7 @@ class Layer(nn.Module):
             queries = self.self_attn.begin(normed_TD, cos, sin, answering)
         yield Pause.HALF_ATTENDED
         with self.span("attention 2"):
-            attended_TD = self.self_attn.finish(queries, answering, pages)
-        return (yield from self._feed_forward(x_TD + attended_TD))
+            return x_TD + self.self_attn.finish(queries, answering, pages)
 
     def _feed_forward(self, x_TD: Tensor) -> Flow[Tensor]:
         normed_TD = self.batching.rows(self.post_attention_layernorm, x_TD)

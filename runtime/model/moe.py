@@ -167,14 +167,17 @@ class MixtureOfExperts(nn.Module):
         yield Pause.DISPATCHING
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
+            del dispatching  # and the rows that it sent: what is held in a flow is held while the other computes
         with self.span("experts"):
             results = self._computed(dispatched.rows)
         self.load.add(self.moe_layer, dispatched.rows.counts_M, dispatched.sent_W)
         with self.span("combine issue"):
             combining = self.dispatcher.combine(results, dispatched)
+            del results, dispatched
         yield Pause.COMBINING
         with self.span("combine wait"):
             combined = combining.wait()
+            del combining
         yield Pause.COMBINED
         with self.span("sum"):
             return combined.sum().add_(shared_TD)

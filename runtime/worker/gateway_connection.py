@@ -21,8 +21,8 @@ from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 __all__ = ["GatewayLink"]
 
 RETRY_S = 0.5
-# A call to a pod that is gone may get no answer at all. The kernel tries for two minutes, and a Service leads all tries
-# of one call to the same pod. A new call is led to the gateway's next pod.
+# A call to the address of a pod that is gone may get no answer at all, and the kernel repeats it for two minutes. A new
+# call asks the gateway's name again, which leads to its next pod.
 CALL_TIMEOUT_S = 3.0
 RETRY_OTHER_VERSION_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from runtime.checkpoint import Files, check_config_digest, check_same_files, resolve
+from runtime.checkpoint import Files, check_config_digest, check_same_files, check_weights_digest, resolve
 from runtime.expert_parallel.group import Group, new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
@@ -58,7 +58,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     keep_freed_memory()  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
-    check_config_digest(folder, launch.checkpoint.digest)
+    check_config_digest(folder, launch.checkpoint.config_digest)
+    check_weights_digest(folder, launch.checkpoint.weights_digest)
     metrics, inbox = RankMetrics(launch, place.rank), Inbox()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)

@@ -58,7 +58,8 @@ def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
     folder.path.mkdir(parents=True, exist_ok=True)
     _write_launch_files(folder.launch_folder, plan)
     units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
-    record = Record(plan.name, plan.digest, layout.endpoint, _model_name(plan), units)
+    model = _model_name(plan)
+    record = Record(plan.name, plan.digest, layout.endpoint, model, units, switches_units=plan.switches_units)
     _fork(lambda started: supervise(folder, layout, record, started), folder.path / "supervisor.log", detached)
     return folder
 

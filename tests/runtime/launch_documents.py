@@ -31,7 +31,7 @@ UNIT = {
     "deterministic": False,
     "kv_cache": {"wire_version": 2, "dtype": "fp32", "bytes_per_token": 96},
     "model": {"name": "org/small"},
-    "checkpoint": {"uri": "bundled:demo", "digest": ZERO},
+    "checkpoint": {"uri": "bundled:demo", "config_digest": ZERO, "weights_digest": None},
     "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32, "kv_tokens": 128},
     "gateway": {"service": "demo-gateway"},
     "ports": {"rendezvous": 29500, "places": 29501, "kv": 29600, "registry": 29700, "metrics": 29800},
@@ -81,7 +81,7 @@ def with_leaf_changed(document, path):
     place = document
     for part in parts:
         place = place[part]
-    place[key] = place[key] + 1 if isinstance(place[key], int) else place[key][:-1] + "~"
+    place[key] = place[key] + 1 if isinstance(place[key], int) else (place[key] or "~")[:-1] + "~"
     return document
 
 

@@ -112,7 +112,21 @@ def test_digests_are_only_on_object_metadata(applied):
     """A digest on a pod template would restart pods for a change that does not concern them."""
     for each in applied.values():
         assert "sha256" not in json.dumps(each.get("spec", {}))
-    assert "tidemill.dev/plan-digest" in applied["namespace-tidemill.yaml"]["metadata"]["annotations"]
+    assert "tidemill.dev/plan-digest" in applied["serviceaccount-demo-runtime.yaml"]["metadata"]["annotations"]
+
+
+def test_the_user_s_namespace_is_left_alone(objects, tmp_path):
+    """With `create_namespace: false` everything but the Namespace is as it would be with one."""
+    rendered = rendered_with(tmp_path, "  create_namespace: false\n")
+
+    expected = [each for each in objects.values() if each["kind"] not in ("Namespace", "Kustomization")]
+    assert [without_plan_digest(each) for each in rendered[1:]] == [without_plan_digest(each) for each in expected]
+
+
+def without_plan_digest(document):
+    """The object, less what every change of the spec's `kubernetes` changes."""
+    kept = {key: value for key, value in document["metadata"].items() if key != "annotations"}
+    return document | {"metadata": kept}
 
 
 def test_nothing_sets_replicas(applied):

@@ -24,6 +24,8 @@ NEEDS_KNOWLEDGE = {
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
+    "S307": "the shapes of that model",
+    "S308": "whether the config or the manifest is the right one",
     "S530": "which nodes have which GPUs",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
@@ -72,7 +74,7 @@ DONE_TO_TEXT = {
 
 def done_to_text(fix, before, after):
     """Fixes that say what to write, or how many spaces, and those above."""
-    if written := re.fullmatch(r"write `(\w+: \w+)`", fix):
+    if written := re.fullmatch(r"write `(\w+: [\w:]+)`", fix):
         return before + written[1] + after[after.index("\n") :]
     if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
         return before.rstrip(" ") + " " * int(spaces[1]) + after
@@ -191,6 +193,16 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
             words = with_option(words, option, written)
         with pytest.raises(WorkBegins):
             main(words)
+
+
+@pytest.mark.parametrize("size", [5, 7, 70])
+def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, problems_of, plan_of):
+    """Three nodes of two GPUs, of which prefill takes one: 6 or 36 would spread evenly, and could not be had."""
+    text = with_line(20, f"  ep_size: {size}")
+    (fix,) = {str(problem.fix) for problem in problems_of(text)}
+    plan = plan_of(with_line(20, f"  ep_size: {fix.removeprefix('nearest: ')}"))
+
+    assert len(plan.layouts) == 2
 
 
 def test_mistakes_of_one_kind_come_up_together():

@@ -35,12 +35,18 @@ def run_node(launch_file, cwd=None, env=None, **changes):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env)
 
 
+def start_node(launch_file, **flags):
+    """`python -m runtime node`, and do not wait for its end."""
+    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--gateway=127.79.0.1"]
+    return subprocess.Popen(
+        [*command, *(f"--{name}={value}" for name, value in flags.items())], stderr=subprocess.PIPE, text=True
+    )
+
+
 @pytest.fixture
 def waiting_node(launch_file):
     """A real node and its two ranks, which load and then wait for the unit's other node: (process, rank pids)."""
-    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--node=node-1"]
-    flags = ["--address=127.79.0.4", "--leader=127.79.0.4", "--gateway=127.79.0.1"]
-    node = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+    node = start_node(launch_file, node="node-1", address="127.79.0.4", leader="127.79.0.4")
     ports = [json.loads(launch_file.read_text())["ports"]["metrics"] + rank for rank in (0, 1)]
     wait_for(lambda: all(answers("127.79.0.4", port) for port in ports) or node.poll() is not None)
     yield node, children_of(node.pid)
@@ -169,9 +175,25 @@ def test_a_taken_port_is_named(launch_file):
     assert_one_sentence(done, f"demo-decode-0 rank 1 ended with status 1: cannot listen on 127.79.0.3:{port} (metrics)")
 
 
+def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file):
+    """Its process says whose place it takes, and starts that place's ranks: here until a port of one is taken."""
+    launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    planned = start_node(launch_file, node="node-1", address="127.79.0.6", leader="127.79.0.7")
+    try:
+        with socket.create_server(("127.79.0.7", port)):
+            done = run_node(launch_file, node="node-7", address="127.79.0.7", leader="127.79.0.7")
+    finally:
+        planned.kill()
+        planned.communicate()
+
+    assert "tidemill: spare node-7 takes the place of node-2" in done.stderr.splitlines()
+    assert_one_sentence(done, f"demo-decode-0 rank 3 ended with status 1: cannot listen on 127.79.0.7:{port} (metrics)")
+
+
 def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
     """The config's bytes are not those that the plan was made for."""
-    document = sealed(json.loads(launch_file.read_text()), checkpoint__digest="sha256:" + "0" * 64)
+    document = sealed(json.loads(launch_file.read_text()), checkpoint__config_digest="sha256:" + "0" * 64)
     launch_file.write_text(json.dumps(document))
     done = run_node(launch_file)
 

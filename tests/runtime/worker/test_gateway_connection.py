@@ -47,7 +47,7 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
 
 
 def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
-    """As to a pod that is gone, whose Service leads the next call to another one."""
+    """As to a pod that is gone: the gateway's name leads the next call to another one."""
     monkeypatch.setattr("runtime.worker.gateway_connection.CALL_TIMEOUT_S", 0.05)
     answered, calls = asyncio.open_connection, []
 

@@ -1,7 +1,7 @@
 """A fake API server: a real HTTP server in this process, with the real client in front and a dict behind.
 
 It is fake because a real one cannot be told to do at a given moment what goes wrong once in a thousand times: store an
-object and never answer, or lose one between two requests. It knows four kinds and no schema: whatever is applied is
+object and never answer, or lose one between two requests. It knows six kinds and no schema: whatever is applied is
 stored as it is, with the metadata that a server gives. What it answers to a wrong uid is what Kubernetes 1.36 answers;
 `tests/cluster/test_lifecycle.py` holds that on a real one.
 """
@@ -29,7 +29,9 @@ Interference = Callable[["FakeApi"], None]
 KINDS = {
     "/api/v1": [
         {"name": "namespaces", "kind": "Namespace", "namespaced": False},
+        {"name": "nodes", "kind": "Node", "namespaced": False},
         {"name": "configmaps", "kind": "ConfigMap", "namespaced": True},
+        {"name": "pods", "kind": "Pod", "namespaced": True},
         {"name": "serviceaccounts", "kind": "ServiceAccount", "namespaced": True},
     ],
     "/apis/leaderworkerset.x-k8s.io/v1": [{"name": "leaderworkersets", "kind": "LeaderWorkerSet", "namespaced": True}],
@@ -42,6 +44,7 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
+        self.forbidden: dict[str, str] = {}  # path -> what the server says of the user's rights
         self.requests: list[tuple[str, str]] = []  # verb and path of each, dry runs left out
         self.before: dict[str, list[Interference]] = {}
         self.after: dict[str, list[Interference]] = {}  # before the answer leaves
@@ -72,6 +75,8 @@ class FakeApi:
             return 200, {"versions": ["v1"]}
         if path in KINDS:
             return 200, {"resources": KINDS[path]}
+        if path in self.forbidden:
+            return _status(403, self.forbidden[path])
         with self.lock:
             there = self.objects.get(path)
             if verb == "GET" and path.rpartition("/")[2] in COLLECTIONS:
