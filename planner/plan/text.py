@@ -167,7 +167,8 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
     limits = [f"{limit:,}" for limit in (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)]
     if layout.phase == "decode":
         limits[-1] = "-"  # prompts are prefill's
-    return layout.phase, layout.precision, *limits
+    kv = f", KV {spec.kv_precision}" if spec.kv_precision else ""
+    return layout.phase, f"{layout.precision}{kv}", *limits
 
 
 def _memory(plan: Plan) -> str:
