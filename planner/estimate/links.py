@@ -8,8 +8,9 @@ layers the one with the fullest GPU is shown: a step waits for it. Two ways of s
 
 Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
 attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
-sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it,
-inside the node.
+sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it
+(over several nodes: `sharing.py`). A unit that is one group has all tokens on each GPU: it dispatches none, and sums
+the results of attention and those of experts.
 
 Combine takes the same ways back. Of a gate that lets a token into few groups of experts, the groups decide how many
 domains a token goes to (`expert_map/reach.py`). Without groups its experts are taken as drawn independently. Mixed
@@ -29,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.cluster.inventory import nodes_of
+from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
 from planner.estimate.topology import Topology, nvlink_domains, topology_of
 from planner.expert_map import ExpertMap, Gate
 from planner.facts.catalog import Model
@@ -43,7 +45,7 @@ from planner.spec.check import ResolvedSpec
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["LinkLoad", "PhaseTraffic", "all_reduce_bytes", "expected_traffic"]
+__all__ = ["LinkLoad", "PhaseTraffic", "expected_traffic"]
 
 
 @dataclass(frozen=True)
@@ -89,29 +91,26 @@ def expected_traffic(
 ) -> tuple[PhaseTraffic, ...]:
     """For each phase whose units have more than one rank, where the GPU's links are known."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
-    domains = nvlink_domains(nodes.values(), spec.gpu, spec.cluster.gpus_per_node)
     traffic = []
     for layout in layouts:
+        gpu = spec.gpu_of(layout.phase)
+        alike = [node for node in nodes.values() if node.gpu == layout.gpu]
+        domains = nvlink_domains(alike, gpu, spec.cluster.gpus_per_node)
         shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size, limiting_groups(spec.model))
         section = spec.phase(layout.phase)
         of_group = int(getattr(section, largest_step_field(layout.phase)))
         tokens = -(-of_group // layout.attention_tp)
-        sharing = all_reduce_bytes(
-            of_group * spec.model.hidden_size * wide_bytes(layout.precision), layout.attention_tp
-        )
+        result_bytes = of_group * spec.model.hidden_size * wide_bytes(layout.precision)
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:
-                topology = topology_of(unit, nodes, domains, spec.gpu)
-                links += _links(unit.name, topology, shares, tokens, sharing, spec.model, layout) if topology else []
+                topology = topology_of(unit, nodes, domains, gpu)
+                links += (
+                    _links(unit.name, topology, shares, tokens, result_bytes, spec.model, layout) if topology else []
+                )
         if links:
             traffic.append(PhaseTraffic(layout.phase, layer, tokens, _fullest(links)))
     return tuple(traffic)
-
-
-def all_reduce_bytes(size: int, num_gpus: int) -> int:
-    """Into each of `num_gpus`, and out of it, for the sum of as many arrays of `size` bytes on all of them."""
-    return round(2 * (num_gpus - 1) * size / num_gpus)
 
 
 def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: int) -> tuple["Floats", int]:
@@ -129,9 +128,17 @@ def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: 
 
 
 def _links(
-    unit: str, topology: Topology, shares: "Floats", tokens: int, sharing: int, model: Model, layout: PhaseLayout
+    unit: str,
+    topology: Topology,
+    shares: "Floats",
+    tokens: int,
+    result_bytes: int,
+    model: Model,
+    layout: PhaseLayout,
 ) -> list[LinkLoad]:
-    """Messages that arrive, link by link, times the bytes of one; `sharing` bytes are the same on all GPUs."""
+    """Messages that arrive, link by link, times the bytes of one; and the results that attention groups sum."""
+    if layout.dp_size == 1:  # each GPU has all tokens: none is dispatched, and experts' results are summed as well
+        tokens, result_bytes = 0, 2 * result_bytes
     gate = gate_of(model, layout.precision)
     arriving = _Arriving(topology, shares, tokens, gate, normal=is_normal(layout.phase))
     dispatch, combine = message_bytes(model.hidden_size, layout.precision)
@@ -143,10 +150,7 @@ def _links(
 
     ranks, nodes = range(topology.num_ranks), range(len(topology.nodes))
     node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
-    gpu = fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())
-    if sharing:
-        gpu = replace(gpu, attention_bytes=sharing, attention_gb_per_s=topology.group_gb_per_s(layout.attention_tp))
-    links = [gpu]
+    links = [fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())]
     if len(arriving.size) > 1:
         rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in ranks})
         names = [f"{topology.nodes[node]} rail {rail}" for node, rail in rails]
@@ -159,7 +163,21 @@ def _links(
     if len(leaves) > 1 and len(arriving.size) > 1:
         up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
         links.append(fullest("leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up))
-    return links
+    return links if layout.attention_tp == 1 else _sharing(links, topology, layout.attention_tp, result_bytes)
+
+
+def _sharing(links: Sequence[LinkLoad], topology: Topology, attention_tp: int, result_bytes: int) -> list[LinkLoad]:
+    """`links` with what GPUs exchange that share attention: over NVLink to those of a group, over all of a NIC."""
+    shared = shared_bytes(topology, attention_tp, result_bytes)
+    to_group = topology.group_gb_per_s(gpus_in_one_domain(topology, attention_tp))
+    return [
+        replace(
+            link,
+            attention_bytes=shared[link.kind],
+            attention_gb_per_s=to_group if link.kind == "gpu" and shared["gpu"] else None,
+        )
+        for link in links
+    ]
 
 
 class _Arriving:

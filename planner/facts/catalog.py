@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 ASSUMED = "assumed"
+KV_SCALE_VALUES = 128  # that share a scale in sparse attention's FP8 KV
 
 # GPUs that are sold and not listed here, so that none of them is taken for one that is called alike.
 UNPLANNED_GPUS = (
@@ -63,9 +64,17 @@ class LatentAttention:
     indexer: Indexer | None = None
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Of one layer: 1,152 B for (512 + 64) values in BF16."""
-        indexed = self.indexer.kv_bytes_per_token if self.indexer else 0
-        return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value + indexed
+        """Of one layer: 1,152 B for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
+
+        Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
+        512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
+        """
+        if self.indexer is None:
+            return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value
+        if bytes_per_value == 1:
+            scales = 4 * -(-self.kv_lora_rank // KV_SCALE_VALUES)
+            return self.kv_lora_rank + scales + 2 * self.qk_rope_head_dim + self.indexer.kv_bytes_per_token
+        return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value + self.indexer.kv_bytes_per_token
 
     def one_of(self, num_gpus: int) -> "LatentAttention":
         """What one of `num_gpus` that share the heads holds: all heads read the one latent vector, so it is on each.
@@ -119,7 +128,7 @@ class Model:
     num_groups_per_token: int  # at most: a token's experts are in the groups that the gate picked
     max_position_embeddings: int
     source: str
-    weights_in: Literal["fp8", "bf16"] = "bf16"  # what the published checkpoint keeps its matrices in
+    weights_in: Literal["fp8", "bf16", "fp4", "w4a8"] = "bf16"  # the precision of the published checkpoint
     ties_embeddings: bool = False  # one matrix reads tokens and makes logits
 
     @property

@@ -12,11 +12,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.facts.catalog import GroupedAttention, Indexer, LatentAttention, Model
+from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
 __all__ = ["ModelConfig", "read_model_config"]
@@ -152,6 +153,7 @@ OTHER_FAMILIES = {
     "gpt_oss": "gpt-oss",
     "llama4": "Llama 4",
     "minimax": "MiniMax",
+    "minimax_m2": "MiniMax",
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2-MoE",
     "qwen3_next": "Qwen3-Next",
@@ -163,7 +165,7 @@ OTHER_FAMILIES = {
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     """The config at `path`, which the spec calls `written`; or what is wrong with it."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except (OSError, ValueError) as error:  # the latter: no path has a null character
         fix = "give the path relative to the spec's folder"
         reason = getattr(error, "strerror", None) or str(error)
@@ -218,12 +220,16 @@ def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
         "max_position_embeddings": shapes.max_position_embeddings,
         "ties_embeddings": shapes.tie_word_embeddings,
         "source": source,
-        "weights_in": "fp8" if _is_fp8_in_blocks(shapes.quantization_config) else "bf16",
+        "weights_in": _weights_in(shapes.quantization_config),
     }
 
 
-def _is_fp8_in_blocks(quantization: Any) -> bool:
-    """Whether matrices are kept as DeepSeek keeps them, which is what `fp8` means in a spec."""
-    if not isinstance(quantization, dict):
-        return False
-    return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") == [128, 128]
+def _weights_in(quantization: Any) -> Literal["fp8", "bf16", "fp4", "w4a8"]:
+    """The precision of a spec that says it: FP8 in blocks as DeepSeek has it, NVIDIA's NVFP4, or SGLang's W4AFP8."""
+    said = quantization if isinstance(quantization, dict) else {}
+    method = said.get("quant_method")
+    if method == "fp8" and said.get("weight_block_size") == [128, 128]:
+        return "fp8"
+    if method == "modelopt" and said.get("quant_algo") == "NVFP4":
+        return "fp4"
+    return "w4a8" if method == "w4afp8" else "bf16"

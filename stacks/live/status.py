@@ -10,7 +10,7 @@ It reads, and changes nothing. Rights in the plan's namespace are enough: who ma
 down when its pods are gone.
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +23,11 @@ from stacks.kube.api import Api, connect
 from stacks.kube.errors import ProviderError, RefusedError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.readiness import is_off, missing
+from stacks.live.places import StandIn, lost_nodes, stand_ins
 
 __all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "look_at"]
+
+WHEN_A_SPARE_COMES = "a spare takes over when that Node is deleted, or tainted node.kubernetes.io/out-of-service"
 
 State = Literal["absent", "starting", "ready", "failed", "off"]
 
@@ -38,6 +41,7 @@ class LiveUnit:
     ranks: int
     state: State
     reason: str | None  # why it is not ready
+    stand_ins: tuple[StandIn, ...] | None  # spares that it is on
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,10 @@ def ask_cluster(plan: Deployable, context: str) -> LivePlan:
 def look_at(plan: Deployable, api: Api) -> LivePlan:
     """The same in that cluster. Raises ProviderError."""
     down, unseen = _nodes_down(api)
-    units = tuple(_look_at_unit(unit, plan.kubernetes.namespace, api, down) for unit in plan.units)
+    units = tuple(
+        _look_at_unit(unit, plan.unit_document(unit)["spares"], plan.kubernetes.namespace, api, down)
+        for unit in plan.units
+    )
     return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen)
 
 
@@ -92,25 +99,30 @@ def _applied_digest(plan: Deployable, api: Api) -> str | None:
     return str(digest) if digest else None
 
 
-def _look_at_unit(unit: Unit, namespace: str, api: Api, down: Set[str]) -> LiveUnit:
+def _look_at_unit(unit: Unit, spares: Sequence[str], namespace: str, api: Api, down: Set[str]) -> LiveUnit:
     reference = Reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", namespace, unit.name)
     live = api.get(reference)
-    state, reason = ("absent", None) if live is None else _judge(live, unit, api, down)
-    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason)
+    if live is None:
+        return LiveUnit(unit.name, unit.phase, len(unit.ranks), "absent", None, None)
+    selector = pods.pod_selector(live)
+    assert selector
+    found = api.list_all("v1", "Pod", namespace, labelSelector=selector)
+    state, reason = _judge(live, unit, spares, found, down)
+    on_spares = stand_ins(unit.nodes, spares, found) or None
+    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)
 
 
-def _judge(live: Manifest, unit: Unit, api: Api, down: Set[str]) -> tuple[State, str | None]:
+def _judge(
+    live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: Set[str]
+) -> tuple[State, str | None]:
     """The group's state. A unit cannot do without any of its nodes, so one that is down is named before all else."""
     if is_off(live):
         return "off", "scaled to 0"
-    if lost := sorted(down & set(unit.nodes)):
-        return "failed", f"node {' and '.join(lost)} is not ready"
+    if lost := lost_nodes(unit.nodes, spares, found, down):
+        return "failed", f"node {' and '.join(lost)} is not ready" + (f"; {WHEN_A_SPARE_COMES}" if spares else "")
     lacking = missing(live)
     if lacking is None:
         return "ready", None
-    selector = pods.pod_selector(live)
-    assert selector
-    found = api.list_all("v1", "Pod", live["metadata"]["namespace"], labelSelector=selector)
     reasons = [lacking, *pods.reasons(live, found, down, events=[])]
     is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for its place
     has_failed = not is_leaving and any(map(pods.cannot_start, found))

@@ -15,7 +15,7 @@ SCHEMA = json.loads((Path(__file__).parent / "launch.schema.json").read_text())
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 
 UNIT_DIGEST_KEYS = (
-    *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
+    *("version", "unit", "phase", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 
@@ -82,11 +82,11 @@ def test_all_documents_share_the_kv_digest(documents):
 
 
 def test_the_checkpoint_is_the_one_that_was_planned_for(documents):
-    """Its digest is that of the config's bytes."""
-    config = DEMO.parents[2] / "runtime" / "demo" / "config.json"
-    digest = f"sha256:{hashlib.sha256(config.read_bytes()).hexdigest()}"
-
-    assert {document["checkpoint"]["digest"] for document in documents.values()} == {digest}
+    """Its digests are those of the config's bytes, and of the manifest's beside it."""
+    folder = DEMO.parents[2] / "runtime" / "demo"
+    for key, name in (("config_digest", "config.json"), ("weights_digest", "tidemill-checkpoint.json")):
+        digest = f"sha256:{hashlib.sha256((folder / name).read_bytes()).hexdigest()}"
+        assert {document["checkpoint"][key] for document in documents.values()} == {digest}
 
 
 def _digest(value):

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cluster.inventory import Node
-from planner.estimate.links import _Arriving, all_reduce_bytes
+from planner.estimate.links import _Arriving
+from planner.estimate.sharing import all_reduce_bytes, shared_bytes
 from planner.estimate.topology import nvlink_domains, topology_of
 from planner.expert_map import Gate
 from planner.facts.catalog import GPUS
@@ -61,11 +62,10 @@ def test_a_domain_ends_with_its_rack():
 
 
 def test_a_node_may_be_several_domains():
-    """Pairs of bridged GPUs: a NIC's bandwidth from one pair to the next, for a group that shares attention too."""
+    """Pairs of bridged GPUs: a NIC's bandwidth from one pair to the next."""
     pairs = topology(nvlink_domain=2)
 
     assert (pairs.bandwidth(0, 1), pairs.bandwidth(1, 2), pairs.bandwidth(6, 7)) == (200, 50, 200)
-    assert (pairs.group_gb_per_s(2), pairs.group_gb_per_s(4)) == (200, 50)
 
 
 def test_a_board_of_eight_does_not_reach_the_next_node():
@@ -217,6 +217,39 @@ def test_shared_attention_is_on_the_busiest_gpu(plan_of):
 
     assert sharing == {"prefill": [0, 0, 0], "decode": [2 * 7 * 128 * 7168 * 2 // 8, 0, 0]}
     assert traffic["decode"]["links"][0]["attention_gb_per_s"] == 200
+
+
+def test_a_group_over_several_nodes_sums_inside_each_and_then_between_them():
+    """The slow reference: hierarchical all-reduce of four GPUs on each of two nodes, every byte into a GPU counted."""
+    shape = topology(num_nodes=4, per_node=4, leaf_size=1)
+    over_nvlink, over_nics = hierarchical_all_reduce(num_domains=2, per_domain=4, size=800)
+    shared = shared_bytes(shape, 8, 800)
+
+    assert (shared["gpu"], shared["nic"]) == (over_nvlink, over_nics)
+    assert (shared["node"], shared["leaf"]) == (4 * over_nics, 4 * over_nics)
+    assert shared_bytes(shape, 4, 800) == {"gpu": 1200, "nic": 0, "node": 0, "leaf": 0}
+
+
+def hierarchical_all_reduce(num_domains, per_domain, size):
+    """Bytes into one GPU over NVLink and over its NIC: a ring in its domain, and one with its peers of the others."""
+    inside = ring_all_reduce([[1] * size for _ in range(per_domain)])
+    between = ring_all_reduce([[1] * (size // per_domain) for _ in range(num_domains)])
+    return inside[0], between[0]
+
+
+def test_a_unit_that_is_one_attention_group_dispatches_nothing(plan_of):
+    """TP16 over two nodes: each GPU has all tokens, and sums results of attention and of experts."""
+    decode = {"ep_size": 16, "redundant_experts": 0, "attention_tp": 16, "max_requests": 16}
+    spec = PAIR | {"cluster": PAIR["cluster"] | {"gpu": "h200"}, "decode": PAIR["decode"] | decode}
+    links = plan_of(json.dumps(spec, indent=1)).as_json()["traffic"]["decode"]["links"]
+    result = 2 * 16 * 7168 * 2  # of attention and of experts: 16 tokens of 7,168 values in BF16
+
+    assert [(each["dispatch_bytes"], each["combine_bytes"]) for each in links] == [(0, 0)] * len(links)
+    assert {each["kind"]: each["attention_bytes"] for each in links} == {
+        "gpu": 2 * 7 * result // 8,
+        "nic": result // 8,
+        "node": result,
+    }
 
 
 def test_half_of_a_mesh_shares_by_half_of_its_links():
