@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes import client
-from kubernetes.utils.quantity import parse_quantity
 from openai import OpenAI
 from tokenizers import Tokenizer
 
@@ -292,14 +291,9 @@ def wait_until_serving(deployed):
 def test_one_more_unit_leaves_running_pods_alone(up):
     """`up` of a PLAN.json, then of the one with a second prefill unit planned near it: every pod keeps its UID.
 
-    Planned anew, prefill would take a node that decode runs on. Each unit has a node for itself: no two of them fit
-    into a node's memory.
+    Planned anew, prefill would take a node that decode runs on.
     """
-    memory = parse_quantity(client.CoreV1Api(up.cluster.api).read_node("node-0").status.allocatable["memory"])
     up.change_spec(lambda spec: spec["cluster"].update(nodes=4, gpus_per_node=1))
-    up.change_spec(
-        lambda spec: spec["kubernetes"]["resources"]["unit"].update(memory=f"{int(memory * 6 / 10) // 2**20}MiB")
-    )
     up.change_spec(lambda spec: spec["prefill"].update(ep_size=1, redundant_experts=0))
     up.change_spec(lambda spec: spec["decode"].update(ep_size=1, redundant_experts=0, units=2))
     first = up.write_plan("first.json")
