@@ -28,7 +28,7 @@ MODEL = "tidemill-demo"
 DECODE, PREFILL, GATEWAY = "demo-decode-0", "demo-prefill-0", "demo-gateway"
 PROMPTS = [[0, 5 + number, 100 + number, 2000 - number] for number in range(20)]
 MAX_TOKENS = 32
-NUM_CLIENTS = 8
+NUM_CLIENTS = 10
 END = 1  # the checkpoint's end-of-text token
 ROWS = "tidemill_expert_rows_total"
 HEALED_S = 180
@@ -317,8 +317,8 @@ def test_one_more_unit_leaves_running_pods_alone(up):
     Planned anew, prefill would take a node that decode runs on. Each unit has a node for itself, though two of them
     would fit into a node's memory.
     """
-    up.change_spec(lambda spec: spec["cluster"].update(gpus_per_node=1, spares=[]))
-    up.change_spec(lambda spec: spec["prefill"].update(ep_size=1))
+    up.change_spec(lambda spec: spec["cluster"].update(nodes=4, gpus_per_node=1, spares=[]))
+    up.change_spec(lambda spec: spec["prefill"].update(ep_size=1, redundant_experts=0))
     up.change_spec(lambda spec: spec["decode"].update(ep_size=1, redundant_experts=0, units=2))
     first = up.write_plan("first.json")
     up.deploy_plan(first)
@@ -379,7 +379,7 @@ def test_an_image_that_cannot_be_had_is_an_error_in_time(deployed, cluster, tool
     (executable,) = toolchain(PULUMI)
     before = listing(cluster.api)
     broken = Deployed.of_demo(executable, tmp_path, cluster, "broken")
-    broken.change_spec(lambda spec: spec["kubernetes"].update(image="localhost/nobody:1", ready_timeout="20s"))
+    broken.change_spec(lambda spec: spec["kubernetes"].update(image="localhost/nobody:1", ready_timeout="12s"))
 
     run = broken.pulumi.up()
     removed = broken.pulumi.destroy()
