@@ -153,6 +153,20 @@ def test_a_truncated_checkpoint_is_named(tidemill, write_spec, checkpoint):
     assert_nothing_is_left(tidemill)
 
 
+@pytest.mark.whole
+def test_a_flipped_bit_in_the_weights_is_named(tidemill, write_spec, checkpoint):
+    """The copy has the manifest of the original: the file and the tensor are named, and nothing is served."""
+    weights = checkpoint / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+    done = tidemill.up(write_spec(model__config=str(checkpoint / "config.json"), model__checkpoint=str(checkpoint)))
+
+    assert_one_sentence(done, f"{weights}: the bytes of ", "are not those of tidemill-checkpoint.json")
+    assert_nothing_is_left(tidemill)
+
+
 def test_a_checkpoint_of_another_shape_is_refused_by_digest(tidemill, write_spec, checkpoint):
     """The plan was made for one config.json, the checkpoint has another: both digests are printed."""
     (checkpoint / "config.json").write_text((checkpoint / "config.json").read_text() + "\n")
