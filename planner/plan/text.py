@@ -254,7 +254,7 @@ def _placement(plan: Plan) -> str:
         ]
         lines += [wrapped(rows), *filled(f"{METHODS[placement.method]}: {placement.why}.")]
     if placement.spares:
-        lines += filled(f"Spares, where a unit moves that loses a node: {_node_list(placement.spares)}.")
+        lines += filled(f"Spares, for a unit that loses a node: {_node_list(placement.spares)}.")
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
