@@ -127,8 +127,13 @@ class Deployed:
 
 
 def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:
-    """The demo's spec, but for what this cluster is: its namespace, image, mounts, and how long it may take."""
+    """The demo's spec, but for what this cluster is: its namespace, image, mounts, and how long it may take.
+
+    Both phases overlap, as the published system's do, which leaves the texts as they are. They stay in FP32, because
+    BF16's loops would be compiled in each pod anew.
+    """
     document = yaml.safe_load(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/"))
+    document["prefill"]["overlap"], document["decode"]["overlap"] = "dual_batch", "five_stage"
     document["kubernetes"] = {
         "namespace": namespace,
         "image": cluster.image,

@@ -9,7 +9,7 @@ import struct
 
 from runtime.protocol.frames import FRAME_PREFIX_BYTES, VERSION, encode_frame
 
-__all__ = ["mutated_frames"]
+__all__ = ["mutated_bytes", "mutated_frames"]
 
 VALUES = [
     *(None, True, "", "\x00", "x" * 300, "\ud7ff", 0, 1, -1, 70000, 2**31, 2**63, -(2**63), 2**64, 10**40),
@@ -30,6 +30,16 @@ def mutated_frames(message, payload, number, seed):
         data = struct.pack("!4sHHIQ", b"TDML", VERSION, 0, len(text), len(payload)) + text + payload
         for change in changes:
             data = data if change is set_field else change(data, rng)
+        yield data
+
+
+def mutated_bytes(spoken, number, seed):
+    """`number` byte strings, each one of `spoken` that was changed once or a few times."""
+    rng = random.Random(seed)
+    for _ in range(number):
+        data = rng.choice(spoken)
+        for change in rng.choices((flip, cut, double), k=rng.choice((1, 1, 2, 8))):
+            data = change(data, rng) if data else rng.randbytes(16)
         yield data
 
 

@@ -2,11 +2,15 @@
 
 import asyncio
 import queue
+import socket
+import threading
+import urllib.request
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry, Counter
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.registry import Registry
@@ -28,13 +32,14 @@ from runtime.protocol.messages import (
     State,
     Token,
 )
+from runtime.protocol.metrics_server import serve_metrics
 from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.worker import gateway_connection
 from runtime.worker.gateway_connection import GatewayLink
 from runtime.worker.places import Roll
-from tests.runtime.mutations import mutated_frames
+from tests.runtime.mutations import mutated_bytes, mutated_frames
 from tests.runtime.one_rank import DECODE, NO_METRICS, Limits
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
@@ -257,3 +262,30 @@ def test_a_leader_survives_what_comes_to_its_port_for_places():
 
     assert in_time(run()) == encode_frame(Place(0))
     assert rank.escaped == []
+
+
+def test_a_metrics_port_survives_what_comes_to_it(monkeypatch):
+    """Requests that are not quite HTTP are answered or dropped, on threads that end; a dashboard reads on."""
+    escaped, registry = [], CollectorRegistry()
+    monkeypatch.setattr(threading, "excepthook", escaped.append)
+    Counter("steps", "Steps taken.", registry=registry).inc(3)
+    spoken = [
+        b"GET /metrics HTTP/1.1\r\nHost: here\r\nAccept: text/plain\r\n\r\n",
+        b"GET /readyz HTTP/1.0\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+    ]
+    with socket.create_server((HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    num_threads = threading.active_count()
+
+    async def run():
+        for data in mutated_bytes(spoken, NUM_FRAMES, seed=4):
+            await send_alone(port, data)
+
+    with serve_metrics(registry, HOST, port):
+        in_time(run())
+        text = urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10).read()
+
+    assert b"steps_total 3.0" in text
+    assert escaped == []
+    assert threading.active_count() <= num_threads + 1

@@ -1,6 +1,7 @@
 """Fixtures of the local launcher's tests: a command that has run nothing, and the demo up and ready."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tidemill]:
     tidemill.run("down")
 
 
-@pytest.fixture
-def write_spec(tmp_path: Path):
-    """A copy of the demo's spec with its paths made absolute and some fields changed; None leaves a section out."""
+@pytest.fixture(scope="session")
+def spec_writer():
+    """Writes the demo's spec into a folder, its paths made absolute, some fields changed; None leaves a section out."""
 
-    def write(**changes: object) -> Path:
+    def write(folder: Path, **changes: object) -> Path:
         spec = yaml.safe_load(DEMO_SPEC.read_text())
         spec["model"]["config"] = str(CHECKPOINT / "config.json")
         spec["expert_load"]["file"] = str(CHECKPOINT / "expert_load.json")
@@ -40,7 +41,13 @@ def write_spec(tmp_path: Path):
             section, _, field = path.partition("__")
             spec[section] = value if not field else {**spec[section], field: value}
         spec = {section: value for section, value in spec.items() if value is not None}
-        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-        return tmp_path / "spec.yaml"
+        (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+        return folder / "spec.yaml"
 
     return write
+
+
+@pytest.fixture
+def write_spec(tmp_path: Path, spec_writer):
+    """The same, in the test's own folder."""
+    return partial(spec_writer, tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,9 +21,10 @@ REPOSITORY = Path(__file__).parents[2]
 DEMO_SPEC = REPOSITORY / "stacks" / "specs" / "demo.yaml"
 CHECKPOINT = REPOSITORY / "runtime" / "demo"
 UP_TIMEOUT_S = 240
+LISTEN = "0A"  # linux/tcp_states.h
 HOSTS = (f"127.78.{number}.1" for number in count(1))
 
-__all__ = ["CHECKPOINT", "DEMO_SPEC", "HOSTS", "Tidemill", "get_json", "samples", "total", "wait_until"]
+__all__ = ["CHECKPOINT", "DEMO_SPEC", "HOSTS", "Tidemill", "get_json", "listening", "samples", "total", "wait_until"]
 
 
 @dataclass
@@ -99,6 +101,23 @@ def samples(host: str, port: int) -> list:
 def total(all_samples: list, name: str, **labels: str) -> float:
     """The sum of the samples of that name that have these labels."""
     return sum(s.value for s in all_samples if s.name == name and labels.items() <= s.labels.items())
+
+
+def listening(processes: list[int]) -> list[tuple[str, int]]:
+    """Every address and port that these processes listen on, as the kernel has them."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+            lines = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
+            sockets = {fields[9]: fields[1] for fields in map(str.split, lines) if fields[3] == LISTEN}
+            found |= {address for inode, address in sockets.items() if f"socket:[{inode}]" in links}
+    return sorted(_host_and_port(address) for address in found)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, port = address.split(":")
+    return socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> float:
