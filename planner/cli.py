@@ -8,27 +8,27 @@ This file prints and decides nothing. It alone looks at a clock, to say how long
 """
 
 import argparse
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from planner.compiler import check_fit, compile_plan, deployable_from
-from planner.expert_map import Effort, ExpertMap, Policy, SplitRule, prepare
+from planner.compiler import Fit, check_fit, compile_plan, deployable_from
+from planner.expert_map import ExpertMap, prepare
 from planner.experts.answer import answer_json, answer_text
-from planner.experts.call import ExpertsCall
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
-from planner.experts.formats import Engine, export_map
+from planner.experts.formats import FILE_TYPES, Engine, export_map
+from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
-from planner.facts.terms import Coverage
 from planner.plan.given import read_given
+from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
 from planner.problems.errors import (
@@ -40,10 +40,22 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
+from planner.problems.fix import Fix, close_to
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["Parser", "add_commands", "add_format", "add_given", "add_previous", "announce_compiling", "main", "run"]
+__all__ = [
+    "add_commands",
+    "add_format",
+    "add_given",
+    "add_previous",
+    "announce_compiling",
+    "main",
+    "new_parser",
+    "reported",
+    "run",
+    "wants_json",
+]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -56,13 +68,42 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and leaving."""
-        violation = Violation("", None, "S900 was called wrongly", message, f"see {self.prog} --help")
-        raise CallError([violation.at("tidemill")])
+        self._refuse(message, f"see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what is unknown where it was written: the command knows its options, the top parser only commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [each for action in self._actions for each in action.option_strings]
+            meant = close_to(unknown[0].partition("=")[0], options, cutoff=0.7)
+            self._refuse(
+                f"{' '.join(unknown)} is not known",
+                f"did you mean {meant}?" if meant else f"see {self.prog} --help",
+            )
+        return found, unknown
+
+    def _refuse(self, reason: str, fix: str) -> NoReturn:
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at(self.prog)])
+
+
+class _SayVersion(argparse.Action):
+    """Prints the installed version, which is looked up only for who asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"tidemill {metadata.version('tidemill')}")
+        parser.exit()
+
+
+def new_parser(description: str) -> Parser:
+    """The parser of the `tidemill` command, before it has commands."""
+    parser = Parser(prog="tidemill", description=description, epilog=EXIT_STATUSES)
+    parser.add_argument("--version", action=_SayVersion, nargs=0, help="print the version and exit")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
-    parser = Parser(prog="tidemill", description="Plan DeepSeek-class mixture-of-experts deployments.")
+    parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
     return run(parser, argv)
 
@@ -70,9 +111,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
     """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return reported(lambda: _run(parser, words), words)
+
+
+def reported(command: Callable[[], int], words: Sequence[str]) -> int:
+    """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
     try:
-        status = _run(parser, words)
+        status = command()
         sys.stdout.flush()
+    except TidemillError as error:
+        _report(error.problems, as_json=wants_json(words))
+        return error.exit_status
     except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -110,11 +159,24 @@ def add_commands(commands: Any) -> None:
     )
     plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
+    plan.add_argument(
+        "--export",
+        choices=get_args(Engine),
+        help="write each phase's expert map beside -o, in a file that this engine reads",
+    )
     add_previous(plan)
     add_format(plan)
     plan.set_defaults(command=_plan)
 
-    _add_experts(commands)
+    experts = _command(
+        commands,
+        "experts",
+        "an expert map for measured loads",
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
+    )
+    add_options(experts)
+    add_format(experts)
+    experts.set_defaults(command=_experts)
 
     render = _command(
         commands,
@@ -126,6 +188,7 @@ def add_commands(commands: Any) -> None:
     add_given(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    render.add_argument("--overwrite", action="store_true", help="also files that somebody changed since the last time")
     add_format(render)
     render.set_defaults(command=_render)
 
@@ -136,78 +199,14 @@ def _command(commands: Any, name: str, short: str, long: str) -> argparse.Argume
     return parser
 
 
-def _add_experts(commands: Any) -> None:
-    experts = _command(
-        commands,
-        "experts",
-        "an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
-    )
-    experts.add_argument(
-        "loads",
-        nargs="+",
-        type=Path,
-        metavar="LOADS",
-        help=".npy, JSON or what SGLang recorded (.pt): token counts [layers][experts]; of several windows a file each",
-    )
-    experts.add_argument("--gpus", type=int, required=True, metavar="N", help="over which experts are spread")
-    experts.add_argument(
-        "--nodes", type=int, required=True, metavar="M", help="that hold these GPUs, equally many each"
-    )
-    experts.add_argument("--slots-per-gpu", type=int, metavar="S", help="default: ceil(experts / GPUs)")
-    experts.add_argument("--groups", type=int, default=1, metavar="G", help="expert groups of the gate; default: 1")
-    experts.add_argument("--policy", choices=get_args(Policy), default="auto", help="default: auto")
-    experts.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
-    experts.add_argument(
-        "--coverage", choices=get_args(Coverage), default="none", help="what no expert goes dark with; default: none"
-    )
-    experts.add_argument(
-        "--split", choices=get_args(SplitRule), default="equal", help="which replica tokens go to; default: equal"
-    )
-    experts.add_argument(
-        "--balance",
-        default="mean",
-        metavar="mean|worst|quantile=Q",
-        help="of several windows: their mean, the worst, or a quantile of max/mean over them; default: mean",
-    )
-    experts.add_argument("--nodes-per-rack", type=int, metavar="N", help="for --coverage rack")
-    experts.add_argument(
-        "--expert-bytes",
-        metavar="SIZE",
-        help="of one expert of one layer, such as 44.05MB: counts moves and slots in bytes",
-    )
-    experts.add_argument(
-        "--step-tokens", type=int, metavar="N", help="of a step over all GPUs: adds what sampling adds to max/mean"
-    )
-    experts.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens; default: 8")
-    experts.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
-    experts.add_argument(
-        "--keep-within",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="keep a layer's previous map while it is less even than a new one by at most this share; default: 0",
-    )
-    experts.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
-    experts.add_argument(
-        "--first-layer",
-        type=int,
-        metavar="N",
-        help="the first MoE layer's number in the model; default: what a recorded dump tells, else 0",
-    )
-    experts.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")
-    add_format(experts)
-    experts.set_defaults(command=_experts)
-
-
-def add_given(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
     """The file that a command carries out; `default` says what it does without one, where it may be left out."""
     told_apart = "a spec in YAML, or a plan in JSON, told apart by what the file holds"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
         type=Path,
-        metavar="SPEC|PLAN.json",
+        metavar=metavar,
         help=f"{told_apart}; default: {default}" if default else told_apart,
     )
 
@@ -222,24 +221,25 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
 
 
+def wants_json(words: Sequence[str]) -> bool:
+    """Known even where the rest of the command line cannot be parsed."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)
+
+
 def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    try:
-        arguments = parser.parse_args(words)
-        arguments.command(arguments)
-    except TidemillError as error:
-        _report(error.problems, as_json=_wants_json(words))
-        return error.exit_status
+    arguments = parser.parse_args(words)
+    arguments.command(arguments)
     return 0
 
 
 @contextmanager
 def announce_compiling() -> Iterator[None]:
-    """Tell who waits at a terminal when, inside, the search for expert maps is compiled, as for the first maps ever."""
+    """Tell who waits when, inside, the search for expert maps is compiled, as for the first maps ever."""
     from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
 
     def tell() -> None:
-        if sys.stderr.isatty():
-            print("compiling the search for expert maps: once after an installation, half a minute", file=sys.stderr)
+        sentence = "compiling the search for expert maps: once after an installation, about a minute"
+        print(sentence, file=sys.stderr, flush=True)
 
     with on_compiling(tell):
         yield
@@ -247,21 +247,25 @@ def announce_compiling() -> Iterator[None]:
 
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
-    left: dict[Path, tuple[Problem, ...]] = {}
+    fits: dict[Path, Fit] = {}
     for path in arguments.specs:
         try:
-            left[path] = check_fit(_read_spec(path))
+            fits[path] = check_fit(_read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([problem for error in errors for problem in error.problems])
     if arguments.format == "json":
-        left_to_plan = [problem.as_json() for problems in left.values() for problem in problems]
-        _print_json({"valid": True, "errors": []} | ({"left_to_plan": left_to_plan} if left_to_plan else {}))
+        told = {
+            "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
+        }
+        _print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
-        for path in arguments.specs:
-            print("\n".join([f"{path}: valid", *(f"left to plan: {problem}" for problem in left[path])]))
+        for path, fit in fits.items():
+            left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
 def _read_spec(path: Path) -> ResolvedSpec:
@@ -278,42 +282,35 @@ def _schema(_: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
+    if arguments.export and not arguments.output:
+        fix = Fix("for example -o plan.json", ({"-o": "plan.json"},))
+        violation = Violation("--export", arguments.export, "S809 must come with -o", "stdout is for the plan", fix)
+        raise CallError([violation.at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
     spec = _read_spec(arguments.spec)
     with announce_compiling():
         plan = compile_plan(spec, previous)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
+    if arguments.export:
+        _export_maps(plan, arguments.export, arguments.output)
     if arguments.format == "json":
         _print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
 
 
+def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:
+    """Write a file for each phase beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
+    for layout in plan.layouts:
+        path = output.with_name(f"{output.stem}.{layout.phase}.{engine}.{FILE_TYPES[engine]}")
+        rows = plan.expert_maps[layout.phase].physical_to_logical
+        _write(path, export_map(engine, rows, layout.ep_size, plan.model.num_dense_layers))
+        print(f"{path}: the expert map of {layout.phase} for {engine}", file=sys.stderr)
+
+
 def _experts(arguments: argparse.Namespace) -> None:
-    job = check_call(
-        ExpertsCall(
-            loads=tuple(arguments.loads),
-            gpus=arguments.gpus,
-            nodes=arguments.nodes,
-            slots_per_gpu=arguments.slots_per_gpu,
-            groups=arguments.groups,
-            policy=arguments.policy,
-            effort=arguments.effort,
-            coverage=arguments.coverage,
-            nodes_per_rack=arguments.nodes_per_rack,
-            split=arguments.split,
-            balance=arguments.balance,
-            previous=arguments.previous,
-            expert_bytes=arguments.expert_bytes,
-            step_tokens=arguments.step_tokens,
-            experts_per_token=arguments.experts_per_token,
-            keep_within=arguments.keep_within,
-            export=arguments.export,
-            first_layer=arguments.first_layer,
-            output=arguments.output,
-        )
-    )
+    job = check_call(call_from(arguments))
     with announce_compiling():
         prepare(  # compiling, and loading what is compiled, is not computing
             with_previous=job.previous is not None,
@@ -348,7 +345,7 @@ def _render(arguments: argparse.Namespace) -> None:
     with announce_compiling():
         plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
-    write_folder(arguments.output, files)
+    write_folder(arguments.output, files, overwrite=arguments.overwrite)
     if arguments.format == "json":
         _print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
     else:
@@ -372,9 +369,4 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
 
 
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, sort_keys=True, indent=1))
-
-
-def _wants_json(words: Sequence[str]) -> bool:
-    """Known even where the rest of the command line cannot be parsed."""
-    return "--format=json" in words or ("--format", "json") in pairwise(words)
+    print(pretty_json(document), end="")

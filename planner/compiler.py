@@ -5,6 +5,7 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,10 +21,12 @@ from planner.estimate.coverage import (
 )
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
+from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
-from planner.facts.terms import Coverage, Phase
+from planner.facts.terms import Phase
+from planner.layout.dispatch import gate_of, groups_on_nodes
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.layout.working_memory import largest_step_field
@@ -42,7 +45,15 @@ from planner.search.auto import DEFAULT, Decision, decide
 from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["check_fit", "compile_plan", "deployable_from"]
+__all__ = ["Fit", "check_fit", "compile_plan", "deployable_from"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is known of a spec that fits into memory, before its units are placed."""
+
+    left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
+    warnings: tuple[Problem, ...]
 
 
 def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Plan:
@@ -61,39 +72,35 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
     schedule = plan_schedule(spec.written, placement.units)
     maps = {
-        each.phase: balance(
-            loads,
-            each.num_physical_experts,
-            each.ep_size,
-            num_nodes=each.nodes_per_unit,
-            domains=places[each.phase].of(spec.written.coverage),
-            split=spec.written.split,
-            previous=previous.map_for(each, len(loads)) if previous else None,
+        each.phase: _map_for(
+            spec, each, loads, places, previous=previous.map_for(each, len(loads)) if previous else None
         )
         for each in layouts
     }
     require_covered(spec, maps)
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
-    documents = launch_documents(spec, placement.units, maps, memory)
+    documents = launch_documents(spec, placement, maps, memory)
     return Plan(
         spec=spec.written,
         written=_with_defaults(spec, decisions),
         inputs=spec.inputs,
         model=spec.model,
         gpu=spec.gpu,
+        phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
         decisions=decisions,
         layouts=layouts,
         memory=memory,
         placement=placement,
         schedule=schedule,
         expert_maps=maps,
-        one_more_slot=_one_more_slot(loads, layouts, maps, places, spec.written.coverage),
+        one_more_slot=_one_more_slot(spec, layouts, loads, places, maps),
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=runtime_refusals(spec),
+        warnings=warnings_of(spec, memory),
     )
 
 
@@ -112,22 +119,24 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     return compile_plan(given, read_previous(previous) if previous else None).deployable
 
 
-def check_fit(spec: ResolvedSpec) -> tuple[Problem, ...]:
-    """What a placement of `spec` refuses, or may refuse; empty where it plans.
+def check_fit(spec: ResolvedSpec) -> Fit:
+    """Say what a placement of `spec` refuses, or may refuse, and what is to be warned of; it plans nothing.
 
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
     """
     spec, _ = decide(spec, _memory_of)
     try:
-        layouts, _ = _fit(spec)
+        layouts, memory = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:
-        return with_changes(error, spec, _is_feasible, _memory_of).problems
-    return tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
+        left = with_changes(error, spec, _is_feasible, _memory_of).problems
+    else:
+        left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
+    return Fit(left, warnings_of(spec, memory))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan,
 
 def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu.usable_bytes else None
+    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def _is_feasible(spec: ResolvedSpec) -> bool:
@@ -185,25 +194,42 @@ def _sampled(
 
 
 def _one_more_slot(
-    loads: Loads,
+    spec: ResolvedSpec,
     layouts: Sequence[PhaseLayout],
-    maps: Mapping[Phase, ExpertMap],
+    loads: Loads,
     places: Mapping[Phase, FailureDomains],
-    coverage: Coverage,
+    maps: Mapping[Phase, ExpertMap],
 ) -> dict[Phase, ExpertMap]:
     """The maps with one more slot a GPU, of the phases whose slots bind."""
     return {
-        each.phase: balance(
-            loads,
-            each.num_physical_experts + each.ep_size,
-            each.ep_size,
-            num_nodes=each.nodes_per_unit,
-            domains=places[each.phase].of(coverage),
-            split=maps[each.phase].split,
-        )
+        each.phase: _map_for(spec, each, loads, places, more_slots=each.ep_size)
         for each in layouts
         if slots_bind(maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
     }
+
+
+def _map_for(
+    spec: ResolvedSpec,
+    layout: PhaseLayout,
+    loads: Loads,
+    places: Mapping[Phase, FailureDomains],
+    *,
+    more_slots: int = 0,
+    previous: Sequence[Sequence[int]] | None = None,
+) -> ExpertMap:
+    """Balance the experts of a phase, near the `previous` map where there is one."""
+    num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
+    return balance(
+        loads,
+        layout.num_physical_experts + more_slots,
+        layout.ep_size,
+        num_nodes=layout.nodes_per_unit,
+        num_groups=num_groups if spec.written.split == "equal" else 1,  # only equal shares are weighed against bytes
+        gate=gate_of(spec.model, layout.precision),
+        previous=previous,
+        domains=places[layout.phase].of(spec.written.coverage),
+        split=spec.written.split,
+    )
 
 
 def _mean_of(loads: Loads) -> MeanOf:

@@ -1,7 +1,8 @@
-"""`python -m runtime`: the commands that pods, `tidemill up` and `tidemill generate` start.
+"""`python -m runtime`: the commands that pods, `tidemill up` and other commands of `tidemill` start.
 
-    node       the ranks of one unit on one node          gateway    the HTTP front
-    rank       one of them, started by its node           generate   a checkpoint, offline
+    node       the ranks of one unit on one node          generate     a checkpoint, offline
+    rank       one of them, started by its node           checkpoint   its manifest
+    gateway    the HTTP front
 
 Failures that a user can cause are one sentence on stderr and status 1 (2 when the
 call was wrong, 75 when only a peer was lost).
@@ -11,11 +12,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
+from runtime.checkpoint import MANIFEST
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
 from runtime.launch import RankPlace, UnitLaunch, read_gateway_launch, read_unit_launch
 from runtime.trace import recording
 from runtime.worker.children import PEER_LOST, ChildDied, die_with_parent
+from runtime.worker.cpus import usable_cpus
 
 __all__ = ["main"]
 
@@ -24,12 +29,19 @@ TRACE_FOLDER = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that raises UsageError, so that a wrong call is one sentence, as everywhere."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"was called wrongly; {message}; see {self.prog} --help [S900]")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; its exit status."""
-    arguments = _parser().parse_args(argv)
-    if arguments.parent is not None:
-        die_with_parent(arguments.parent)
     try:
+        arguments = _parser().parse_args(argv)
+        if arguments.parent is not None:
+            die_with_parent(arguments.parent)
         arguments.run(arguments)
     except RuntimeFailure as error:
         print(f"tidemill: {error}", file=sys.stderr)
@@ -41,26 +53,40 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m runtime", description="Tidemill's runtime.")
+    parser = _Parser(prog="python -m runtime", description="Tidemill's runtime.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, summary in (("node", _node, "a unit's ranks on one node"), ("rank", _rank, "one rank")):
         command = _command(commands, name, run, summary)
         command.add_argument("--launch", type=Path, required=True, help="the unit's launch file")
-        command.add_argument("--node", required=True, help="this node's name in the launch file")
+        command.add_argument("--node", required=True, help="this node's name")
         command.add_argument("--address", required=True, help="the IP that this node binds and is reached at")
         command.add_argument("--leader", required=True, help="the address of the unit's first node")
         command.add_argument("--gateway", help="the gateway's host (default: the launch file's gateway.service)")
         if name == "rank":
+            command.add_argument("--place", type=int, required=True, help="this node's place in the unit")
             command.add_argument("--local-rank", type=int, required=True)
     gateway = _command(commands, "gateway", _gateway, "the HTTP front")
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
     gateway.add_argument("--address", required=True, help="the IP to bind")
     _add_generate(commands)
+    _add_checkpoint(commands)
     return parser
 
 
-def _add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    generate = _command(commands, "generate", _generate, "greedy text from a checkpoint, offline")
+def _add_checkpoint(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    summary = "what the files of a checkpoint hold"
+    checkpoint = commands.add_parser("checkpoint", prog="tidemill checkpoint", help=summary, description=summary)
+    actions = checkpoint.add_subparsers(required=True, metavar="COMMAND")
+    digest = _command(actions, "digest", _digest, "write the manifest that ranks compare while they load")
+    digest.add_argument("checkpoint", metavar="PATH", help="a folder, or bundled:NAME")
+    digest.add_argument("-o", dest="output", type=Path, metavar="FILE", help=f"default: PATH/{MANIFEST}")
+    digest.add_argument("--format", choices=["text", "json"], default="text", help="for people, or for programs")
+
+
+def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    generate = _command(
+        commands, "generate", _generate, "greedy text from a checkpoint, offline", prog="tidemill generate"
+    )
     generate.add_argument("checkpoint", help="a folder, or bundled:NAME")
     generate.add_argument("--prompt-ids", type=Path, required=True, help="JSON: a list of lists of token ids")
     generate.add_argument("--max-tokens", type=int, default=64)
@@ -90,15 +116,17 @@ def _add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, run: object, summary: str
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=summary, description=summary)
+    commands: "argparse._SubParsersAction[_Parser]", name: str, run: object, summary: str, prog: str | None = None
+) -> _Parser:
+    """`prog`: what users call it, where they do not call `python -m runtime`."""
+    command = commands.add_parser(name, help=summary, description=summary, prog=prog)
     command.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     command.set_defaults(run=run)
     return command
 
 
 def _node(arguments: argparse.Namespace) -> None:
+    from runtime.worker.membership import Membership
     from runtime.worker.node import run_node
 
     launch = read_unit_launch(arguments.launch)
@@ -110,14 +138,15 @@ def _node(arguments: argparse.Namespace) -> None:
         "--gateway",
         _gateway_host(arguments, launch),
     ]
-    run_node(launch, arguments.launch, arguments.node, flags)
+    membership = Membership(launch, arguments.node, arguments.address, arguments.leader)
+    run_node(launch, arguments.launch, arguments.node, membership, flags)
 
 
 def _rank(arguments: argparse.Namespace) -> None:
     from runtime.worker.worker import Addresses, run_rank
 
     launch = read_unit_launch(arguments.launch)
-    addresses = Addresses(arguments.address, arguments.leader, _gateway_host(arguments, launch))
+    addresses = Addresses(arguments.node, arguments.address, arguments.leader, _gateway_host(arguments, launch))
     place, folder = _place(launch, arguments), os.environ.get(TRACE_FOLDER)
     with recording(Path(folder) / f"{launch.unit}-{place.rank}.json" if folder else None, place.rank):
         run_rank(launch, place, addresses)
@@ -135,16 +164,31 @@ def _generate(arguments: argparse.Namespace) -> None:
     generate.run(generate.Job.from_arguments(arguments))
 
 
+def _digest(arguments: argparse.Namespace) -> None:
+    from runtime.checkpoint.command import write_digests
+
+    as_json = arguments.format == "json"
+    write_digests(arguments.checkpoint, arguments.output, usable_cpus(), as_json=as_json)
+
+
 def _gateway_host(arguments: argparse.Namespace, launch: UnitLaunch) -> str:
     return arguments.gateway or launch.gateway.service
 
 
 def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
-    (place,) = (place for place in launch.ranks_of(arguments.node) if place.local_rank == arguments.local_rank)
-    return place
+    (rank,) = (each for each in launch.ranks_of(arguments.place) if each.local_rank == arguments.local_rank)
+    return rank
+
+
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a bug's traceback and end. What asyncio says of its tasks while Python ends would hide it from the node."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":
+    sys.excepthook = _end_at_once
     exit_status = main()
     sys.stdout.flush()
     sys.stderr.flush()

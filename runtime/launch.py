@@ -13,6 +13,7 @@ It does not choose anything: no defaults, no fallbacks. `tests/contract/launch.s
 
 import hashlib
 import json
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,9 +26,10 @@ __all__ = ["GatewayLaunch", "UnitLaunch", "read_gateway_launch", "read_unit_laun
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
-VERSION = 1
+VERSION = 2
+MAX_BYTES = 2**26  # 16,640 slots in 58 layers, the most that a DeepSeek-V3 can have, are 3.5e6
 UNIT_DIGEST_KEYS = (
-    *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
+    *("version", "unit", "phase", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 KV_DIGEST_KEYS = ("kv_cache", "model", "checkpoint")
@@ -44,10 +46,11 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """Where the weights are, and the sha256 of the `config.json` that the plan was made for."""
+    """Where the weights are, and what the plan was made for: `config.json`, and the manifest where it had one."""
 
     uri: str
-    digest: str
+    config_digest: str
+    weights_digest: str | None
 
 
 class Limits(_Part):
@@ -60,9 +63,9 @@ class Limits(_Part):
 
 
 class RankPlace(_Part):
-    """Where one global rank runs."""
+    """Where one global rank runs: in which of the unit's places, and as which rank there."""
 
-    node: str
+    place: Annotated[int, msgspec.Meta(ge=0)]
     local_rank: Annotated[int, msgspec.Meta(ge=0)]
     rank: int
 
@@ -78,7 +81,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """How latent KV looks on the wire and in memory."""
 
-    wire_version: Literal[1]
+    wire_version: Literal[2]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 
@@ -92,6 +95,7 @@ class GatewayRef(_Part):
 class UnitPorts(_Part):
     """`kv` and `metrics` are the first of one port a local rank."""
 
+    places: Port
     rendezvous: Port
     kv: Port
     registry: Port
@@ -107,9 +111,9 @@ class GatewayPorts(_Part):
 
 
 class UnitLaunch(_Part, kw_only=True):
-    """The launch file of one unit."""
+    """The launch file of one unit. `places` are the nodes that were planned, `spares` those that may take a place."""
 
-    version: Literal[1]
+    version: Literal[2]
     kind: Literal["unit"]
     launch_digest: str
     unit_digest: str
@@ -117,6 +121,8 @@ class UnitLaunch(_Part, kw_only=True):
     unit: str
     phase: Literal["prefill", "decode", "mixed"]
     ranks: list[RankPlace]
+    places: list[str]
+    spares: list[str]
     expert_map: ExpertMap
     split: Literal["equal", "local_first"]
     precision: Literal["fp32", "bf16", "fp8"]
@@ -132,22 +138,21 @@ class UnitLaunch(_Part, kw_only=True):
     @property
     def nodes_to_stay_on(self) -> list[str] | None:
         """The node of each rank, where tokens prefer replicas near them; None where they do not."""
-        return [place.node for place in self.ranks] if self.split == "local_first" else None
+        return [self.places[each.place] for each in self.ranks] if self.split == "local_first" else None
 
-    def ranks_of(self, node: str) -> list[RankPlace]:
-        """The ranks that run on `node`, in order."""
-        return [place for place in self.ranks if place.node == node]
+    def ranks_of(self, place: int) -> list[RankPlace]:
+        """The ranks of a place, in order."""
+        return [each for each in self.ranks if each.place == place]
 
     def rank_nodes(self) -> list[int]:
-        """The number of each rank's node; nodes are numbered as they appear."""
-        names = list(dict.fromkeys(place.node for place in self.ranks))
-        return [names.index(place.node) for place in self.ranks]
+        """The number of each rank's node, which is that of its place."""
+        return [each.place for each in self.ranks]
 
 
 class GatewayLaunch(_Part, kw_only=True):
     """The launch file of the gateway."""
 
-    version: Literal[1]
+    version: Literal[2]
     kind: Literal["gateway"]
     launch_digest: str
     kv_digest: str
@@ -193,14 +198,26 @@ def digest_of(value: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(_content(path))
     except OSError as error:
         raise LaunchError(f"cannot read the launch file {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchError(f"the launch file {path} is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise LaunchError(f"the launch file {path} is not a JSON object")
     return document
+
+
+def _content(path: Path) -> bytes:
+    """Return the file's bytes or, where a ConfigMap was too small for it, those of its parts PATH.0, PATH.1, ..."""
+    parts = takewhile(Path.exists, (path.with_name(f"{path.name}.{number}") for number in count()))
+    content = b""
+    for part in (path,) if path.exists() else tuple(parts) or (path,):
+        with part.open("rb") as file:
+            content += file.read(MAX_BYTES + 1 - len(content))
+    if len(content) > MAX_BYTES:
+        raise LaunchError(f"the launch file {path} has more than {MAX_BYTES} bytes, which no plan needs")
+    return content
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:
@@ -228,8 +245,13 @@ def _check_ranks(path: Path, launch: UnitLaunch) -> None:
         raise LaunchError(f"the launch file {path} has no ranks")
     if [place.rank for place in launch.ranks] != list(range(len(launch.ranks))):
         raise LaunchError(f"the launch file {path} does not number its ranks 0 to {len(launch.ranks) - 1} in order")
-    if len({(place.node, place.local_rank) for place in launch.ranks}) != len(launch.ranks):
+    if len({(each.place, each.local_rank) for each in launch.ranks}) != len(launch.ranks):
         raise LaunchError(f"the launch file {path} gives one place to two ranks")
+    if {each.place for each in launch.ranks} != set(range(len(launch.places))):
+        raise LaunchError(f"the launch file {path} does not give ranks to each of its {len(launch.places)} places")
+    nodes = [*launch.places, *launch.spares]
+    if len(set(nodes)) != len(nodes):
+        raise LaunchError(f"the launch file {path} names a node twice among its places and spares")
 
 
 def _check_limits(path: Path, limits: Limits) -> None:

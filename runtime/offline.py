@@ -7,7 +7,6 @@ An output ends with the config's end-of-text token, which is kept, or after `max
 
 import argparse
 import json
-import os
 import socket
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from runtime.model.forward_batch import Chunk
 from runtime.trace import join as join_traces
 from runtime.trace import recording
 from runtime.worker.children import Child, wait_together
+from runtime.worker.cpus import threads_of_each
 
 __all__ = ["Job", "greedy", "run"]
 
@@ -202,7 +202,7 @@ def _start_ranks(job: Job, scratch: str) -> list[Child]:
         flags += ["--logits", str(job.logits)]
     if job.trace is not None:
         flags += ["--trace", str(job.trace)]
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // job.ep))}
+    threads = threads_of_each(job.ep)
     return [Child(f"rank {rank}", [*flags, "--rank", str(rank)], threads) for rank in range(job.ep)]
 
 

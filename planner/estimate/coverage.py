@@ -12,7 +12,7 @@ It pays only with a runtime that goes on without a dead rank: as it is, a unit w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.cluster.inventory import nodes_of
+from planner.cluster.inventory import named_places, nodes_of
 from planner.expert_map import (
     Domains,
     ExpertMap,
@@ -59,7 +59,8 @@ def failure_domains(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
 ) -> dict[Phase, FailureDomains]:
     """For each phase where its units' GPUs stand; without units as far as the layout says."""
-    racks = {node.name: node.rack for node in nodes_of(spec.cluster)} if units else {}
+    nodes = [node for node in nodes_of(spec.cluster) if not node.unusable] if units else []
+    racks = dict(zip((node.name for node in nodes), named_places(nodes, "rack"), strict=True))
     return {
         layout.phase: FailureDomains(
             gpu=consecutive_domains(layout.ep_size, 1),

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.cluster.inventory import Node, nodes_of
+from planner.cluster.inventory import named_places, nodes_of
 from planner.expert_map import ExpertMap
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -23,7 +23,10 @@ from planner.spec.check import ResolvedSpec
 
 __all__ = ["FailureReport", "Loss", "report_failures"]
 
-Domain = Literal["gpu", "node", "rack", "power"]
+Shared = Literal["rack", "power"]  # by units
+Domain = Literal["gpu", "node"] | Shared
+
+SHARED: tuple[Shared, ...] = ("rack", "power")
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,14 @@ def report_failures(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
 ) -> tuple[FailureReport, ...]:
     """For each phase the worst loss of each kind of domain whose places the spec names."""
-    nodes = {node.name: node for node in nodes_of(spec.cluster)}
-    return tuple(_report(layout, units, maps[layout.phase], nodes) for layout in layouts)
+    nodes = [node for node in nodes_of(spec.cluster) if not node.unusable]
+    names = [node.name for node in nodes]
+    places = {kind: dict(zip(names, named_places(nodes, kind), strict=True)) for kind in SHARED}
+    return tuple(_report(layout, units, maps[layout.phase], places) for layout in layouts)
 
 
 def _report(
-    layout: PhaseLayout, units: Sequence[Unit], expert_map: ExpertMap, nodes: Mapping[str, Node]
+    layout: PhaseLayout, units: Sequence[Unit], expert_map: ExpertMap, places: Mapping[Shared, Mapping[str, str]]
 ) -> FailureReport:
     own = [unit for unit in units if unit.phase == layout.phase]
     dark_of_ranks = _dark_experts(expert_map, layout, layout.ep_size)
@@ -62,8 +67,8 @@ def _report(
     losses = [Loss("gpu", 1, max(dark_of_ranks), f"{own[0].name} rank {dark_of_ranks.index(max(dark_of_ranks))}")]
     worst_node = dark_of_nodes.index(max(dark_of_nodes))
     losses.append(Loss("node", 1, max(dark_of_nodes), own[0].nodes[worst_node]))
-    losses += _shared(own, expert_map, layout, nodes, "rack")
-    losses += _shared(own, expert_map, layout, nodes, "power")
+    for domain in SHARED:
+        losses += _shared(own, expert_map, layout, places[domain], domain)
     return FailureReport(layout.phase, len(own), tuple(losses))
 
 
@@ -71,15 +76,17 @@ def _shared(
     units: Sequence[Unit],
     expert_map: ExpertMap,
     layout: PhaseLayout,
-    nodes: Mapping[str, Node],
-    domain: Literal["rack", "power"],
+    place_of: Mapping[str, str],
+    domain: Shared,
 ) -> list[Loss]:
-    """The domain that stops most units, and of those the one that darkens most experts of one of them."""
+    """Return the domain that stops most units, and of those the one that darkens most experts of one of them.
+
+    None where the spec names no such place.
+    """
     stopped: dict[str, dict[str, list[int]]] = {}  # place -> unit -> indices of its nodes there
     for unit in units:
         for index, name in enumerate(unit.nodes):
-            place = nodes[name].rack if domain == "rack" else nodes[name].power
-            stopped.setdefault(place, {}).setdefault(unit.name, []).append(index)
+            stopped.setdefault(place_of[name], {}).setdefault(unit.name, []).append(index)
     if "" in stopped:
         return []
     most = max(map(len, stopped.values()))

@@ -8,42 +8,44 @@ layers the one with the fullest GPU is shown: a step waits for it. Two ways of s
 
 Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
 attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
-sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it,
-inside the node.
+sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it
+(over several nodes: `sharing.py`). A unit that is one group has all tokens on each GPU: it dispatches none, and sums
+the results of attention and those of experts.
 
-Combine takes the same ways back. Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to
-dispatch, and 14,336 B in BF16 to combine.
+Combine takes the same ways back. Of a gate that lets a token into few groups of experts, the groups decide how many
+domains a token goes to (`expert_map/reach.py`). Without groups its experts are taken as drawn independently. Mixed
+units dispatch prompts the normal way, which is most of their tokens. What one GPU of a domain receives comes from all
+others alike, so that in a mesh it has the links to all of them, as behind switches. Replicas are taken to be chosen
+equally; with `split: local_first` less leaves a node. It estimates bytes, not time: seconds are bytes over bandwidth,
+to compare links with, no more.
 
-A token's experts are taken as drawn independently; gates that pick among few groups of experts reach fewer domains, so
-that normal dispatch is an upper bound there. Mixed units dispatch prompts the normal way, which is most of their
-tokens. What one GPU of a domain receives comes from all others alike, so that in a mesh it has the links to all of
-them, as behind switches. Replicas are taken to be chosen equally; with `split: local_first` less leaves a node. It
-estimates bytes, not time: seconds are bytes over bandwidth, to compare links with, no more.
-
-Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine);
-github.com/NVIDIA/nccl-tests 03a204a1 doc/PERFORMANCE.md (all-reduce), whose place is that of RowParallelLinear in
-github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py.
+Source: github.com/deepseek-ai/DeepEP dd758caf README; github.com/NVIDIA/nccl-tests 03a204a1 doc/PERFORMANCE.md
+(all-reduce), whose place is that of RowParallelLinear in github.com/deepseek-ai/DeepSeek-V3 9b4e9788
+inference/model.py.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from planner.cluster.inventory import nodes_of
+from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
 from planner.estimate.topology import Topology, nvlink_domains, topology_of
-from planner.expert_map import ExpertMap
+from planner.expert_map import ExpertMap, Gate
 from planner.facts.catalog import Model
 from planner.facts.loads import Loads
-from planner.facts.terms import Phase, Precision
+from planner.facts.terms import Phase
+from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes, wide_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.layout.working_memory import largest_step_field
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["LinkLoad", "PhaseTraffic", "all_reduce_bytes", "expected_traffic"]
+if TYPE_CHECKING:
+    from planner.expert_map.weigh import Floats
 
-SCALE_CHANNELS = 128
-SCALE_BYTES = 4
+__all__ = ["LinkLoad", "PhaseTraffic", "expected_traffic"]
 
 
 @dataclass(frozen=True)
@@ -89,52 +91,57 @@ def expected_traffic(
 ) -> tuple[PhaseTraffic, ...]:
     """For each phase whose units have more than one rank, where the GPU's links are known."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
-    domains = nvlink_domains(nodes.values(), spec.gpu, spec.cluster.gpus_per_node)
     traffic = []
     for layout in layouts:
-        shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size)
+        gpu = spec.gpu_of(layout.phase)
+        alike = [node for node in nodes.values() if node.gpu == layout.gpu]
+        domains = nvlink_domains(alike, gpu, spec.cluster.gpus_per_node)
+        shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size, limiting_groups(spec.model))
         section = spec.phase(layout.phase)
         of_group = int(getattr(section, largest_step_field(layout.phase)))
         tokens = -(-of_group // layout.attention_tp)
-        sharing = all_reduce_bytes(
-            of_group * spec.model.hidden_size * _wide_bytes(layout.precision), layout.attention_tp
-        )
+        result_bytes = of_group * spec.model.hidden_size * wide_bytes(layout.precision)
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:
-                topology = topology_of(unit, nodes, domains, spec.gpu)
-                links += _links(unit.name, topology, shares, tokens, sharing, spec.model, layout) if topology else []
+                topology = topology_of(unit, nodes, domains, gpu)
+                links += (
+                    _links(unit.name, topology, shares, tokens, result_bytes, spec.model, layout) if topology else []
+                )
         if links:
             traffic.append(PhaseTraffic(layout.phase, layer, tokens, _fullest(links)))
     return tuple(traffic)
 
 
-def all_reduce_bytes(size: int, num_gpus: int) -> int:
-    """Into each of `num_gpus`, and out of it, for the sum of as many arrays of `size` bytes on all of them."""
-    return round(2 * (num_gpus - 1) * size / num_gpus)
+def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: int) -> tuple["Floats", int]:
+    """Each GPU's share of the tokens of each group, `[groups, GPUs]`, in the layer with the fullest GPU; that layer."""
+    import numpy as np  # who only validates should not wait for it
 
-
-def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int) -> tuple[list[float], int]:
-    """Each GPU's share of the tokens of the layer in which one GPU has most, and that layer."""
     worst = max(range(len(loads)), key=lambda layer: expert_map.max_over_mean[layer])
-    slots, layer_loads = expert_map.physical_to_logical[worst], loads[worst]
-    replicas = [0] * len(layer_loads)
-    for expert in slots:
-        replicas[expert] += 1
-    total = sum(layer_loads) or 1
-    per_gpu = len(slots) // num_gpus
-    return [
-        sum(layer_loads[expert] / replicas[expert] for expert in slots[gpu * per_gpu : (gpu + 1) * per_gpu]) / total
-        for gpu in range(num_gpus)
-    ], worst
+    slots, layer_loads = np.array(expert_map.physical_to_logical[worst]), np.array(loads[worst], dtype=np.float64)
+    parts = (layer_loads / np.bincount(slots, minlength=len(layer_loads)))[slots]
+    group_of_slot = slots // (len(layer_loads) // num_groups)
+    gpu_of_slot = np.arange(len(slots)) // (len(slots) // num_gpus)
+    shares = np.zeros((num_groups, num_gpus))
+    np.add.at(shares, (group_of_slot, gpu_of_slot), parts)
+    return shares / (layer_loads.sum() or 1), worst
 
 
 def _links(
-    unit: str, topology: Topology, shares: Sequence[float], tokens: int, sharing: int, model: Model, layout: PhaseLayout
+    unit: str,
+    topology: Topology,
+    shares: "Floats",
+    tokens: int,
+    result_bytes: int,
+    model: Model,
+    layout: PhaseLayout,
 ) -> list[LinkLoad]:
-    """Messages that arrive, link by link, times the bytes of one; `sharing` bytes are the same on all GPUs."""
-    arriving = _Arriving(topology, shares, tokens, model.num_experts_per_token, normal=layout.phase != "decode")
-    dispatch, combine = _message_bytes(model.hidden_size, layout.precision)
+    """Messages that arrive, link by link, times the bytes of one; and the results that attention groups sum."""
+    if layout.dp_size == 1:  # each GPU has all tokens: none is dispatched, and experts' results are summed as well
+        tokens, result_bytes = 0, 2 * result_bytes
+    gate = gate_of(model, layout.precision)
+    arriving = _Arriving(topology, shares, tokens, gate, normal=is_normal(layout.phase))
+    dispatch, combine = message_bytes(model.hidden_size, layout.precision)
 
     def fullest(kind: str, places: Sequence[str], messages: Sequence[float], gb_per_s: Sequence[float]) -> LinkLoad:
         most = max(range(len(messages)), key=lambda index: messages[index] / gb_per_s[index])
@@ -143,10 +150,7 @@ def _links(
 
     ranks, nodes = range(topology.num_ranks), range(len(topology.nodes))
     node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
-    gpu = fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())
-    if sharing:
-        gpu = replace(gpu, attention_bytes=sharing, attention_gb_per_s=topology.group_gb_per_s(layout.attention_tp))
-    links = [gpu]
+    links = [fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())]
     if len(arriving.size) > 1:
         rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in ranks})
         names = [f"{topology.nodes[node]} rail {rail}" for node, rail in rails]
@@ -159,28 +163,52 @@ def _links(
     if len(leaves) > 1 and len(arriving.size) > 1:
         up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
         links.append(fullest("leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up))
-    return links
+    return links if layout.attention_tp == 1 else _sharing(links, topology, layout.attention_tp, result_bytes)
+
+
+def _sharing(links: Sequence[LinkLoad], topology: Topology, attention_tp: int, result_bytes: int) -> list[LinkLoad]:
+    """`links` with what GPUs exchange that share attention: over NVLink to those of a group, over all of a NIC."""
+    shared = shared_bytes(topology, attention_tp, result_bytes)
+    to_group = topology.group_gb_per_s(gpus_in_one_domain(topology, attention_tp))
+    return [
+        replace(
+            link,
+            attention_bytes=shared[link.kind],
+            attention_gb_per_s=to_group if link.kind == "gpu" and shared["gpu"] else None,
+        )
+        for link in links
+    ]
 
 
 class _Arriving:
     """Expected messages of one layer that arrive somewhere, from all ranks of the unit."""
 
-    def __init__(self, topology: Topology, shares: Sequence[float], tokens: int, top_k: int, *, normal: bool) -> None:
-        self.topology, self.shares, self.tokens, self.normal, self.top_k = topology, shares, tokens, normal, top_k
+    def __init__(self, topology: Topology, shares: "Floats", tokens: int, gate: Gate, *, normal: bool) -> None:
+        import numpy as np  # as above
+
+        from planner.expert_map.reach import reached
+
+        self.topology, self.tokens, self.normal = topology, tokens, normal
         self.domain_of = topology.domains
         self.size = Counter(self.domain_of)
         self.size_under = Counter(
             (domain, topology.leaves[topology.node(rank)]) for rank, domain in enumerate(self.domain_of)
         )
-        self.share = dict.fromkeys(self.size, 0.0)
-        for rank, domain in enumerate(self.domain_of):
-            self.share[domain] += shares[rank]
+        # copies of one token: one for each expert, or one where any is
+        to_ranks = reached(shares[None], gate)[0] if normal else gate.experts_per_token * shares.sum(axis=0)
+        self.to_rank: list[float] = to_ranks.tolist()
+        domains, place = np.unique(self.domain_of, return_inverse=True)
+        of_domains = np.zeros((len(shares), len(domains)))
+        np.add.at(of_domains.T, place, shares.T)
+        self.to_domain: dict[str, float] = dict(
+            zip(domains.tolist(), reached(of_domains[None], gate)[0].tolist(), strict=True)
+        )
 
     def over_nvlink(self) -> tuple[list[float], list[float]]:
         """Into each GPU, and the bandwidth: what a NIC brings to another GPU of the domain is forwarded."""
         topology, num_ranks = self.topology, self.topology.num_ranks
         others = [num_ranks - 1 if self.normal else self.size[domain] - 1 for domain in self.domain_of]
-        arriving = [self._sent_to(share) * self.tokens * n for share, n in zip(self.shares, others, strict=True)]
+        arriving = [copies * self.tokens * n for copies, n in zip(self.to_rank, others, strict=True)]
         return arriving, [topology.nvlink_gb_per_s] * num_ranks
 
     def over_nic(self, node: int, rail: int) -> float:
@@ -206,25 +234,8 @@ class _Arriving:
         """Messages by the NIC of `rank`: on its rail for all of the domain, or for itself."""
         domain = self.domain_of[rank]
         senders = self.topology.num_ranks - self.size[domain]
-        if self.normal:
-            return senders * self.tokens * self._sent_to(self.share[domain]) / self.size[domain]
-        return senders * self.tokens * self._sent_to(self.shares[rank])
-
-    def _sent_to(self, share: float) -> float:
-        """Copies of one token to where a `share` of all tokens goes: one for each expert, or one if any is there."""
-        return 1 - (1 - min(share, 1.0)) ** self.top_k if self.normal else self.top_k * share
-
-
-def _message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
-    """Of one token, to dispatch and to combine."""
-    if precision == "fp8":
-        return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
-    return _wide_bytes(precision) * hidden_size, _wide_bytes(precision) * hidden_size
-
-
-def _wide_bytes(precision: Precision) -> int:
-    """Of a value that is summed: never in FP8."""
-    return 4 if precision == "fp32" else 2
+        copies = self.to_domain[domain] / self.size[domain] if self.normal else self.to_rank[rank]
+        return senders * self.tokens * copies
 
 
 def _fullest(links: Sequence[LinkLoad]) -> tuple[LinkLoad, ...]:

@@ -64,9 +64,7 @@ class Topology:
         return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
 
     def group_gb_per_s(self, num_ranks: int) -> float:
-        """GB/s from one rank to all others of a group of `num_ranks` together, the first of a node."""
-        if len(set(self.domains[:num_ranks])) > 1:
-            return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
+        """GB/s from one rank to all others of `num_ranks` of its domain together."""
         return min(self.nvlink_gb_per_s, (num_ranks - 1) * self.peer_gb_per_s)
 
 

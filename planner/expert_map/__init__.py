@@ -18,12 +18,14 @@ from planner.expert_map.balance import balance, max_over_mean_sampled
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
 from planner.expert_map.prepare import prepare
 from planner.expert_map.stages import LinkTotal, Stage, link_totals, stage_moves
-from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule, slots_bind
+from planner.expert_map.types import Domains, Effort, ExpertMap, FrontPoint, Gate, Policy, Sizes, SplitRule, slots_bind
 
 __all__ = [
     "Domains",
     "Effort",
     "ExpertMap",
+    "FrontPoint",
+    "Gate",
     "LinkTotal",
     "Policy",
     "Sizes",

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule
+from planner.expert_map.types import Domains, Effort, ExpertMap, Gate, Policy, Sizes, SplitRule
 from planner.facts.loads import Loads
 
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["balance", "max_over_mean_sampled"]
+
+AS_DEEPSEEK_V3 = Gate()
 
 
 def balance(
@@ -26,6 +28,7 @@ def balance(
     *,
     num_nodes: int = 1,
     num_groups: int = 1,
+    gate: Gate = AS_DEEPSEEK_V3,
     policy: Policy = "auto",
     previous: Sequence[Sequence[int]] | None = None,
     keep_within: float = 0.0,
@@ -35,6 +38,7 @@ def balance(
     """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
     Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; groups by nodes where they are to stay on one.
+    The `gate` says how much groups that do not stay there cost in bytes between nodes.
 
     With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change; none in a layer whose fullest GPU
     carries at most `1 + keep_within` times what the published EPLB would reach anew.
@@ -49,7 +53,7 @@ def balance(
     from planner.expert_map.hierarchy import choose_policy
     from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
 
-    sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups)
+    sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
     loads_LE = np.asarray(loads, dtype=np.float64)
     stay_together = not domains and choose_policy(sizes, policy)[0] == "hierarchical"
     order_LE = order_by_load(loads_LE[None], num_groups if stay_together else 1, previous)

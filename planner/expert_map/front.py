@@ -1,17 +1,11 @@
 """What a map costs in bytes that cross nodes, and how much of that its balance is worth.
 
-A token goes once to each other node that serves one of its experts, with `BYTES_PER_CROSSING`, and it starts on each of
-the M nodes with probability 1 / M. Its experts are in K of G groups (`GROUPS_OF_A_TOKEN` of them; DeepSeek-V3: 4 of 8),
-any K equally likely. A group that is among them gets n of its pairs, in proportion to the group's load, and at least
-one. With q the share of a group's load that a node serves, the node is crossed to with probability
-
-    (1 - 1 / M) (1 - mean over all choices of K groups of the product of (1 - q)^n)
-
-where (1 - q)^n is taken straight between whole n. With P = G / M whole groups on each node that makes
+A token goes once to each other node that serves one of its experts (`reach`), and it starts on each of the M nodes with
+probability 1 / M. With P = G / M whole groups on each node, and K groups of a token, it crosses to
 
     (M - 1) (1 - C(G - P, K) / C(G, K))
 
-nodes a token: 2.36 for 8 groups on 4 nodes. It is 2.70 where every expert may be anywhere, as it is where a gate knows
+nodes: 2.36 for 4 of 8 groups on 4 nodes. It is 2.70 where every expert may be anywhere, as it is where a gate knows
 no groups. In between, the bytes grow with the load that is served away from the nodes of its groups, whichever experts
 it is of, at first in proportion.
 
@@ -25,14 +19,12 @@ from math import comb
 import numpy as np
 
 from planner.expert_map.compiled import compiled
+from planner.expert_map.reach import reached
 from planner.expert_map.types import FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["BYTES_PER_CROSSING", "front_of", "homes_of_groups", "knee", "num_crossings", "undominated"]
+__all__ = ["front_of", "homes_of_groups", "knee", "num_crossings", "undominated"]
 
-GROUPS_OF_A_TOKEN = 0.5  # of all groups: DeepSeek-V3 routes to 4 of 8
-EXPERTS_OF_A_TOKEN = 8  # DeepSeek-V3
-BYTES_PER_CROSSING = 7392  # DeepEP, normal mode: one token in FP8 with its scales, of 7,168 hidden values
 SOME_LOAD = 1e-9  # of experts without any, so that their groups are somewhere
 
 
@@ -58,8 +50,8 @@ def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequenc
         FrontPoint(
             policy=policy,
             max_over_mean=round(float(ratios_L.mean()), 6),
-            extra_bytes_per_token=round(float(crossings_L.mean() - whole) * BYTES_PER_CROSSING, 3) + 0.0,  # no -0.0
-            bytes_per_token=round(whole * BYTES_PER_CROSSING, 3),
+            extra_bytes_per_token=round(float(crossings_L.mean() - whole) * sizes.gate.copy_bytes, 3) + 0.0,  # no -0.0
+            bytes_per_token=round(whole * sizes.gate.copy_bytes, 3),
         )
         for policy, ratios_L, crossings_L in zip(policies, ratios_QL, crossings_QL, strict=True)
     )
@@ -73,28 +65,8 @@ def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
 
 def _crossings_where_served(served: Floats, sizes: Sizes) -> Floats:
     """The same, for what each node serves of each group, `[L, groups, M]`."""
-    num_chosen = _groups_of_a_token(sizes)
-    of_groups = served.sum(axis=2, keepdims=True)
-    share_of_load = of_groups / of_groups.sum(axis=1, keepdims=True)
-    pairs = np.maximum(EXPERTS_OF_A_TOKEN * sizes.num_groups / num_chosen * share_of_load, 1)
-    shares = served / of_groups
-    misses = np.ones_like(served)  # none of a group's pairs goes to the node
-    for pair in range(int(np.ceil(pairs.max()))):
-        misses *= 1 - shares * np.clip(pairs - pair, 0, 1)
-    all_miss = _mean_product(misses, num_chosen)
-    crossings: Floats = (1 - all_miss).sum(axis=1) * (1 - 1 / sizes.num_nodes)
+    crossings: Floats = reached(served, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings
-
-
-def _mean_product(factors: Floats, num_chosen: int) -> Floats:
-    """Mean over all choices of so many groups of the product of their factors, `[L, M]` of `[L, groups, M]`."""
-    num_layers, num_groups, num_nodes = factors.shape
-    sums = np.zeros((num_chosen + 1, num_layers, num_nodes))  # of the products of so many of the groups up to here
-    sums[0] = 1
-    for group in range(num_groups):
-        sums[1:] += factors[:, group] * sums[:-1]
-    mean: Floats = sums[num_chosen] / comb(num_groups, num_chosen)
-    return mean
 
 
 @compiled
@@ -120,13 +92,9 @@ def _carried_by(loads_LE: Floats, slots_QLGS: Ints, num_groups: int, num_nodes: 
 
 
 def _crossings_of_whole_groups(sizes: Sizes) -> float:
-    num_chosen, on_node = _groups_of_a_token(sizes), sizes.num_groups // sizes.num_nodes
-    missed = comb(sizes.num_groups - on_node, num_chosen) / comb(sizes.num_groups, num_chosen)
+    num_picked, on_node = sizes.gate.groups_of_a_token(sizes.num_groups), sizes.num_groups // sizes.num_nodes
+    missed = comb(sizes.num_groups - on_node, num_picked) / comb(sizes.num_groups, num_picked)
     return (sizes.num_nodes - 1) * (1 - missed)
-
-
-def _groups_of_a_token(sizes: Sizes) -> int:
-    return max(round(sizes.num_groups * GROUPS_OF_A_TOKEN), 1)
 
 
 def undominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:

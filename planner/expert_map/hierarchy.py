@@ -25,7 +25,7 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
     if sizes.num_nodes == 1:
         return "global", "one node: nothing crosses nodes"
     if sizes.num_groups == 1:
-        return "global", "one group: tokens go to any node whatever the map"
+        return "global", "no groups to keep on nodes: tokens go to any node whatever the map"
     if not sizes.groups_spread_over_nodes:
         return "global", f"{sizes.num_groups} groups cannot spread evenly over {sizes.num_nodes} nodes"
     return (

@@ -16,6 +16,7 @@ __all__ = [
     "Effort",
     "ExpertMap",
     "FrontPoint",
+    "Gate",
     "Policy",
     "Sizes",
     "SplitRule",
@@ -31,13 +32,28 @@ Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain
 
 
 @dataclass(frozen=True)
+class Gate:
+    """Where a gate sends a token. By default as DeepSeek-V3's: to 8 experts, in at most half of the groups."""
+
+    experts_per_token: int = 8
+    groups_per_token: int | None = None  # at most; None: half of them
+    copy_bytes: int = 7392  # to another node: one token in FP8 with its scales, of 7,168 hidden values (DeepEP, normal)
+
+    def groups_of_a_token(self, num_groups: int) -> int:
+        """Return how many of `num_groups` hold a token's experts: no more than it has experts, and at least one."""
+        picked = max(round(num_groups / 2), 1) if self.groups_per_token is None else self.groups_per_token
+        return min(picked, num_groups, self.experts_per_token)
+
+
+@dataclass(frozen=True)
 class Sizes:
-    """What a map is for: so many slots, GPUs and nodes, and so many groups of consecutive experts."""
+    """What a map is for: slots, GPUs, nodes, groups of consecutive experts, and the gate that picks among them."""
 
     num_slots: int
     num_gpus: int
     num_nodes: int = 1
     num_groups: int = 1
+    gate: Gate = Gate()
 
     @property
     def slots_per_gpu(self) -> int:

@@ -90,8 +90,8 @@ def _balance_windows(
 ) -> ExpertMap:
     """The map of experts that are named by their numbers."""
     mean = mean_loads(windows)
-    options: dict[str, Any] = {"num_nodes": sizes.num_nodes, "num_groups": sizes.num_groups, "policy": policy}
-    of_mean = balance(mean, sizes.num_slots, sizes.num_gpus, effort, **options)
+    options: dict[str, Any] = {"num_nodes": sizes.num_nodes, "num_groups": sizes.num_groups, "gate": sizes.gate}
+    of_mean = balance(mean, sizes.num_slots, sizes.num_gpus, effort, policy=policy, **options)
     loads_WLE = _alike(windows)
     search = _Search(
         num_counted=ceil(quantile * len(windows) - ROUNDING),

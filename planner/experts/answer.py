@@ -12,7 +12,7 @@ from typing import Any
 from planner.expert_map import ExpertMap, count_uncovered, link_totals, max_over_mean_sampled, stage_moves
 from planner.experts.experts import ExpertsAnswer, ExpertsJob
 from planner.facts.quantities import gb
-from planner.plan.map_json import map_json, one_more_slot_json
+from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 
 __all__ = ["answer_json", "answer_text"]
 
@@ -28,8 +28,6 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
             "max_over_mean_sampled": _sampled(job, expert_map),
-            "policy": expert_map.policy,
-            "policy_reason": expert_map.policy_reason,
             "coverage": job.coverage,
             "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
             "one_more_slot": one_more_slot_json(
@@ -37,9 +35,8 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
             ),
             "moved_slots": expert_map.moved_slots,
             "windows": _windows_json(expert_map),
-            "front": [asdict(point) for point in expert_map.front],
-            "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
         }
+        | policy_json(expert_map)
         | _moves_json(job, expert_map)
     )
 

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 ASSUMED = "assumed"
+KV_SCALE_VALUES = 128  # that share a scale in sparse attention's FP8 KV
 
 # GPUs that are sold and not listed here, so that none of them is taken for one that is called alike.
 UNPLANNED_GPUS = (
@@ -63,9 +64,17 @@ class LatentAttention:
     indexer: Indexer | None = None
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Of one layer: 1,152 B for (512 + 64) values in BF16."""
-        indexed = self.indexer.kv_bytes_per_token if self.indexer else 0
-        return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value + indexed
+        """Of one layer: 1,152 B for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
+
+        Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
+        512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
+        """
+        if self.indexer is None:
+            return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value
+        if bytes_per_value == 1:
+            scales = 4 * -(-self.kv_lora_rank // KV_SCALE_VALUES)
+            return self.kv_lora_rank + scales + 2 * self.qk_rope_head_dim + self.indexer.kv_bytes_per_token
+        return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value + self.indexer.kv_bytes_per_token
 
     def one_of(self, num_gpus: int) -> "LatentAttention":
         """What one of `num_gpus` that share the heads holds: all heads read the one latent vector, so it is on each.
@@ -116,9 +125,11 @@ class Model:
     num_experts_per_token: int
     num_shared_experts: int
     num_expert_groups: int  # the gate picks groups first; a group is a run of consecutive experts
+    num_groups_per_token: int  # at most: a token's experts are in the groups that the gate picked
     max_position_embeddings: int
     source: str
-    weights_in: Literal["fp8", "bf16"] = "bf16"  # what the published checkpoint keeps its matrices in
+    weights_in: Literal["fp8", "bf16", "fp4", "w4a8"] = "bf16"  # the precision of the published checkpoint
+    ties_embeddings: bool = False  # one matrix reads tokens and makes logits
 
     @property
     def num_moe_layers(self) -> int:
@@ -173,6 +184,7 @@ _DEEPSEEK_V3 = Model(
     num_experts_per_token=8,
     num_shared_experts=1,
     num_expert_groups=8,
+    num_groups_per_token=4,
     max_position_embeddings=163_840,
     weights_in="fp8",
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_671B.json; "
@@ -198,6 +210,7 @@ _DEEPSEEK_V2 = Model(
     num_experts_per_token=6,
     num_shared_experts=2,
     num_expert_groups=8,
+    num_groups_per_token=3,
     max_position_embeddings=163_840,
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_236B.json; "
     "positions: original_seq_len 4096 x rope_factor 40, inference/model.py there",
@@ -217,6 +230,7 @@ _DEEPSEEK_V2_LITE = Model(
     num_experts_per_token=6,
     num_shared_experts=2,
     num_expert_groups=1,
+    num_groups_per_token=1,
     max_position_embeddings=163_840,
     source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_16B.json; groups and positions "
     "(original_seq_len 4096 x rope_factor 40): the defaults of inference/model.py there",
@@ -234,6 +248,7 @@ _QWEN3_235B = Model(
     num_experts_per_token=8,
     num_shared_experts=0,
     num_expert_groups=1,
+    num_groups_per_token=1,
     max_position_embeddings=40_960,
     source=f"{_AICONFIGURATOR}/model_configs/Qwen--Qwen3-235B-A22B_config.json",
 )
@@ -250,6 +265,7 @@ _KIMI_K2 = Model(
     num_experts_per_token=8,
     num_shared_experts=1,
     num_expert_groups=1,
+    num_groups_per_token=1,
     max_position_embeddings=131_072,
     weights_in="fp8",
     source=f"{_AICONFIGURATOR}/model_configs/moonshotai--Kimi-K2-Instruct_config.json",

@@ -12,11 +12,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.facts.catalog import GroupedAttention, Indexer, LatentAttention, Model
+from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
 __all__ = ["ModelConfig", "read_model_config"]
@@ -47,6 +48,7 @@ class _Shapes(BaseModel):
     num_attention_heads: int = Field(ge=1, le=65_536)
     num_experts_per_tok: int = Field(ge=1, le=65_536)
     max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
+    tie_word_embeddings: bool = False
     quantization_config: Any = None  # of many forms; one of them is read
 
 
@@ -55,6 +57,7 @@ class _LatentShapes(_Shapes):
     n_routed_experts: int = Field(ge=1, le=65_536)
     n_shared_experts: int = Field(ge=0, le=64)
     n_group: int | None = Field(ge=1, le=65_536)  # null where experts are chosen without groups
+    topk_group: int | None = Field(default=None, ge=1, le=65_536)  # without it a token may go to all groups
     q_lora_rank: int | None = Field(ge=1, le=MAX_SIZE)
     kv_lora_rank: int = Field(ge=1, le=MAX_SIZE)
     qk_nope_head_dim: int = Field(ge=1, le=MAX_SIZE)
@@ -68,6 +71,8 @@ class _LatentShapes(_Shapes):
             return f"first_k_dense_replace ({dense}) leaves none of num_hidden_layers ({layers}) for experts"
         if self.n_group and self.n_routed_experts % self.n_group:
             return f"n_group ({self.n_group}) does not divide n_routed_experts ({self.n_routed_experts})"
+        if self.n_group and self.topk_group and self.topk_group > self.n_group:
+            return f"topk_group ({self.topk_group}) is more than n_group ({self.n_group})"
         return _too_many_chosen(self.num_experts_per_tok, "n_routed_experts", self.n_routed_experts)
 
     def model(self, source: str) -> Model:
@@ -79,6 +84,7 @@ class _LatentShapes(_Shapes):
             num_routed_experts=self.n_routed_experts,
             num_shared_experts=self.n_shared_experts,
             num_expert_groups=self.n_group or 1,
+            num_groups_per_token=self.topk_group if self.n_group and self.topk_group else self.n_group or 1,
         )
 
     def attention(self, indexer: Indexer | None) -> LatentAttention:
@@ -128,6 +134,7 @@ class _GroupedShapes(_Shapes):
             num_routed_experts=self.num_experts,
             num_shared_experts=0,
             num_expert_groups=1,
+            num_groups_per_token=1,
         )
 
 
@@ -146,6 +153,7 @@ OTHER_FAMILIES = {
     "gpt_oss": "gpt-oss",
     "llama4": "Llama 4",
     "minimax": "MiniMax",
+    "minimax_m2": "MiniMax",
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2-MoE",
     "qwen3_next": "Qwen3-Next",
@@ -157,7 +165,7 @@ OTHER_FAMILIES = {
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     """The config at `path`, which the spec calls `written`; or what is wrong with it."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except (OSError, ValueError) as error:  # the latter: no path has a null character
         fix = "give the path relative to the spec's folder"
         reason = getattr(error, "strerror", None) or str(error)
@@ -210,13 +218,18 @@ def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
         "expert_intermediate_size": shapes.moe_intermediate_size,
         "num_experts_per_token": shapes.num_experts_per_tok,
         "max_position_embeddings": shapes.max_position_embeddings,
+        "ties_embeddings": shapes.tie_word_embeddings,
         "source": source,
-        "weights_in": "fp8" if _is_fp8_in_blocks(shapes.quantization_config) else "bf16",
+        "weights_in": _weights_in(shapes.quantization_config),
     }
 
 
-def _is_fp8_in_blocks(quantization: Any) -> bool:
-    """Whether matrices are kept as DeepSeek keeps them, which is what `fp8` means in a spec."""
-    if not isinstance(quantization, dict):
-        return False
-    return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") == [128, 128]
+def _weights_in(quantization: Any) -> Literal["fp8", "bf16", "fp4", "w4a8"]:
+    """The precision of a spec that says it: FP8 in blocks as DeepSeek has it, NVIDIA's NVFP4, or SGLang's W4AFP8."""
+    said = quantization if isinstance(quantization, dict) else {}
+    method = said.get("quant_method")
+    if method == "fp8" and said.get("weight_block_size") == [128, 128]:
+        return "fp8"
+    if method == "modelopt" and said.get("quant_algo") == "NVFP4":
+        return "fp4"
+    return "w4a8" if method == "w4afp8" else "bf16"

@@ -12,6 +12,8 @@ __all__ = [
     "GATEWAY_LAUNCH_FILE",
     "MAX_UNIT_NAME",
     "MOUNTED",
+    "PLAN_LABEL",
+    "UNIT_LABEL",
     "Ports",
     "cluster_endpoint",
     "digest_annotation",
@@ -22,6 +24,7 @@ __all__ = [
     "launch_file",
     "logical_node",
     "owner_of",
+    "plan_selector",
     "registry_name",
     "runtime_account",
     "unit_name",
@@ -30,6 +33,8 @@ __all__ = [
 
 MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
+PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
+UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 MOUNTED = ("/etc/tidemill", "/tmp")  # noqa: S108 (of every pod: its launch file, and a folder to write in)
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
@@ -39,6 +44,7 @@ class Ports:
     """Where processes listen; a rank's own ports are the first plus its local rank."""
 
     RENDEZVOUS = 29500  # on the unit's leader
+    PLACES = 29501  # there too
     KV = 29600
     REGISTRY = 29400  # the gateway, for ranks
     METRICS = 9400
@@ -79,17 +85,19 @@ def launch_file(unit: str) -> str:
     return f"{unit}.launch.json"
 
 
-def launch_config(owner: str, launch_digest: str) -> str:
+def launch_config(owner: str, launch_digest: str, part: int = 0) -> str:
     """The ConfigMap of a unit's or the gateway's launch file, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
 
-    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others.
+    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others. A file that one
+    ConfigMap does not hold has several: `...-0a1b2c3d4e-1` holds the second `part`.
     """
-    return f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
+    name = f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
+    return f"{name}-{part}" if part else name
 
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:
     """The labels of an object: Kubernetes' recommended ones and ours."""
-    ours = {f"{DOMAIN}/plan": plan, f"{DOMAIN}/unit": unit, f"{DOMAIN}/phase": phase}
+    ours = {PLAN_LABEL: plan, UNIT_LABEL: unit, f"{DOMAIN}/phase": phase}
     return {
         "app.kubernetes.io/name": "tidemill",
         "app.kubernetes.io/instance": plan,
@@ -101,17 +109,22 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
 
 def owner_of(labels: Mapping[str, str]) -> str:
     """Whose an object with these labels is: a unit's by name, or `gateway`, or `plan`."""
-    return labels.get(f"{DOMAIN}/unit", labels["app.kubernetes.io/component"])
+    return labels.get(UNIT_LABEL, labels["app.kubernetes.io/component"])
+
+
+def plan_selector(plan: str) -> dict[str, str]:
+    """The labels that pick all pods of a plan; those of its units have UNIT_LABEL too."""
+    return {PLAN_LABEL: plan}
 
 
 def unit_selector(unit: str) -> dict[str, str]:
     """The labels that pick a unit's pods."""
-    return {f"{DOMAIN}/unit": unit}
+    return {UNIT_LABEL: unit}
 
 
 def gateway_selector(plan: str) -> dict[str, str]:
     """The labels that pick the gateway's pods."""
-    return {f"{DOMAIN}/plan": plan, "app.kubernetes.io/component": "gateway"}
+    return {PLAN_LABEL: plan, "app.kubernetes.io/component": "gateway"}
 
 
 def digest_annotation(kind: str) -> str:

@@ -2,10 +2,11 @@
 
 from typing import Literal
 
-__all__ = ["PHASES", "Coverage", "Overlap", "Phase", "Precision"]
+__all__ = ["PHASES", "Coverage", "KvPrecision", "Overlap", "Phase", "Precision"]
 
 Phase = Literal["prefill", "decode", "mixed"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")  # a spec has the first two, or the third
-Precision = Literal["fp8", "bf16", "fp32"]
+Precision = Literal["fp8", "bf16", "fp32", "fp4", "w4a8"]
+KvPrecision = Literal["bf16", "fp8"]
 Overlap = Literal["none", "dual_batch", "five_stage"]
 Coverage = Literal["none", "node", "rack"]

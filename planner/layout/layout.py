@@ -39,11 +39,21 @@ class PhaseLayout:
     shared_per_gpu: int
     overlap: Overlap
     precision: Precision
+    gpu: str  # as plans call it
 
     @property
     def dp_size(self) -> int:
         """Groups of ranks that each own their requests: attention is data-parallel over these."""
         return self.ep_size // self.attention_tp
+
+    @property
+    def dense_tp(self) -> int:
+        """GPUs that share dense layers, shared experts and embeddings: all of a unit that is one attention group.
+
+        Groups that exchange tokens have them whole on each GPU: most tokens of a group are on one of its GPUs alone.
+        Source: github.com/sgl-project/sglang 00114aef python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
+        """
+        return self.ep_size if self.dp_size == 1 else 1
 
     @property
     def slots_per_gpu(self) -> int:
@@ -70,4 +80,5 @@ def lay_out(phase: Phase, deployment: Spec, model: Model) -> PhaseLayout:
         shared_per_gpu=model.num_shared_experts,
         overlap=spec.overlap,
         precision=spec.precision,
+        gpu=deployment.gpu_name(phase),
     )

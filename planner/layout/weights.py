@@ -1,7 +1,7 @@
 """Bytes of a model's weights by part, as one GPU holds them under expert parallelism.
 
-Attention, shared experts, dense layers, gates and embeddings are on every GPU; routed experts are spread, so that their
-part is counted in slots: one physical expert over all MoE layers.
+Attention, shared experts, dense layers, gates and embeddings are on every GPU, whole or in parts (`dense_tp`); routed
+experts are spread, so that their part is counted in slots: one physical expert over all MoE layers.
 
 Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
     attention   61 x 187.1 M, and kv_b in BF16: it is absorbed into core attention   12.4 GB
@@ -14,20 +14,54 @@ so EP144 with two slots a GPU holds 20.1 + 2 x 2.554 = 25.2 GB.
 
 Norms and biases are left out: 0.002 % of the whole. The MTP layer is not loaded.
 
+What a precision says of each part, as the checkpoints are made that are named so:
+    fp8     all matrices in FP8
+    fp4     NVFP4, an FP8 scale for 16 weights: FFNs and attention's output; the rest of attention in BF16
+    w4a8    routed experts in INT4, a BF16 scale for 128 weights; the rest in FP8
+
 Source of the matrices: github.com/deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py; what stays in
-BF16: `modules_to_not_convert` of FP8 checkpoints, and open-infra-index, day 6 (core attention in BF16).
+BF16: `modules_to_not_convert` of FP8 checkpoints, and open-infra-index, day 6 (core attention in BF16); fp4:
+github.com/NVIDIA/Model-Optimizer 0bb92910 examples/deepseek/ptq.py; w4a8: github.com/sgl-project/sglang 007baab6
+python/sglang/srt/layers/quantization/w4afp8.py.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.facts.catalog import Attention, Indexer, LatentAttention, Model
 from planner.facts.terms import Precision
 
 __all__ = ["Weights", "weights_of"]
 
-FP8_BLOCK = 128 * 128  # weights that share a scale
+BLOCK_SIDE = 128
+FP8_BLOCK = BLOCK_SIDE * BLOCK_SIDE  # weights that share a scale
 FP8_SCALE_BYTES = 4
-WIDE_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of what is never kept in FP8
+FP4_BLOCK = 16
+FP4_SCALE_BYTES = 1
+INT4_BLOCK = 128
+INT4_SCALE_BYTES = 2
+WIDE_BYTES: dict[Precision, int] = {"fp32": 4}  # of what no precision makes narrow: in all others BF16
+
+Format = Literal["fp32", "bf16", "fp8", "nvfp4", "int4"]
+
+
+@dataclass(frozen=True)
+class _Formats:
+    """What a precision keeps matrices in."""
+
+    attention: Format
+    output: Format  # of attention
+    ffn: Format  # of dense layers and shared experts
+    expert: Format  # routed
+
+
+FORMATS: dict[Precision, _Formats] = {
+    "fp32": _Formats("fp32", "fp32", "fp32", "fp32"),
+    "bf16": _Formats("bf16", "bf16", "bf16", "bf16"),
+    "fp8": _Formats("fp8", "fp8", "fp8", "fp8"),
+    "fp4": _Formats("bf16", "nvfp4", "nvfp4", "nvfp4"),
+    "w4a8": _Formats("fp8", "fp8", "fp8", "int4"),
+}
 
 
 @dataclass(frozen=True)
@@ -51,20 +85,30 @@ class Weights:
         return self.resident + num_slots * self.slot
 
 
-def weights_of(model: Model, precision: Precision) -> Weights:
-    """The parts of `model` whose matrices are kept in `precision`."""
-    wide = WIDE_BYTES[precision]
+def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights:
+    """The parts of `model` whose matrices are kept in `precision`, one GPU's of `dense_tp` that share what is dense.
+
+    A part of a matrix is whole blocks of a scale, so that of a small one several GPUs have the same.
+    """
+    wide, formats = _wide_bytes(precision), FORMATS[precision]
     expert = _ffn_weights(model.hidden_size, model.expert_intermediate_size)
-    dense = _ffn_weights(model.hidden_size, model.dense_intermediate_size)
+    dense = _ffn_weights(model.hidden_size, _part(model.dense_intermediate_size, dense_tp))
+    shared = _ffn_weights(model.hidden_size, _part(model.expert_intermediate_size, dense_tp))
     gates = model.num_moe_layers * model.hidden_size * model.num_routed_experts
+    num_embeddings = 1 if model.ties_embeddings else 2  # tokens in, logits out
     return Weights(
         attention=model.num_layers * _attention_bytes(model.attention, model.hidden_size, precision),
-        dense=model.num_dense_layers * _matrix_bytes(dense, precision),
-        shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(expert, precision),
+        dense=model.num_dense_layers * _matrix_bytes(dense, formats.ffn),
+        shared=model.num_moe_layers * model.num_shared_experts * _matrix_bytes(shared, formats.ffn),
         gates=gates * wide,
-        embedding=2 * model.vocab_size * model.hidden_size * wide,  # tokens in, logits out
-        slot=model.num_moe_layers * _matrix_bytes(expert, precision),
+        embedding=num_embeddings * -(-model.vocab_size // dense_tp) * model.hidden_size * wide,
+        slot=model.num_moe_layers * _matrix_bytes(expert, formats.expert),
     )
+
+
+def _part(size: int, num_gpus: int) -> int:
+    """One GPU's part of a dimension."""
+    return min(size, -(-size // (num_gpus * BLOCK_SIDE)) * BLOCK_SIDE) if num_gpus > 1 else size
 
 
 def _ffn_weights(hidden_size: int, intermediate_size: int) -> int:
@@ -75,8 +119,12 @@ def _attention_bytes(attention: Attention, hidden_size: int, precision: Precisio
     """Of one layer: 187.1 M weights for DeepSeek-V3."""
     if isinstance(attention, LatentAttention):
         return _latent_attention_bytes(attention, hidden_size, precision)
-    heads = 2 * attention.num_heads + 2 * attention.num_kv_heads  # queries and output, keys and values
-    return _matrix_bytes(heads * attention.head_dim * hidden_size, precision)
+    formats = FORMATS[precision]
+    heads = attention.num_heads + 2 * attention.num_kv_heads  # queries, keys and values
+    output = attention.num_heads * attention.head_dim * hidden_size
+    return _matrix_bytes(heads * attention.head_dim * hidden_size, formats.attention) + _matrix_bytes(
+        output, formats.output
+    )
 
 
 def _latent_attention_bytes(attention: LatentAttention, hidden_size: int, precision: Precision) -> int:
@@ -88,7 +136,9 @@ def _latent_attention_bytes(attention: LatentAttention, hidden_size: int, precis
     expand = attention.kv_lora_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)  # kv_b
     output = heads * attention.v_head_dim * hidden_size
     indexed = _indexer_bytes(attention.indexer, rank or hidden_size, hidden_size, precision)
-    return _matrix_bytes(query + latent + output, precision) + expand * WIDE_BYTES[precision] + indexed
+    formats = FORMATS[precision]
+    narrow = _matrix_bytes(query + latent, formats.attention) + _matrix_bytes(output, formats.output)
+    return narrow + expand * _wide_bytes(precision) + indexed
 
 
 def _indexer_bytes(indexer: Indexer | None, query_rank: int, hidden_size: int, precision: Precision) -> int:
@@ -97,10 +147,19 @@ def _indexer_bytes(indexer: Indexer | None, query_rank: int, hidden_size: int, p
     queries = query_rank * indexer.num_heads * indexer.head_dim
     keys = hidden_size * indexer.head_dim
     head_weights = hidden_size * indexer.num_heads
-    return _matrix_bytes(queries + keys, precision) + head_weights * WIDE_BYTES[precision]
+    return _matrix_bytes(queries + keys, FORMATS[precision].attention) + head_weights * _wide_bytes(precision)
 
 
-def _matrix_bytes(num_weights: int, precision: Precision) -> int:
-    if precision == "fp8":
+def _wide_bytes(precision: Precision) -> int:
+    return WIDE_BYTES.get(precision, 2)
+
+
+def _matrix_bytes(num_weights: int, kept_in: Format) -> int:
+    """With scales."""
+    if kept_in == "fp8":
         return num_weights + FP8_SCALE_BYTES * num_weights // FP8_BLOCK
-    return num_weights * WIDE_BYTES[precision]
+    if kept_in == "nvfp4":
+        return num_weights // 2 + FP4_SCALE_BYTES * num_weights // FP4_BLOCK
+    if kept_in == "int4":
+        return num_weights // 2 + INT4_SCALE_BYTES * num_weights // INT4_BLOCK
+    return num_weights * {"bf16": 2, "fp32": 4}[kept_in]

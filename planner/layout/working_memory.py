@@ -45,8 +45,9 @@ CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128
 # NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
 
-COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4}  # of a value that a matmul reads
-RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4}  # of a value that it writes
+# Of a value that a matmul reads, and that it writes; what is dispatched in BF16 is made narrower as it is read.
+COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
+RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
 LOGIT_BYTES = 4
 
 
@@ -64,7 +65,8 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     stream = 3 * tokens * model.hidden_size * result  # before and after attention, and what the experts read
     ahead = (answers - _at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
-    dense = _ffn_bytes(at_once, model.hidden_size, model.dense_intermediate_size, layout.precision)
+    dense_size = -(-model.dense_intermediate_size // layout.dense_tp)
+    dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
     pairs = _received_pairs(model, layout, spec, at_once)
     experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
     head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
@@ -113,9 +115,14 @@ def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: P
 
 
 def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
-    """Of dispatch, combine and collectives on one rank; none where a unit is one GPU."""
+    """Of dispatch, combine and collectives on one rank; none where a unit is one GPU.
+
+    A unit that is one attention group dispatches nothing: each of its GPUs has all tokens.
+    """
     if layout.ep_size == 1:
         return 0
+    if layout.dp_size == 1:
+        return NCCL_BYTES
     normal = _normal_bytes(model.hidden_size, layout.ep_size)
     requests = _at_once(spec.max_requests, layout)
     low_latency = _low_latency_bytes(model.hidden_size, layout.num_physical_experts, requests)

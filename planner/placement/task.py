@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.cluster.inventory import Node
+from planner.cluster.inventory import Node, PlaceKind, named_places
 from planner.facts.terms import Phase
 from planner.placement.bound import Kinds
 from planner.spec.schema import ScheduleSpec
 
 __all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
 
-PLACES = ("leaf", "rack", "power")
+PLACES: tuple[PlaceKind, ...] = ("leaf", "rack", "power")
 
 Assignment = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
 
@@ -165,7 +165,7 @@ def task_of(
 ) -> Task:
     """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement."""
     by_cell: dict[tuple[str, str, str], list[Node]] = {}
-    leaf, rack, power = (_named_places(usable, kind) for kind in PLACES)
+    leaf, rack, power = (named_places(usable, kind) for kind in PLACES)
     for number, node in enumerate(usable):
         by_cell.setdefault((leaf[number], rack[number], power[number]), []).append(node)
     cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
@@ -173,14 +173,6 @@ def task_of(
     kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)
     had_nodes = frozenset(index for index, unit in enumerate(units) if unit.name in before)
     return Task(tuple(units), cells, _states(units, schedule), kept, had_nodes)
-
-
-def _named_places(nodes: Sequence[Node], kind: str) -> list[str]:
-    """The `kind` of place that each of `nodes` is in; where some have a name, a node without one stands alone."""
-    places: list[str] = [getattr(node, kind) for node in nodes]
-    if any(places):
-        return [place or f"of {node.name} alone" for place, node in zip(places, nodes, strict=True)]
-    return places
 
 
 def _states(units: Sequence[Wanted], schedule: ScheduleSpec | None) -> tuple[State, ...]:

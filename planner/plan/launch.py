@@ -9,9 +9,9 @@ changes restarts only whom it concerns:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from planner.cluster.inventory import spares_with
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import digest_of
@@ -19,14 +19,23 @@ from planner.facts.names import Ports
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan, in_pages
 from planner.layout.unit import Unit
+from planner.placement import Placement
 from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.schema import PhaseSpec
 
-__all__ = ["LaunchDocument", "launch_digest", "launch_documents", "unit_digest", "with_map", "without_map"]
+__all__ = [
+    "LaunchDocument",
+    "launch_digest",
+    "launch_documents",
+    "unit_digest",
+    "unit_places",
+    "with_map",
+    "without_map",
+]
 
-LAUNCH_VERSION = 1
-KV_WIRE_VERSION = 1
+LAUNCH_VERSION = 2
+KV_WIRE_VERSION = 2
 # Where things are, and the digests themselves: not what the ranks compute.
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
 
@@ -34,15 +43,29 @@ LaunchDocument = dict[str, Any]
 
 
 def launch_documents(
-    spec: ResolvedSpec, units: Sequence[Unit], maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
+    spec: ResolvedSpec, placement: Placement, maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
 ) -> dict[str, LaunchDocument]:
     """File name -> document, units in order, then the gateway. `memory` is empty where nobody knows its size."""
     kv_tokens = {phase: _kv_tokens(spec.phase(phase), phase, memory) for phase in spec.phases}
     documents = {
-        names.launch_file(unit.name): _unit_document(spec, unit, maps[unit.phase], kv_tokens[unit.phase])
-        for unit in units
+        names.launch_file(unit.name): _unit_document(
+            spec,
+            unit,
+            spares_with(spec.cluster, spec.written.gpu_name(unit.phase)),
+            maps[unit.phase],
+            kv_tokens[unit.phase],
+        )
+        for unit in placement.units
     }
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, kv_tokens[spec.phases[-1]])}
+
+
+def unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
+    """Where the unit's ranks are: a place for each of its nodes, which a spare may take with all its ranks."""
+    ranks = [
+        {"place": unit.nodes.index(each.node), "local_rank": each.local_rank, "rank": each.rank} for each in unit.ranks
+    ]
+    return {"ranks": ranks, "places": list(unit.nodes), "spares": list(spares)}
 
 
 def unit_digest(document: LaunchDocument) -> str:
@@ -71,14 +94,16 @@ def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> L
     return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
 
 
-def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tokens: int) -> LaunchDocument:
+def _unit_document(
+    spec: ResolvedSpec, unit: Unit, spares: Sequence[str], expert_map: ExpertMap, kv_tokens: int
+) -> LaunchDocument:
     phase = spec.phase(unit.phase)
     document: LaunchDocument = {
         "version": LAUNCH_VERSION,
         "kind": "unit",
         "unit": unit.name,
         "phase": unit.phase,
-        "ranks": [asdict(rank) for rank in unit.ranks],
+        **unit_places(unit, spares),
         "expert_map": _expert_map(expert_map),
         "split": spec.written.split,
         "precision": phase.precision,
@@ -89,6 +114,7 @@ def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tok
         "limits": _limits(phase, phase, kv_tokens),
         "gateway": {"service": names.registry_name(spec.written.name)},
         "ports": {
+            "places": Ports.PLACES,
             "rendezvous": Ports.RENDEZVOUS,
             "kv": Ports.KV,
             "registry": Ports.REGISTRY,
@@ -115,7 +141,8 @@ def _gateway_document(spec: ResolvedSpec, kv_tokens: int) -> LaunchDocument:
 
 
 def _shared_for_kv(spec: ResolvedSpec) -> LaunchDocument:
-    dtype = kv_dtype(spec.phase(spec.phases[-1]).precision)  # the others' is equal: a rule
+    phase = spec.phase(spec.phases[-1])
+    dtype = kv_dtype(phase.precision, phase.kv_precision)  # the others' is equal: a rule
     kv_cache = {
         "wire_version": KV_WIRE_VERSION,
         "dtype": dtype,
@@ -135,7 +162,8 @@ def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
     model = spec.written.model
     if isinstance(model, str) or model.checkpoint is None:
         return None
-    return {"uri": model.checkpoint, "digest": spec.config_digest}
+    digests = {"config_digest": spec.config_digest, "weights_digest": spec.weights_digest}
+    return {"uri": model.checkpoint, **digests}
 
 
 def _expert_map(expert_map: ExpertMap) -> LaunchDocument:

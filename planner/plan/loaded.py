@@ -13,8 +13,9 @@ Nothing here plans: a loaded plan is carried out as it stands.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -22,13 +23,14 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from planner.cluster.inventory import nodes_of
+from planner.cluster.inventory import nodes_of, spares_with
 from planner.facts import names
 from planner.facts.digest import digest_of
+from planner.facts.files import read_file
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, document_digest, plan_digest
-from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
+from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, unit_places, with_map
 from planner.plan.plan import PLAN_VERSION
 from planner.problems.errors import CallError, Problem, Violation
 from planner.spec.check import mistakes_in
@@ -39,6 +41,7 @@ __all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 NO_PLAN = "S906 must be JSON of tidemill plan"
 WRITE_ONE = "write one with tidemill plan -o"
+ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
     "list_type": "a list",
@@ -90,7 +93,7 @@ class _Map(_Part):
 
 
 class _Rank(_Part):
-    node: str
+    place: int
     local_rank: int
     rank: int
 
@@ -100,6 +103,7 @@ class _NamedMap(_Part):
 
 
 class _UnitPorts(_Part):
+    places: Port
     rendezvous: Port
     kv: Port
     registry: Port
@@ -121,6 +125,8 @@ class _UnitDocument(_Part):
     unit: str
     phase: Phase
     ranks: list[_Rank]
+    places: list[str]
+    spares: list[str]
     expert_map: _NamedMap
     ports: _UnitPorts
     unit_digest: Digest
@@ -163,19 +169,19 @@ class _Plan(_Part):
 def read_plan(path: Path) -> LoadedPlan:
     """The plan in the file at `path`. Raises CallError when there is none."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise _refused(path, "S905 must be a readable plan", error.strerror or str(error)) from None
     return load_plan(content, path)
 
 
 def is_plan(content: bytes) -> bool:
-    """Whether `content` is a plan, right or wrong, and no spec: a JSON object with keys that no spec has."""
+    """Whether `content` is a plan, right, wrong or torn, and no spec: a JSON object with keys that only plans have."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
-        return content.lstrip().startswith(b"{") and b'"expert_maps"' in content  # of a plan that is torn
-    return isinstance(data, dict) and not data.keys().isdisjoint({"digest", "expert_maps", "units"})
+        return content.lstrip().startswith(b"{") and any(f'"{key}":'.encode() in content for key in ONLY_IN_PLANS)
+    return isinstance(data, dict) and not data.keys().isdisjoint(ONLY_IN_PLANS)
 
 
 def load_plan(content: bytes, path: Path) -> LoadedPlan:
@@ -202,6 +208,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
+        switches_units=plan.schedule is not None and len({tuple(step.units) for step in plan.schedule.steps}) > 1,
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
     )
@@ -211,8 +218,10 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
 def _document(content: bytes, path: Path) -> dict[str, Any]:
     """The JSON object in `content`, which has a version."""
     try:
-        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite)
+        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=_each_once)
         is_deep = not _is_shallow(data, MAX_DEPTH)
+    except _GivenTwice as error:
+        raise _refused(path, NO_PLAN, f"it has two keys {error}") from None
     except (ValueError, RecursionError):
         raise _refused(path, NO_PLAN, "it cannot be parsed as JSON") from None
     if is_deep:
@@ -220,6 +229,18 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or "version" not in data:
         raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is no JSON object")
     return data
+
+
+class _GivenTwice(ValueError):
+    """A key that an object has twice; as text the key."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what Python would take for one: which of two values a reviewer saw nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _GivenTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return found
 
 
 def _not_a_number(word: str) -> NoReturn:
@@ -288,17 +309,18 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
 
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
-    nodes = {node.name for node in nodes_of(spec.cluster)}
+    placed_on = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
     for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
         path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
         yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
-        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", nodes.issuperset(unit.nodes)
+        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", placed_on.issuperset(unit.nodes)
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-        yield from _of_document(plan, unit, placed, path)
+        spares = spares_with(spec.cluster, spec.gpu_name(unit.phase))
+        yield from _of_document(plan, unit, placed, spares, path)
 
 
-def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[_Reference]:
+def _of_document(plan: _Plan, unit: _Unit, placed: Unit, spares: Sequence[str], path: str) -> Iterator[_Reference]:
     """A unit and its launch document, which tells the ranks the same."""
     source = f"launch_documents.{names.launch_file(unit.name)}"
     document = plan.launch_documents.get(names.launch_file(unit.name))
@@ -306,12 +328,12 @@ def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[
         yield f"{path}.name", unit.name, source, False
         return
     told = document.expert_map.sha256
-    ranks = [rank.model_dump() for rank in document.ranks]
+    places = document.model_dump(include={"ranks", "places", "spares"})
     yield f"{path}.name", unit.name, f"{source}.unit", unit.name == document.unit
     yield f"{path}.phase", unit.phase, f"{source}.phase", unit.phase == document.phase
-    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(ranks)
-    if unit.ranks == len(ranks):  # else they are not even listed: a false number of them may be huge
-        yield f"{path}.nodes", unit.nodes, f"{source}.ranks", [asdict(rank) for rank in placed.ranks] == ranks
+    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(document.ranks)
+    if unit.ranks == len(document.ranks):  # else they are not even listed: a false number of them may be huge
+        yield f"{path}.nodes", unit.nodes, f"{source}.places", unit_places(placed, spares) == places
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
     yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
 

@@ -1,11 +1,12 @@
 """An expert map, and what is said of it, as JSON: alike in a plan and in the answer of `tidemill experts`."""
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from planner.expert_map import ExpertMap
 
-__all__ = ["map_json", "one_more_slot_json"]
+__all__ = ["map_json", "one_more_slot_json", "policy_json"]
 
 DIGITS = 6  # of a ratio
 
@@ -18,6 +19,16 @@ def map_json(expert_map: ExpertMap) -> dict[str, Any]:
         "bound": list(expert_map.bound),
         "binding": list(expert_map.binding),
         "split": expert_map.split,
+    }
+
+
+def policy_json(expert_map: ExpertMap) -> dict[str, Any]:
+    """Return what the map minds, why, and what the others that were weighed would give."""
+    return {
+        "policy": expert_map.policy,
+        "policy_reason": expert_map.policy_reason,
+        "front": [asdict(point) for point in expert_map.front],
+        "dispatch": asdict(expert_map.dispatch) if expert_map.dispatch else None,
     }
 
 

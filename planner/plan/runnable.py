@@ -7,13 +7,16 @@ runtime.
 
 from collections.abc import Iterator
 
+from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import HERE, Fix, nearest
+from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
+from planner.spec.precision import kv_dtype
 
 __all__ = ["runtime_refusals"]
 
 RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
+PRECISIONS = ("fp8", "bf16", "fp32")
 
 
 def runtime_refusals(spec: ResolvedSpec) -> tuple[Problem, ...]:
@@ -41,9 +44,13 @@ def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
 
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:
+    rule, reason = "S704 must be cpu to run", "the bundled runtime computes on CPUs so far"
     if spec.gpu.device != "cpu":
-        reason = "the bundled runtime computes on CPUs so far"
-        yield Violation("cluster.gpu", spec.cluster.gpu_name, "S704 must be cpu to run", reason, nearest("cpu"))
+        yield Violation("cluster.gpu", spec.cluster.gpu_name, rule, reason, nearest("cpu"))
+    for phase in spec.phases:
+        if spec.phase(phase).gpu and spec.gpu_of(phase).device != "cpu":
+            fix = removal(words="leave it out, on a cluster of cpu")
+            yield Violation(f"{phase}.gpu", spec.phase(phase).gpu, rule, reason, fix)
 
 
 def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
@@ -52,3 +59,18 @@ def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
         if attention_tp != 1:
             reason = "the bundled runtime gives each rank requests of its own so far: attention is data-parallel only"
             yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
+        yield from _kv_in_another_type(phase, spec)
+        precision = spec.phase(phase).precision
+        if precision not in PRECISIONS:
+            rule, reason = f"S731 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"
+            yield Violation(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in one of these")
+
+
+def _kv_in_another_type(phase: Phase, spec: ResolvedSpec) -> Iterator[Violation]:
+    """KV in a type that the runtime does not keep it in; all phases exchange KV, so that all leave it out."""
+    section = spec.phase(phase)
+    own = kv_dtype(section.precision)
+    if kv_dtype(section.precision, section.kv_precision) != own:
+        reason = f"the bundled runtime keeps KV in {own} under precision {section.precision} so far"
+        fix = removal(*(f"{each}.kv_precision" for each in spec.phases), words="leave it out")
+        yield Violation(f"{phase}.kv_precision", section.kv_precision, f"S730 must be {own} to run", reason, fix)

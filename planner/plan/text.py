@@ -6,20 +6,25 @@ It shows what the plan holds and computes nothing of its own beyond means and su
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from itertools import chain
 from string import digits as DIGITS
 
+from planner.facts.catalog import Gpu
 from planner.facts.quantities import gb
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
+from planner.plan.columns import WIDTH, filled, table, wrapped
+from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
+from planner.problems.errors import Problem
+from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
 __all__ = ["plan_text"]
 
-WIDTH = 80
-MIN_WIDTH = 24  # of a column that is wrapped, beside names of any length
 MAX_NODES = 4  # that are not used; more are counted
 MAX_RUNS = 8  # of nodes of a unit; more are counted
 MAX_UNITS = 12  # of a phase; more are counted
@@ -35,19 +40,21 @@ def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
     sections = (
         _head,
+        _warnings,
         _decisions,
         _phases,
         _memory,
         _units,
         _placement,
         _schedule,
-        _expert_maps,
+        expert_maps_text,
         _traffic,
         _failures,
         _runnable,
     )
     parts = [section(plan) for section in sections]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    text = "\n\n".join(filter(None, parts))
+    return "".join(f"{printable(line)}\n" for line in text.split("\n"))  # a spec's names and paths are a user's
 
 
 def _head(plan: Plan) -> str:
@@ -61,8 +68,9 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
-            *_gpu(plan),
-            *(line for name, source in plan.assumed.items() for line in _filled(f"{name} is {source}")),
+            *_gpu(plan.gpu, "a GPU"),
+            *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
+            *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
     )
 
@@ -75,13 +83,18 @@ def _model(plan: Plan) -> str:
     return f"  model     {name}\n            {layers}"
 
 
-def _gpu(plan: Plan) -> Iterator[str]:
+def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
+    """What a phase runs on that has other GPUs than the cluster's."""
+    yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
+    yield from _gpu(plan.phase_gpus[phase], "its GPU")
+
+
+def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
     """The figures that the plan counts with; what a GPU is sold as only stands beside."""
-    gpu = plan.gpu
     if gpu.usable_bytes is None:
         return
     sold = f", sold as {gpu.nominal_gb} GB" if gpu.nominal_gb else ""
-    yield f"  a GPU     {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
+    yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
         others = f"the others of {gpu.nvlink_domain}" if gpu.nvlink_domain else "the others of its node"
@@ -91,12 +104,17 @@ def _gpu(plan: Plan) -> Iterator[str]:
         yield f"            a NIC of {gpu.nic_gbps:g} Gb/s{sharing}"
 
 
+def _warnings(plan: Plan) -> str:
+    """What is hardly meant, though it plans."""
+    return "\n".join(["Warnings:", *_listed(plan.warnings)]) if plan.warnings else ""
+
+
 def _decisions(plan: Plan) -> str:
     """What the spec left to the planner with reasons, and what it did not mention."""
     decided = [each for each in plan.decisions if each.why != DEFAULT]
     rows = [("decided", "value", "because it is")]
     rows += [(each.path, _value(each.value), each.why) for each in decided]
-    return "\n\n".join([*([_wrapped(rows)] if decided else []), *_defaults(plan)])
+    return "\n\n".join([*([wrapped(rows)] if decided else []), *_defaults(plan)])
 
 
 def _defaults(plan: Plan) -> Iterator[str]:
@@ -107,7 +125,7 @@ def _defaults(plan: Plan) -> Iterator[str]:
             section, _, field = each.path.rpartition(".")
             sections.setdefault(section, []).append(f"{field} {_value(each.value)}")
     if sections:
-        yield _wrapped(
+        yield wrapped(
             [("by default", ""), *((section or "(top)", ", ".join(each)) for section, each in sections.items())]
         )
 
@@ -120,8 +138,8 @@ def _value(value: object) -> str:
 def _phases(plan: Plan) -> str:
     head = ("phase", "units", "nodes", "EP", "DP x TP", "experts", "slots/GPU", "overlap")
     limits_head = ("phase", "precision", "requests/rank", "tokens/request", "prompt tokens/step")
-    layouts = _table([head, *map(_phase_row, plan.layouts)])
-    limits = _table([limits_head, *(_limits_row(layout, plan.spec.phase(layout.phase)) for layout in plan.layouts)])
+    layouts = table([head, *map(_phase_row, plan.layouts)])
+    limits = table([limits_head, *(_limits_row(layout, plan.spec.phase(layout.phase)) for layout in plan.layouts)])
     notes = (
         "Nodes of a unit; experts: logical + redundant; slots: routed + shared.",
         "At most, of each rank or group that shares attention; decode takes no prompts."
@@ -164,7 +182,7 @@ def _memory(plan: Plan) -> str:
         [weights_head, *map(_weights_row, plan.memory)],
         [kv_head, *map(_kv_row, plan.memory)],
     )
-    return "\n\n".join(map(_table, tables))
+    return "\n\n".join(map(table, tables))
 
 
 def _memory_row(memory: MemoryPlan) -> tuple[str, ...]:
@@ -195,7 +213,7 @@ def _units(plan: Plan) -> str:
         if len(units) > MAX_UNITS:
             hidden = len(units) - MAX_UNITS
             more.append(f"  ... and {hidden} more {layout.phase} unit{'' if hidden == 1 else 's'}")
-    return "\n".join([_wrapped(rows), *more])
+    return "\n".join([wrapped(rows), *more])
 
 
 def _node_list(names: Sequence[str]) -> str:
@@ -233,12 +251,14 @@ def _placement(plan: Plan) -> str:
             (each.name, str(each.value), str(each.bound), "proven" if each.is_proven else "", each.meaning)
             for each in placement.objectives
         ]
-        lines += [_wrapped(rows), *_filled(f"{METHODS[placement.method]}: {placement.why}.")]
+        lines += [wrapped(rows), *filled(f"{METHODS[placement.method]}: {placement.why}.")]
+    if placement.spares:
+        lines += filled(f"Spares, where a unit moves that loses a node: {_node_list(placement.spares)}.")
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
         others = f" and {more} more node{'' if more == 1 else 's'}" if more > 0 else ""
-        lines += _filled(f"Not used: {named}{others}.")
+        lines += filled(f"Not used: {named}{others}.")
     return "\n".join(lines)
 
 
@@ -253,45 +273,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
     mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
-    return "\n".join([_table(rows), *_filled(f"Times are of {schedule.timezone}; {mean}.")])
-
-
-def _expert_maps(plan: Plan) -> str:
-    """Fullest GPU over the mean: expected, what no map can beat, and with the luck of one step."""
-    rows: list[tuple[str, ...]] = [("expert map", "max/mean", "bound", "in a step", "worst layer", "sha256")]
-    for phase, each in plan.expert_maps.items():
-        worst = max(each.max_over_mean)
-        ratios = [f"{fmean(ratio):.3f}" for ratio in (each.max_over_mean, each.bound, plan.sampled[phase])]
-        rows.append((phase, *ratios, f"{worst:.3f} (MoE layer {each.max_over_mean.index(worst)})", each.sha256[7:19]))
-    drawn = plan.spec.expert_load
-    loads = f"those of {drawn.file}" if drawn.file else f"drawn with alpha {drawn.alpha:g}, seed {drawn.seed}"
-    note = (
-        f"Loads of GPUs, means over MoE layers; experts' loads are {loads}. In a step of the limits' size its luck is "
-        "on top."
-    )
-    near = _filled("Tokens go to a replica on their own GPU or node first (split: local_first).")
-    lines = [_table(rows), *_filled(note), *(near if plan.spec.split == "local_first" else [])]
-    return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan)])
-
-
-def _moves(plan: Plan) -> Iterator[str]:
-    """Beside the previous plan's maps."""
-    for phase, each in plan.expert_maps.items():
-        if each.moved_slots is not None:
-            num_slots = sum(map(len, each.physical_to_logical))
-            keep = ": keep the map" if each.moved_slots == 0 else ""
-            yield f"  {phase}: {each.moved_slots:,} of {num_slots:,} slots differ from the previous plan's{keep}"
-
-
-def _one_more_slot(plan: Plan) -> Iterator[str]:
-    """What it would give and cost, of phases whose slots keep the map where it is."""
-    for phase, more in plan.one_more_slot.items():
-        slot_bytes = plan.slot_bytes(phase)
-        cost = "" if slot_bytes is None else f", for {gb(slot_bytes)} a GPU"
-        now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
-        yield from _filled(
-            f"{phase}: slots bind at {now:.3f}; one more a GPU gives {reached:.3f} (bound {then:.3f}){cost}"
-        )
+    lines = [table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")]
+    return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
 def _traffic(plan: Plan) -> str:
@@ -313,7 +296,7 @@ def _traffic(plan: Plan) -> str:
         "The fullest of each kind in one MoE layer of the largest step: in by dispatch, out by combine"
         f"{sharing}; us at full bandwidth. * the busiest"
     )
-    return "\n".join([_table(rows), *_filled(note)])
+    return "\n".join([table(rows), *filled(note)])
 
 
 def _failures(plan: Plan) -> str:
@@ -323,7 +306,7 @@ def _failures(plan: Plan) -> str:
         for loss in report.losses:
             stops = f"{loss.units} of {report.num_units} unit{'' if report.num_units == 1 else 's'}"
             rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), _short(plan, loss.place)))
-    lines = [_table(rows)]
+    lines = [table(rows)]
     coverage = plan.spec.coverage
     if coverage != "none":
         lines.append(f"  No expert goes dark when one {coverage} dies (coverage: {coverage}).")
@@ -331,7 +314,7 @@ def _failures(plan: Plan) -> str:
         "Dark: without a replica elsewhere, in the worst layer of a unit. The others help only a runtime that goes on "
         "without a dead rank; ours does not yet."
     )
-    return "\n".join([*lines, *_filled(note)])
+    return "\n".join([*lines, *filled(note)])
 
 
 def _short(plan: Plan, place: str) -> str:
@@ -339,33 +322,12 @@ def _short(plan: Plan, place: str) -> str:
     return place.removeprefix(f"{plan.name}-")
 
 
-def _filled(note: str) -> list[str]:
-    """A sentence below a table."""
-    return textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-
-
 def _runnable(plan: Plan) -> str:
     if not plan.refusals:
         return "The bundled runtime can run it."
-    reasons = [
-        textwrap.fill(problem.message, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-        for problem in plan.refusals
-    ]
-    return "\n".join(["The bundled runtime cannot run it:", *reasons])
+    return "\n".join(["The bundled runtime cannot run it:", *_listed(plan.refusals)])
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns two spaces apart, indented by two."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(f"  {line}".rstrip() for line in lines)
-
-
-def _wrapped(rows: Sequence[tuple[str, ...]]) -> str:
-    """A table whose last column takes as many lines as it needs."""
-    room = WIDTH - 2 - sum(2 + max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1))
-    lines: list[tuple[str, ...]] = []
-    for *cells, last in rows:
-        parts = textwrap.wrap(last, max(room, MIN_WIDTH), break_on_hyphens=False) or [""]
-        lines += [(*cells, parts[0]), *((*[""] * len(cells), part) for part in parts[1:])]
-    return _table(lines)
+def _listed(problems: Sequence[Problem]) -> list[str]:
+    """Their messages, each behind a dash."""
+    return [textwrap.fill(each.message, WIDTH, initial_indent="  - ", subsequent_indent="    ") for each in problems]

@@ -8,7 +8,8 @@ What memory and shapes decide, in this order:
     max_requests        as many of full length as KV has room for
 
 A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
-128 x 128 is planned in fp8. A name of the catalog says no checkpoint, so that it takes the default.
+128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog says no checkpoint, so that it takes
+the default.
 
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
@@ -31,6 +32,7 @@ __all__ = ["DEFAULT", "Decision", "decide"]
 
 DEFAULT = "default"
 
+SAID = {"fp8": "FP8 in blocks of 128 x 128", "fp4": "NVFP4", "w4a8": "W4AFP8"}
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
 MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 
@@ -96,7 +98,7 @@ def _trial(spec: ResolvedSpec, phase: Phase, numbers: Numbers) -> ResolvedSpec:
 def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     """EP sizes from the smallest, each with its redundant experts; max_requests as small as can be."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
-    requests = {"max_requests": 1 if spec.gpu.usable_bytes else _default_requests()}
+    requests = {"max_requests": 1 if spec.gpu_of(phase).usable_bytes else _default_requests()}
     even = [
         (size, redundant)
         for size in _ep_sizes(spec, section)
@@ -172,18 +174,19 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
         if numbers.get("max_requests") == MAX_REQUESTS
         else f"as many of {tokens} as a GPU's KV has room for",
     }
-    if spec.gpu.usable_bytes is None:
+    if spec.gpu_of(phase).usable_bytes is None:
         whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
     yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
 
 
 def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """`spec` with the precision that its config.json says, in the phases that do not say one."""
-    if spec.config_digest is None or spec.model.weights_in != "fp8":
+    precision = spec.model.weights_in
+    if spec.config_digest is None or precision == "bf16":
         return spec, []
-    why = "what the checkpoint's quantization_config says: FP8 in blocks of 128 x 128"
+    why = f"what the checkpoint's quantization_config says: {SAID[precision]}"
     silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
-    decisions = [Decision(f"{phase}.precision", "fp8", why) for phase in silent]
+    decisions = [Decision(f"{phase}.precision", precision, why) for phase in silent]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions
 
 

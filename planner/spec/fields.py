@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
@@ -28,6 +28,7 @@ from planner.spec.other_names import (
     said_by_flag,
     said_by_object,
     unwrapped,
+    value_as_we_say,
     why_not_so,
     why_we_have_no,
 )
@@ -159,14 +160,21 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         rule = f"S205 must be at {limits['word']} {limits['bound']}"
         return Violation(path, value, rule, _sentence(_field(path)), nearest(limits["bound"]))
     if is_not_planned_yet(path, value):
-        found = f"it is {' or '.join(map(str, get_args(_field(path).annotation)))} so far"
+        found = f"it is {' or '.join(map(str, _choices(path)))} so far"
         fix = "write what your checkpoint is in, if it is one of these"
         return Violation(path, value, "S211 is not planned yet", found, fix)
     if kind == "literal_error":
-        choices = get_args(_field(path).annotation)
+        choices = _choices(path)
         rule = f"S204 must be {' or '.join(map(str, choices))}"
-        return Violation(path, value, rule, "nothing else is understood", did_you_mean(value, choices))
+        meant = value_as_we_say(path, value)
+        return Violation(path, value, rule, "nothing else is understood", did_you_mean(meant, choices))
     return _out_of_range(path, value, kind, limits)
+
+
+def _choices(path: str) -> list[Any]:
+    """The words, or the one number, that the field at `path` takes."""
+    literals = (each for each in _types(_field(path).annotation) if get_origin(each) is Literal)
+    return list(chain.from_iterable(map(get_args, literals)))
 
 
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
@@ -262,7 +270,8 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     free = [name for name in fields if name not in given]
     ours = as_we_say(str(key))
     if ours in free:
-        return {_path((*parents, ours)): _in_our_form(ours, detail["input"])}
+        path = _path((*parents, ours))
+        return {path: _in_our_form(path, detail["input"])}
     folder = unwrapped(detail["input"])
     if path == "kubernetes.hostPath" and "volumes" in free and isinstance(folder, str):
         return {"kubernetes.volumes": [{"host_path": folder, "mount_path": folder}]}
@@ -299,9 +308,14 @@ def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str,
     return {f"{above}.{key}": detail["input"]} if section and key in section.model_fields else {}
 
 
-def _in_our_form(name: str, value: Any) -> Any:
-    """A value under another key's name, as our key takes it."""
-    return (time_of_day(value) or value) if name == "at" else unwrapped(value)
+def _in_our_form(path: str, value: Any) -> Any:
+    """A value under another key's name, as our key takes it: `fp8_e4m3` is `fp8` here."""
+    if path.endswith(".at"):
+        return time_of_day(value) or value
+    choices = _choices(path)
+    if choices and isinstance(value, str) and not is_not_planned_yet(path, value):
+        return close_to(value_as_we_say(path, value), choices) or value
+    return unwrapped(value)
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:

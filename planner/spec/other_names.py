@@ -20,6 +20,7 @@ __all__ = [
     "said_by_flag",
     "said_by_object",
     "unwrapped",
+    "value_as_we_say",
     "why_not_so",
     "why_we_have_no",
 ]
@@ -92,10 +93,16 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
     return _plain(str(value)).casefold() in NOT_YET_VALUES.get(path.rpartition(".")[2], ())
 
 
+def value_as_we_say(path: str, value: Any) -> Any:
+    """Return our word for what is called `value` elsewhere; `value` itself where it is none of these."""
+    return OTHER_VALUES.get(path.rpartition(".")[2], {}).get(_plain(str(value)).casefold(), value)
+
+
 def _place(path: str) -> str:
     """Return `path` without the numbers of list items, and with PHASE in place of a phase."""
-    parts = [part for part in path.split(".") if not part.isdecimal()]
-    return ".".join(["PHASE" if parts[0] in PHASES else parts[0], *parts[1:]])
+    section, *parts = path.split(".")
+    named = [part for part in parts if not part.isdecimal()]
+    return ".".join(["PHASE" if section in PHASES else section, *named])
 
 
 def _plain(key: str) -> str:
@@ -103,7 +110,6 @@ def _plain(key: str) -> str:
 
 
 _WINDOW = "a window lasts until the next one's at"
-_KV = "KV is kept in bf16 where precision is fp8, and KV in fp8 is not planned yet"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
 
@@ -114,7 +120,6 @@ NOT_YET = {
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
-    "cluster.spares": "spare nodes are not planned yet",
     "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.volumes.name": "a volume is known by its mount_path",
@@ -123,18 +128,12 @@ NOT_YET = {
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
     "schedule.windows.duration": _WINDOW,
-    "PHASE.gpu": "all phases run on cluster.gpu, and a GPU type per phase is not planned yet",
-    "PHASE.kv_precision": _KV,
 }
 
 NOT_YET_VALUES = {
     "precision": (
-        "fp4",
-        "nvfp4",
         "mxfp4",
         "int4",
-        "w4a8",
-        "w4afp8",
         "w4a16",
         "awq",
         "gptq",
@@ -143,6 +142,9 @@ NOT_YET_VALUES = {
         "w8a8_int8",
     )
 }
+
+# Values of the spec that are called otherwise elsewhere.
+OTHER_VALUES = {"precision": {"nvfp4": "fp4", "modelopt_fp4": "fp4", "w4afp8": "w4a8"}}
 
 _DP = "dp_size is ep_size / attention_tp, each rank or attention group has requests of its own"
 _EP = "experts are always spread over all GPUs of a unit (ep_size)"
@@ -159,7 +161,6 @@ WHY_NOT = {
     "pipeline_parallel_size": _LAYERS,
     "enable_eplb": _EPLB,
     "enable_dbo": _OVERLAP,
-    "kv_cache_dtype": _KV,
     "speculative_config": _DRAFTS,
     "num_speculative_tokens": _DRAFTS,
     # SGLang
@@ -187,6 +188,7 @@ OTHER_NAMES = {
     "max_num_batched_tokens": "max_batch_tokens",
     "num_redundant_experts": "redundant_experts",
     "dtype": "precision",
+    "kv_cache_dtype": "kv_precision",
     "quantization": "precision",
     # SGLang
     "tp": "attention_tp",

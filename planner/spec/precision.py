@@ -1,15 +1,15 @@
-"""What KV is kept and sent in: it follows from a phase's precision."""
+"""What KV is kept and sent in: as the phase says, or as follows from the precision of its matmuls."""
 
 from typing import Literal
 
-from planner.facts.terms import Precision
+from planner.facts.terms import KvPrecision, Precision
 
 __all__ = ["KV_BYTES", "KvDtype", "kv_dtype"]
 
-KvDtype = Literal["bf16", "fp32"]
-KV_BYTES: dict[KvDtype, int] = {"bf16": 2, "fp32": 4}
+KvDtype = Literal["fp8", "bf16", "fp32"]
+KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
 
 
-def kv_dtype(precision: Precision) -> KvDtype:
-    """Return the type of KV under matmuls of `precision`: DeepSeek keeps BF16 under FP8 matmuls."""
-    return "fp32" if precision == "fp32" else "bf16"
+def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> KvDtype:
+    """Return the type of KV: `kv_precision` where it is given, else BF16, as DeepSeek keeps it under FP8 matmuls."""
+    return kv_precision or ("fp32" if precision == "fp32" else "bf16")

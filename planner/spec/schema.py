@@ -23,12 +23,13 @@ from pydantic_core import PydanticKnownError
 
 from planner.facts.catalog import GPUS, MODELS
 from planner.facts.quantities import quantity
-from planner.facts.terms import PHASES, Coverage, Overlap, Phase, Precision
+from planner.facts.terms import PHASES, Coverage, KvPrecision, Overlap, Phase, Precision
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.section import Section
 
 __all__ = [
     "AUTO",
+    "MAX_ATTENTION_TP",
     "MAX_EP_SIZE",
     "MAX_REDUNDANT",
     "UNION_TAGS",
@@ -49,6 +50,7 @@ AUTO = "auto"  # a number that memory and shapes decide
 MAX_NODES = 20_000
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
+MAX_ATTENTION_TP = 64
 
 _A_MODEL = next(iter(MODELS))
 _A_GPU = next(name for name in GPUS if name != "cpu")
@@ -174,6 +176,13 @@ class ClusterSpec(Section):
         examples=[22, [{"name": "gpu-a01"}]],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default=[],
+        max_length=MAX_NODES,
+        description="Names of nodes that no unit is planned on, and that any unit may move to when it loses one of its"
+        " own.",
+        examples=[["node-21"]],
+    )
     rack_size: int | None = Field(
         default=None,
         ge=1,
@@ -211,6 +220,12 @@ class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
 
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    gpu: Annotated[str, _one_of(GPUS)] | None = Field(
+        default=None,
+        description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
+        "nodes that says which have it.",
+        examples=[_A_GPU],
+    )
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
@@ -218,9 +233,9 @@ class PhaseSpec(Section):
     attention_tp: int = Field(
         default=1,
         ge=1,
-        le=64,
-        description="GPUs of a node that share each request's attention by heads, where 1 leaves each GPU its own "
-        "requests (dp_size is ep_size / attention_tp).",
+        le=MAX_ATTENTION_TP,
+        description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
+        "GPU its own requests (dp_size is ep_size / attention_tp).",
         examples=[4],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
@@ -233,7 +248,14 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of matmuls and dispatch, where fp8 keeps its KV in bf16.",
+        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, w4a8 has routed experts in INT4 "
+        "and the rest in FP8, and both dispatch in BF16.",
+        examples=["fp8"],
+    )
+    kv_precision: KvPrecision | None = Field(
+        default=None,
+        description="Precision of KV in memory and on its way to decode, unless given bf16, or fp32 under precision "
+        "fp32.",
         examples=["fp8"],
     )
     max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
@@ -399,6 +421,10 @@ class Spec(Section):
     def phases(self) -> tuple[Phase, ...]:
         """Those that the deployment has, in the order in which a request passes through them."""
         return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
+    def gpu_name(self, phase: Phase) -> str:
+        """What `phase` runs on, as plans call it."""
+        return self.phase(phase).gpu or self.cluster.gpu_name
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""

@@ -30,6 +30,7 @@ __all__ = ["GlooGroup", "Group", "SoloGroup", "new_group"]
 
 T = TypeVar("T")
 
+FIRST_SAYS = "first-says"
 LOST_IN = "gloo/transport/"  # of the source file that gloo names: closed, reset or silent connections
 STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
 
@@ -43,6 +44,9 @@ class Group(Protocol):
 
     def join(self, meeting: MeetingPoint) -> None:
         """Wait until all ranks of the unit are here. Raises RuntimeFailure."""
+
+    def from_first(self, text: str) -> str:
+        """Return what the first rank gave, on every rank."""
 
     def any(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on one: the lockstep of a step."""
@@ -68,6 +72,10 @@ class SoloGroup:
 
     def join(self, meeting: MeetingPoint) -> None:
         """There is nobody to wait for."""
+
+    def from_first(self, text: str) -> str:
+        """It is the first."""
+        return text
 
     def any(self, flag: bool) -> bool:
         """Nobody else can say yes."""
@@ -104,6 +112,17 @@ class GlooGroup:
         except RuntimeError as error:
             where = f"{meeting.leader}:{meeting.port}"
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {_first_line(error)}") from None
+
+    def from_first(self, text: str) -> str:
+        """By way of the store; each text is given once in a group's life."""
+        try:
+            if self.rank == 0:
+                self._store.set(FIRST_SAYS, text)
+                return text
+            self._store.wait([FIRST_SAYS], STEP_TIMEOUT)  # it may take longer to connect to its peers
+            return self._store.get(FIRST_SAYS).decode()
+        except RuntimeError as error:
+            raise PeerLost(f"the first rank of this unit is gone ({_first_line(error)})") from None
 
     def any(self, flag: bool) -> bool:
         """One all-reduce."""

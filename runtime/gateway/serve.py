@@ -49,7 +49,7 @@ def run(launch: GatewayLaunch, address: str) -> None:
 
 def _load_model(launch: GatewayLaunch) -> ServedModel:
     folder = resolve(launch.checkpoint.uri)
-    check_config_digest(folder, launch.checkpoint.digest)
+    check_config_digest(folder, launch.checkpoint.config_digest)
     return ServedModel(launch.model.name, launch.limits.max_request_tokens, load_tokenizer(folder))
 
 

@@ -68,17 +68,20 @@ class Ops:
 
     # attention
 
-    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor) -> None:
-        """Rotate the pairs (x[0], x[1]), (x[2], x[3]), ... in place, as DeepSeek's checkpoints lay them out.
+    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
+        """Rotate pairs of numbers in place.
+
+        The pairs are `neighbours`, (x[0], x[1]), (x[2], x[3]), ..., as DeepSeek's checkpoints lay them out, or have a
+        number of each half, (x[0], x[P / 2]), (x[1], x[P / 2 + 1]), ...
 
         `x` holds tokens [T, P] or their heads [T, H, P]; cos and sin are [T, P / 2] in FP32. A pair is a complex number
         that is multiplied by cos + i sin: one pass over memory instead of six.
         """
         over_heads = (slice(None), *(None,) * (x.dim() - 2))
-        in_fp32 = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        pairs = torch.view_as_complex(in_fp32.unflatten(-1, (-1, 2)))
-        turned = pairs * torch.complex(cos_TX[over_heads], sin_TX[over_heads])
-        x.copy_(torch.view_as_real(turned).flatten(-2))
+        pairs = x.unflatten(-1, (-1, 2)) if neighbours else x.unflatten(-1, (2, -1)).mT
+        in_fp32 = pairs.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        turned = torch.view_as_complex(in_fp32) * torch.complex(cos_TX[over_heads], sin_TX[over_heads])
+        pairs.copy_(torch.view_as_real(turned))
 
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float

@@ -26,8 +26,7 @@ FOR_ALL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "moe_layer_freq": (1,),
-    "rope_interleave": (True,),
-    "tie_word_embeddings": (False,),
+    "tie_word_embeddings": (False, True),
 }
 # Of a file's FP8 only. Which tensors are in FP8 is seen from themselves, so `modules_to_not_convert` is not asked.
 QUANTISATION: dict[str, tuple[Any, ...]] = {
@@ -38,15 +37,22 @@ QUANTISATION: dict[str, tuple[Any, ...]] = {
     "scale_fmt": (None, "ue8m0"),
 }
 FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
-    "deepseek_v3": {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "norm_topk_prob": (True, False)},
+    "deepseek_v3": {
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "norm_topk_prob": (True, False),
+        "rope_interleave": (True, False),
+    },
     # V2 normalises nowhere, and its two codes disagree on what that would mean: DeepSeek's then drops the scaling
-    # factor, transformers ignores the key.
+    # factor, transformers ignores the key. Both turn neighbours, whatever the file says.
     "deepseek_v2": {
         "scoring_func": ("softmax",),
         "topk_method": ("greedy", "group_limited_greedy"),
         "norm_topk_prob": (False,),
+        "rope_interleave": (True,),
     },
 }
+CHOSEN = ("scoring_func", "topk_method", "norm_topk_prob", "rope_interleave", "tie_word_embeddings")
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
     *("first_k_dense_replace", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
@@ -83,6 +89,8 @@ class ModelConfig:
     yarn: Yarn | None
     rms_norm_eps: float
     max_position_embeddings: int
+    rope_interleave: bool = True  # a pair of a rotary position is two neighbours, not one number of each half
+    tie_word_embeddings: bool = False  # the head's matrix is the embedding's
     power_of_two_scales: bool = False  # of FP8 activations: V3.1's `scale_fmt`
 
     @property
@@ -109,7 +117,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     config = ModelConfig(
         **counts,
         **{key: _number(document, key, path) for key in ("routed_scaling_factor", "rms_norm_eps")},
-        **{key: choices[key] for key in ("scoring_func", "topk_method", "norm_topk_prob")},
+        **{key: choices[key] for key in CHOSEN},
         q_lora_rank=None if document.get("q_lora_rank", 0) is None else _count(document, "q_lora_rank", path),
         rope_theta=theta,
         yarn=yarn,

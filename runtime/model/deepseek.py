@@ -72,7 +72,10 @@ class DeepseekV3(nn.Module):
             for layer in range(config.num_hidden_layers)
         )
         self.model.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, unquantized, ops)
-        self.lm_head = linear(config.hidden_size, config.vocab_size, unquantized, ops)
+        if config.tie_word_embeddings:
+            self.lm_head = Linear(self.model.embed_tokens.weight, ops)
+        else:
+            self.lm_head = linear(config.hidden_size, config.vocab_size, unquantized, ops)
         if config.power_of_two_scales:
             round_scales_up(self)
 

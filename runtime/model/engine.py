@@ -62,7 +62,7 @@ class Engine:
         self.model = DeepseekV3(
             self.config, config.expert_map, group, self.backend, overlap, config.nodes, config.max_step_tokens
         )
-        self.tensor_names = weights.load(self.model, config.checkpoint, progress)
+        self.loaded = weights.load(self.model, config.checkpoint, progress)
         self.backend.ops.prepare()
         if config.deterministic:
             check_machine(self.model.row_wise())

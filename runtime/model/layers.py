@@ -18,16 +18,16 @@ def linear(in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) ->
     """Make a bias-free projection whose values come from a checkpoint."""
     if dtype == E4M3:
         return Fp8Linear(in_features, out_features, ops)
-    return Linear(in_features, out_features, dtype, ops)
+    return Linear(nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=ops.device)), ops)
 
 
 class Linear(nn.Module):
-    """x w^T."""
+    """x w^T, with a matrix [out, in] that may be another module's too."""
 
-    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) -> None:
+    def __init__(self, weight: nn.Parameter, ops: Ops) -> None:
         super().__init__()
         self.ops = ops
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=ops.device))
+        self.weight = weight
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, in] -> [R, out]."""

@@ -98,7 +98,7 @@ class LatentAttention(nn.Module):
         latent_TC = self.kv_a_proj_with_mqa(x_TD)
         c_TL = latent_TC[:, : self.config.kv_lora_rank]
         c_TL.copy_(self.kv_a_layernorm(c_TL))
-        self.ops.rotate(latent_TC[:, self.config.kv_lora_rank :], cos, sin)
+        self.ops.rotate(latent_TC[:, self.config.kv_lora_rank :], cos, sin, self.config.rope_interleave)
         return latent_TC
 
     def _absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class LatentAttention(nn.Module):
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, N + P], the last P rotated."""
         q_THQ = self._project_query(x_TD).unflatten(-1, (self.config.num_attention_heads, -1))
-        self.ops.rotate(q_THQ[..., self.config.qk_nope_head_dim :], cos, sin)
+        self.ops.rotate(q_THQ[..., self.config.qk_nope_head_dim :], cos, sin, self.config.rope_interleave)
         return q_THQ
 
     def _project_query(self, x_TD: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ found in its headers, before any value is read.
 
 A tensor is read in parts of `PART_BYTES`, so that a loading rank's memory is that of its weights and little more:
 safetensors would map whole files, whose pages count as ours until the file is closed. No pickle.
+
+What is read is hashed on the way: with a manifest every tensor, and without one those that all ranks read, so that
+ranks can compare them (`checkpoint/same_weights.py`).
 """
 
 from collections import defaultdict
@@ -22,16 +25,26 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from runtime.checkpoint import StoredTensor, index_tensors
+from runtime.checkpoint import (
+    Files,
+    ReadDigests,
+    StoredTensor,
+    compared_files,
+    index_tensors,
+    read_manifest,
+    read_shards,
+    refuse_holes,
+)
 from runtime.errors import CheckpointError
 from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
 from runtime.model.moe import MixtureOfExperts
 
-__all__ = ["load"]
+__all__ = ["Loaded", "load"]
 
 PART_BYTES = 8 * 2**20
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": E4M3}
 SCALE = "_scale_inv"
+EXPERTS = ".mlp.experts."  # in the names of the tensors that a rank reads only if it holds their expert
 
 Index = dict[str, StoredTensor]
 
@@ -45,27 +58,47 @@ class _Destination:
     power_of_two: bool
 
 
-@torch.no_grad()
-def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Read every tensor of this rank, and return their names. `progress(done, total)` counts tensors without scales.
+@dataclass(frozen=True)
+class Loaded:
+    """What was read: the names of the tensors, and what ranks compare to know that they read the same weights."""
 
-    Raises CheckpointError.
+    tensor_names: list[str]
+    files: Files
+
+
+@torch.no_grad()
+def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Loaded:
+    """Read every tensor of this rank, and hold it against the manifest if there is one.
+
+    `progress(done, total)` counts tensors without scales. Raises CheckpointError.
     """
-    index = index_tensors(folder)
-    destinations = _destinations(model)
+    shards, manifest = read_shards(folder), read_manifest(folder)
+    if manifest is None:
+        refuse_holes(shards)
+    else:
+        manifest.check_headers(shards)
+    index = index_tensors(shards)
+    destinations = _destinations(model, index)
     for name in destinations:
         _check(name, tuple(destinations[name][0].values.shape), index, folder)
+    _check_tied(model, index, folder)
     in_order_of_files = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
-    for done, name in enumerate(in_order_of_files, 1):
-        for first, part in _read(name, index):
-            for destination in destinations[name]:
-                _put(part, destination, first)
-        progress(done, len(destinations))
-    return [*destinations, *(name + SCALE for name in destinations if _is_fp8(index[name]))]
+    with ReadDigests(None if manifest is None else manifest.tensors, torch.get_num_threads()) as digests:
+        for done, name in enumerate(in_order_of_files, 1):
+            is_hashed = manifest is not None or EXPERTS not in name
+            for first, part in _read(name, index, digests if is_hashed else None):
+                for destination in destinations[name]:
+                    _put(part, destination, first)
+            progress(done, len(destinations))
+    names = [*destinations, *(name + SCALE for name in destinations if _is_fp8(index[name]))]
+    return Loaded(names, compared_files(folder, shards, digests.found, has_manifest=manifest is not None))
 
 
-def _destinations(model: nn.Module) -> dict[str, list[_Destination]]:
-    """Where each tensor of the checkpoint goes: one tensor, or one in each slot that holds the expert."""
+def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination]]:
+    """Where each tensor of the checkpoint goes: one tensor, or one in each slot that holds the expert.
+
+    A tied tensor is in the file under one of its names, or under both.
+    """
     destinations: dict[str, list[_Destination]] = defaultdict(list)
     power_of_two = any(getattr(module, "power_of_two", False) for module in model.modules())
 
@@ -75,12 +108,40 @@ def _destinations(model: nn.Module) -> dict[str, list[_Destination]]:
                 destinations[prefix + name].append(_Destination(values, tensors.get(name + SCALE), power_of_two))
 
     parameters = {name: parameter.data for name, parameter in model.named_parameters()}
-    add("", {name: values for name, values in parameters.items() if ".mlp.experts." not in name})
+    add("", {name: values for name, values in parameters.items() if EXPERTS not in name})
     for layer, mixture in model.named_modules():
         if isinstance(mixture, MixtureOfExperts):
             for slot, expert in enumerate(mixture.load.local_experts[mixture.moe_layer].tolist()):
                 add(f"{layer}.experts.{expert}.", mixture.experts.tensors(slot))
+    for name, other in _tied(model):
+        if other in index:
+            destinations[other] = destinations[name] if name in index else destinations.pop(name)
     return destinations
+
+
+def _tied(model: nn.Module) -> list[tuple[str, str]]:
+    """Both names of each parameter that two modules share: the embedding's and the head's, or none."""
+    names: dict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
+    return [(both[0], both[1]) for both in names.values() if len(both) == 2]
+
+
+def _check_tied(model: nn.Module, index: Index, folder: Path) -> None:
+    """Refuse two matrices where the config says one: whichever we took, somebody meant the other."""
+    for name, other in _tied(model):
+        if name in index and other in index and not _equal(name, other, index):
+            raise CheckpointError(
+                f"{folder}: its config.json says that {other} is {name} (tie_word_embeddings), but the two are stored"
+                " as different matrices"
+            )
+
+
+def _equal(name: str, other: str, index: Index) -> bool:
+    if index[name].dtype != index[other].dtype:
+        return False
+    parts = zip(_read(name, index, None), _read(other, index, None), strict=True)
+    return all(torch.equal(_wide(one), _wide(same)) for (_, one), (_, same) in parts)
 
 
 def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
@@ -125,22 +186,25 @@ def _is_fp8(stored: StoredTensor) -> bool:
     return TYPES[stored.dtype] == E4M3
 
 
-def _read(name: str, index: Index) -> Iterator[tuple[int, Tensor | Quantised]]:
+def _read(name: str, index: Index, digests: ReadDigests | None) -> Iterator[tuple[int, Tensor | Quantised]]:
     """The tensor in parts, each with the number of its first row; a part of an FP8 matrix has whole blocks."""
     stored = index[name]
     num_rows = stored.shape[0]
     row_bytes = stored.num_bytes // num_rows
     step = max(PART_BYTES // row_bytes // BLOCK, 1) * BLOCK
     for first in range(0, num_rows, step):
-        values = _read_rows(stored, first, min(step, num_rows - first))
+        values = _read_rows(name, index, first, min(step, num_rows - first), digests)
         if _is_fp8(stored):
-            scales = _read_rows(index[name + SCALE], first // BLOCK, num_blocks(len(values)))
-            yield first, Quantised(values, scales)
+            yield (
+                first,
+                Quantised(values, _read_rows(name + SCALE, index, first // BLOCK, num_blocks(len(values)), digests)),
+            )
         else:
             yield first, values
 
 
-def _read_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
+def _read_rows(name: str, index: Index, first: int, count: int, digests: ReadDigests | None) -> Tensor:
+    stored = index[name]
     rows = torch.empty(count, *stored.shape[1:], dtype=TYPES[stored.dtype])
     buffer = rows.view(torch.uint8).numpy().data
     try:
@@ -151,14 +215,20 @@ def _read_rows(stored: StoredTensor, first: int, count: int) -> Tensor:
         raise CheckpointError(f"cannot read {stored.path}: {error.strerror}") from None
     if num_read != buffer.nbytes:
         raise CheckpointError(f"{stored.path} became shorter while it was read")
+    if digests is not None:
+        digests.add(name, stored, buffer)
     return rows
 
 
 def _put(part: Tensor | Quantised, destination: _Destination, first: int) -> None:
     if destination.scales is None:
-        values = dequantise_matrix(part) if isinstance(part, Quantised) else part
+        values = _wide(part)
         destination.values[first : first + len(values)] = values
         return
     quantised = part if isinstance(part, Quantised) else quantise_matrix(part, destination.power_of_two)
     destination.values[first : first + len(quantised.codes)] = quantised.codes
     destination.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales
+
+
+def _wide(part: Tensor | Quantised) -> Tensor:
+    return dequantise_matrix(part) if isinstance(part, Quantised) else part

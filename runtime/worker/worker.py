@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
-from runtime.checkpoint import check_config_digest, resolve
+from runtime.checkpoint import Files, check_config_digest, check_same_files, check_weights_digest, resolve
 from runtime.expert_parallel.group import Group, new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
@@ -44,8 +45,9 @@ IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a re
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where this rank's node is, and whom it calls; `leader` is the host of the unit's first node."""
+    """The node that this rank is on, where that is, and whom it calls; `leader` is the host of the unit's leader."""
 
+    node: str
     address: str
     leader: str
     gateway: str
@@ -56,10 +58,11 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     keep_freed_memory()  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
-    check_config_digest(folder, launch.checkpoint.digest)
+    check_config_digest(folder, launch.checkpoint.config_digest)
+    check_weights_digest(folder, launch.checkpoint.weights_digest)
     metrics, inbox = RankMetrics(launch, place.rank), Inbox()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
-    hello = _hello(launch, place, addresses.address, kv_port)
+    hello = _hello(launch, place, addresses, kv_port)
     network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
     with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
@@ -86,18 +89,20 @@ def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
             _wait_for_work(inbox, phase)
 
 
-def _hello(launch: UnitLaunch, place: RankPlace, address: str, kv_port: int | None) -> Hello:
+def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: int | None) -> Hello:
+    planned = launch.places[place.place]
     return Hello(
         unit=launch.unit,
         phase=launch.phase,
         rank=place.rank,
         num_ranks=len(launch.ranks),
-        node=place.node,
+        node=addresses.node,
         pid=os.getpid(),
         unit_digest=launch.unit_digest,
         kv_digest=launch.kv_digest,
-        kv_host=None if kv_port is None else address,
+        kv_host=None if kv_port is None else addresses.address,
         kv_port=kv_port,
+        for_node=None if planned == addresses.node else planned,
     )
 
 
@@ -111,7 +116,23 @@ def _bring_up(
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
+    check_same_weights(group, f"rank {place.rank} on {addresses.node}", engine.loaded.files)
     return engine, group
+
+
+class _WhatIRead(msgspec.Struct):
+    """What the first rank of a unit tells the others, who compare."""
+
+    name: str
+    files: Files
+
+
+def check_same_weights(group: Group, rank_name: str, files: Files) -> None:
+    """Refuse to serve with other weights than the first rank's. Raises CheckpointError."""
+    own = _WhatIRead(rank_name, files)
+    told = group.from_first(msgspec.json.encode(own).decode())
+    first = msgspec.json.decode(told, type=_WhatIRead)
+    check_same_files(own.files, own.name, first.files, first.name)
 
 
 def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:

@@ -7,11 +7,13 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 from kubernetes import client
+from kubernetes.utils.quantity import parse_quantity
 from openai import OpenAI
 from tokenizers import Tokenizer
 
@@ -27,6 +29,7 @@ MODEL = "tidemill-demo"
 DECODE, PREFILL, GATEWAY = "demo-decode-0", "demo-prefill-0", "demo-gateway"
 PROMPTS = [[0, 5 + number, 100 + number, 2000 - number] for number in range(20)]
 MAX_TOKENS = 32
+NUM_CLIENTS = 8
 END = 1  # the checkpoint's end-of-text token
 ROWS = "tidemill_expert_rows_total"
 HEALED_S = 180
@@ -125,13 +128,14 @@ def test_the_first_request_after_up_succeeds(first):
 
 
 def test_texts_equal_the_local_ones(up, tmp_path):
-    """20 greedy texts, token by token, whatever the layout: here three nodes, there one offline process."""
+    """20 greedy texts, token by token, whatever the layout and batch: here three nodes, there one offline process."""
     (tmp_path / "ids.json").write_text(json.dumps(PROMPTS))
     command = [str(Path(sys.executable).with_name("tidemill")), "generate", "bundled:demo", "--prompt-ids"]
     flags = [str(tmp_path / "ids.json"), "--max-tokens", str(MAX_TOKENS)]
     local = json.loads(subprocess.run([*command, *flags], capture_output=True, check=True).stdout)["outputs"]
 
-    served = [list(streamed(up, prompt)) for prompt in PROMPTS]
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        served = list(clients.map(lambda prompt: list(streamed(up, prompt)), PROMPTS))
 
     decode = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).decode
     assert served == [[decode([token]) for token in ids if token != END] for ids in local]
@@ -216,7 +220,7 @@ def test_a_hand_edit_is_named_and_undone(up):
 
 
 def test_a_change_of_the_spec_is_named(up):
-    """More CPU for the gateway: its Deployment, and the plan's digest on the namespace."""
+    """More CPU for the gateway: its Deployment, and the plan's digest on the units' account."""
     up.change_spec(lambda spec: spec["kubernetes"]["resources"]["gateway"].update(cpus=0.2))
     units = up.uids(DECODE) | up.uids(PREFILL)
 
@@ -224,7 +228,7 @@ def test_a_change_of_the_spec_is_named(up):
     run = up.pulumi.up()
 
     assert preview.changes == {
-        "demo": {'metadata.annotations["tidemill.dev/plan-digest"]': "update"},
+        "demo-runtime": {'metadata.annotations["tidemill.dev/plan-digest"]': "update"},
         GATEWAY: {"spec.template.spec.containers[0].resources.requests.cpu": "update"},
     }
     assert run.status == 0, run.output
@@ -257,8 +261,8 @@ def test_a_lost_worker_restarts_its_whole_group(up):
     down = up.states_until(DECODE, "starting", HEALED_S)
     back = up.states_until(DECODE, "ready", HEALED_S)
 
-    assert down[-1]["reason"]
-    assert back[-1]["state"] == "ready"
+    assert down[-1].reason
+    assert back[-1].state == "ready"
     assert not up.uids(DECODE) & before
     wait_until_serving(up)
 
@@ -271,7 +275,7 @@ def test_a_dead_node_is_reported(up):
     finally:
         up.cluster.boot_node("node-2")
 
-    assert seen[-1]["reason"] == "node node-2 is not ready"
+    assert seen[-1].reason == "node node-2 is not ready"
     up.states_until(DECODE, "ready", HEALED_S)
     wait_until_serving(up)
 
@@ -288,29 +292,60 @@ def wait_until_serving(deployed):
 def test_one_more_unit_leaves_running_pods_alone(up):
     """`up` of a PLAN.json, then of the one with a second prefill unit planned near it: every pod keeps its UID.
 
-    Decode on one node leaves the third free. Planned anew, prefill would take the node that decode runs on.
+    Planned anew, prefill would take a node that decode runs on. Each unit has a node for itself: no two of them fit
+    into a node's memory.
     """
-    up.change_spec(lambda spec: spec["decode"].update(ep_size=2))
+    memory = parse_quantity(client.CoreV1Api(up.cluster.api).read_node("node-0").status.allocatable["memory"])
+    up.change_spec(lambda spec: spec["cluster"].update(nodes=4, gpus_per_node=1))
+    up.change_spec(
+        lambda spec: spec["kubernetes"]["resources"]["unit"].update(memory=f"{int(memory * 6 / 10) // 2**20}MiB")
+    )
+    up.change_spec(lambda spec: spec["prefill"].update(ep_size=1))
+    up.change_spec(lambda spec: spec["decode"].update(ep_size=1, redundant_experts=0, units=2))
     first = up.write_plan("first.json")
     up.deploy_plan(first)
     run = up.pulumi.up()
     assert run.status == 0, run.output
-    running = {owner: up.uids(owner) for owner in (DECODE, PREFILL, GATEWAY)}
+    running = {owner: up.uids(owner) for owner in (DECODE, "demo-decode-1", PREFILL, GATEWAY)}
 
     up.change_spec(lambda spec: spec["prefill"].update(units=2))
     second = up.write_plan("second.json", "--previous", str(first))
     up.deploy_plan(second)
     run = up.pulumi.up()
-    status = json.loads(up.run_status("--format", "json", given=second).stdout)
 
     assert run.status == 0, run.output
     assert {owner: up.uids(owner) for owner in running} == running
-    assert {unit["name"]: unit["state"] for unit in status["units"]} == dict.fromkeys(
-        (PREFILL, "demo-prefill-1", DECODE), "ready"
-    )
-    assert status["plan_digest"] == json.loads(second.read_text())["digest"] != up.plan.digest
+    assert states(up, second) == dict.fromkeys((PREFILL, "demo-prefill-1", DECODE, "demo-decode-1"), "ready")
+    assert json.loads(second.read_text())["digest"] != up.plan.digest
+    assert_settled(up)
+
+
+def test_a_unit_takes_the_node_of_one_that_leaves(up):
+    """From 2 prefill and 2 decode units to 1 and 3 on as many nodes: every other pod keeps its UID, and all serve."""
+    up.change_spec(lambda spec: (spec["prefill"].update(units=1), spec["decode"].update(units=3)))
+    third = up.write_plan("third.json", "--previous", str(up.spec.with_name("second.json")))
+    up.deploy_plan(third)
+    (free,) = (pod.spec.node_name for pod in up.pods("demo-prefill-1"))
+    running = {owner: up.uids(owner) for owner in (DECODE, "demo-decode-1", PREFILL, GATEWAY)}
+
+    preview = up.pulumi.preview("--refresh")
+    run = up.pulumi.up()
+
+    assert preview.changes["units"] == {"objects.demo-decode-2": "add", "objects.demo-prefill-1": "delete"}
+    assert run.status == 0, run.output
+    assert {owner: up.uids(owner) for owner in running} == running
+    assert states(up, third) == dict.fromkeys((PREFILL, DECODE, "demo-decode-1", "demo-decode-2"), "ready")
+    assert [pod.spec.node_name for pod in up.pods("demo-decode-2")] == [free]
+    assert up.pods("demo-prefill-1") == []
     assert_settled(up)
     wait_until_serving(up)
+
+
+def states(deployed, plan):
+    """Unit name -> state, as `tidemill status PLAN.json` says, which knows the digest of the plan that is applied."""
+    status = json.loads(deployed.run_status("--format", "json", given=plan).stdout)
+    assert status["plan_digest"] == json.loads(plan.read_text())["digest"]
+    return {unit["name"]: unit["state"] for unit in status["units"]}
 
 
 def test_destroy_leaves_nothing(up, before):

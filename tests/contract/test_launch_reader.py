@@ -11,7 +11,7 @@ from planner.compiler import compile_plan
 from planner.layout.memory import KV_PAGE_TOKENS
 from planner.plan.launch import KV_WIRE_VERSION
 from planner.spec.check import check_spec
-from runtime.checkpoint import check_config_digest, resolve
+from runtime.checkpoint import check_config_digest, check_weights_digest, resolve
 from runtime.errors import LaunchError
 from runtime.kernels.precision import DTYPES
 from runtime.kv.cache import PAGE_TOKENS
@@ -78,7 +78,8 @@ def test_the_plan_fits_the_checkpoint(units):
     for launch in units.values():
         folder = resolve(launch.checkpoint.uri)
         config = read_model_config(folder)
-        check_config_digest(folder, launch.checkpoint.digest)
+        check_config_digest(folder, launch.checkpoint.config_digest)
+        check_weights_digest(folder, launch.checkpoint.weights_digest)
         check_layout(launch.kv_cache, (config.num_hidden_layers, config.latent_dim))
         assert len(launch.expert_map.physical_to_logical) == config.num_moe_layers
         assert launch.expert_map.num_logical_experts == config.n_routed_experts

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ SCHEMA = json.loads((Path(__file__).parent / "launch.schema.json").read_text())
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 
 UNIT_DIGEST_KEYS = (
-    *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
+    *("version", "unit", "phase", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 
@@ -49,9 +50,19 @@ def test_every_document_is_valid(documents):
 
 
 def test_file_bytes_are_sorted_json(launch_files):
-    """Sorted keys, one space of indent, a final line end."""
+    """Sorted keys, one space of indent, a line for each layer of a map, a final line end."""
     for text in launch_files.values():
-        assert text == json.dumps(json.loads(text), sort_keys=True, indent=1) + "\n"
+        document = json.loads(text)
+        rows = document.get("expert_map", {}).get("physical_to_logical", [])
+        lines = text.splitlines()
+        expected = json.dumps(document, sort_keys=True, indent=1).splitlines()
+
+        assert "".join(text.split()) == "".join("".join(expected).split())
+        assert [line for line in lines if re.search(r"\d,\d", line)] == [
+            f"   [{','.join(map(str, row))}]{',' if row is not rows[-1] else ''}" for row in rows
+        ]
+        assert [line for line in lines if line.startswith(' "')] == [line for line in expected if line[:2] == ' "']
+        assert text.endswith("}\n")
 
 
 def test_digests_cover_what_the_schema_says(documents):
@@ -71,11 +82,11 @@ def test_all_documents_share_the_kv_digest(documents):
 
 
 def test_the_checkpoint_is_the_one_that_was_planned_for(documents):
-    """Its digest is that of the config's bytes."""
-    config = DEMO.parents[2] / "runtime" / "demo" / "config.json"
-    digest = f"sha256:{hashlib.sha256(config.read_bytes()).hexdigest()}"
-
-    assert {document["checkpoint"]["digest"] for document in documents.values()} == {digest}
+    """Its digests are those of the config's bytes, and of the manifest's beside it."""
+    folder = DEMO.parents[2] / "runtime" / "demo"
+    for key, name in (("config_digest", "config.json"), ("weights_digest", "tidemill-checkpoint.json")):
+        digest = f"sha256:{hashlib.sha256((folder / name).read_bytes()).hexdigest()}"
+        assert {document["checkpoint"][key] for document in documents.values()} == {digest}
 
 
 def _digest(value):

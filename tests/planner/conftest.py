@@ -56,6 +56,7 @@ CONFIG = {
     "n_shared_experts": 1,
     "num_experts_per_tok": 4,
     "n_group": 4,
+    "topk_group": 2,
     "q_lora_rank": 96,
     "kv_lora_rank": 64,
     "qk_nope_head_dim": 32,
@@ -104,12 +105,19 @@ def spec_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("specs")
     files = {
         "config.json": CONFIG,
+        "stale/config.json": CONFIG,
+        "stale/tidemill-checkpoint.json": {"version": 1, "config_digest": "sha256:0", "files": {}},
+        "newer/config.json": CONFIG,
+        "newer/tidemill-checkpoint.json": {"version": 2},
         "glm.json": {"model_type": "glm4_moe", "num_hidden_layers": 92, "hidden_size": 5120},
         "fp8.json": CONFIG | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
         "other_fp8.json": CONFIG | {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}},
+        "fp4.json": CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        "w4a8.json": CONFIG | {"quantization_config": {"quant_method": "w4afp8"}},
         "gpt2.json": {"model_type": "gpt2"},
         "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},
+        "few_groups.json": CONFIG | {"topk_group": 5},
         "few_experts.json": CONFIG | {"num_experts_per_tok": 33},
         "unfinished.json": {key: value for key, value in CONFIG.items() if key != "hidden_size"} | {"kv_lora_rank": 0},
         "grouped.json": GROUPED,
@@ -127,6 +135,7 @@ def spec_folder(tmp_path_factory):
         "ragged.json": [[1, 2], [1]],
     }
     for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
     (folder / "torn.json").write_text('{"model_type":')
     (folder / "notes").mkdir()

@@ -1,13 +1,16 @@
 """From a checked spec to a plan: placement, digests, what cannot be had and what cannot be run."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from planner.compiler import compile_plan
+from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
+from tests.planner.layout.test_memory import PAIR
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
@@ -118,6 +121,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
         "placement",
         "sources",
         "spec",
+        "warnings",
     }
     assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest", "why"]
     assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])
@@ -151,3 +155,44 @@ def test_a_v2_model_that_chooses_experts_without_groups_plans(with_line, plan_of
     plan = plan_of(with_line(4, "  config: v2_lite.json"))
 
     assert [layout.num_logical_experts for layout in plan.layouts] == [32, 32]
+
+
+def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(plan_of):
+    """8 groups on 4 nodes: whole, a few experts on two nodes, or anywhere; the least product is chosen."""
+    plan = plan_of(json.dumps(PAIR))
+    balance = plan.as_json()["balance"]
+    front = balance["prefill"]["front"]
+    weighed = [each["max_over_mean"] * (each["bytes_per_token"] + each["extra_bytes_per_token"]) for each in front]
+    text = " ".join(plan_text(plan).split())
+
+    assert [each["policy"] for each in front] == ["hierarchical"] * (len(front) - 1) + ["global"]
+    assert front[0]["bytes_per_token"] == pytest.approx(3 * (1 - math.comb(6, 4) / math.comb(8, 4)) * 7392, abs=1)
+    assert balance["prefill"]["dispatch"] == front[weighed.index(min(weighed))]
+    assert (balance["decode"]["policy"], balance["decode"]["front"]) == ("global", [])
+    assert "prefill could have max/mean bytes all groups on their nodes" in text
+    assert "a few experts on two nodes 1.006 17,736 chosen any expert on any node 1.001 19,785 " in text
+
+
+def test_a_wider_precision_crosses_nodes_in_more_bytes(plan_of):
+    """In BF16 a copy of 7,168 channels is 14,336 B."""
+    wide = {phase: PAIR[phase] | {"precision": "bf16"} for phase in ("prefill", "decode")}
+    front = plan_of(json.dumps(PAIR | wide | {"cluster": PAIR["cluster"] | {"gpu": "h200"}})).as_json()["balance"]
+
+    assert front["prefill"]["front"][0]["bytes_per_token"] == pytest.approx(33_792, abs=1)
+
+
+def test_tokens_that_stay_near_are_balanced_without_groups(plan_of):
+    """Whole groups alone would make max/mean 1.14, and nothing between them and the global map is known."""
+    plan = plan_of(json.dumps(PAIR | {"split": "local_first"})).as_json()
+    prefill = plan["balance"]["prefill"]
+
+    assert prefill["policy"] == "global"
+    assert max(plan["expert_maps"][prefill["expert_map"]]["max_over_mean"]) < 1.05
+
+
+def test_groups_are_not_kept_on_nodes_that_nvlink_ties_together(plan_of):
+    """72 GPUs of 18 nodes are one domain: no NIC is crossed, so that the evenest map is taken."""
+    cluster = {"gpu": "gb200", "gpus_per_node": 4, "nodes": 72, "rack_size": 18}
+    balance = plan_of(json.dumps(PAIR | {"cluster": cluster})).as_json()["balance"]
+
+    assert (balance["prefill"]["policy"], balance["prefill"]["front"]) == ("global", [])

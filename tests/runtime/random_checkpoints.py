@@ -126,7 +126,7 @@ def shapes(config):
             **(_mtp(hidden) if layer >= num_layers else {}),
         }
         found |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
-    return found | {"lm_head.weight": (vocab, hidden)}
+    return found if config["tie_word_embeddings"] else found | {"lm_head.weight": (vocab, hidden)}
 
 
 def _mtp(hidden):

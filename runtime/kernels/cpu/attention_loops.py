@@ -17,19 +17,36 @@ from runtime.kernels.cpu.numbers import bf16, exp, fp32, integers, loop, narrowe
 __all__ = ["absorb_query", "attend", "rotate", "values"]
 
 
+@part(["void(u2[:, ::1], f4[::1], f4[::1])", "void(u2[::1, :], f4[::1], f4[::1])"])
+def _turn(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
+    """One token's pairs [pairs, 2] of one head, however they lie."""
+    for p in range(len(x_XI)):
+        real, imaginary = widened(x_XI[p, 0]), widened(x_XI[p, 1])
+        x_XI[p, 0] = narrowed(real * cos_X[p] - imaginary * sin_X[p])
+        x_XI[p, 1] = narrowed(real * sin_X[p] + imaginary * cos_X[p])
+
+
 @loop
 def rotate(
-    x: int, num_tokens: int, num_heads: int, token_stride: int, head_stride: int, cos: int, sin: int, pairs: int
+    x: int,
+    num_tokens: int,
+    num_heads: int,
+    token_stride: int,
+    head_stride: int,
+    cos: int,
+    sin: int,
+    pairs: int,
+    neighbours: bool,
 ) -> None:
-    """Pairs of neighbours of each token and head, in place; cos and sin [tokens, pairs] in FP32."""
+    """Pairs of each token and head, in place: neighbours, or one of each half; cos and sin [tokens, pairs] in FP32."""
     cos_TX, sin_TX = fp32(cos, (num_tokens, pairs)), fp32(sin, (num_tokens, pairs))
     for t in range(num_tokens):
         for h in range(num_heads):
-            x_X = bf16(x + 2 * (t * token_stride + h * head_stride), (pairs, 2))  # 2 bytes a number
-            for p in range(pairs):
-                real, imaginary = widened(x_X[p, 0]), widened(x_X[p, 1])
-                x_X[p, 0] = narrowed(real * cos_TX[t, p] - imaginary * sin_TX[t, p])
-                x_X[p, 1] = narrowed(real * sin_TX[t, p] + imaginary * cos_TX[t, p])
+            place = x + 2 * (t * token_stride + h * head_stride)  # 2 bytes a number
+            if neighbours:
+                _turn(bf16(place, (pairs, 2)), cos_TX[t], sin_TX[t])
+            else:
+                _turn(bf16(place, (2, pairs)).T, cos_TX[t], sin_TX[t])
 
 
 @loop

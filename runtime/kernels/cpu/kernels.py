@@ -88,12 +88,12 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return y
 
 
-def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor) -> None:
+def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
     """Rotate pairs of tokens [T, P] or of their heads [T, H, P] in place; cos and sin are [T, P / 2]."""
     assert x.stride(-1) == 1
     num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
     angles = _at(cos_TX, torch.float32), _at(sin_TX, torch.float32), cos_TX.shape[1]
-    _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles)
+    _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles, neighbours)
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:

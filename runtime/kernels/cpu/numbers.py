@@ -160,8 +160,8 @@ def loop(function: Any) -> Any:
     return _compiled(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
 
 
-def part(signature: str) -> Any:
-    """Of loops in the same module: what takes arrays, compiled once for all that use it."""
+def part(signature: str | list[str]) -> Any:
+    """Of loops in the same module: what takes arrays, compiled once for all that use it, or once for each signature."""
     return lambda function: _compiled(function, signature)
 
 
@@ -169,7 +169,7 @@ def _kinds(function: Any) -> list[type]:
     return [kind for name, kind in function.__annotations__.items() if name != "return"]
 
 
-def _compiled(function: Any, signature: str) -> Any:
+def _compiled(function: Any, signature: str | list[str]) -> Any:
     try:
         return numba.njit(signature, cache=True, **OPTIONS)(function)
     except RuntimeError:  # nowhere to keep it

@@ -72,9 +72,9 @@ class RowLoopOps(CpuOps):
         """Round once."""
         return kernels.silu_product(gate_RI, up_RI)
 
-    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor) -> None:
+    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
         """Turn pairs where they lie."""
-        kernels.rotate(x, cos_TX, sin_TX)
+        kernels.rotate(x, cos_TX, sin_TX, neighbours)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
         """Write the weights over the scores."""

@@ -75,3 +75,20 @@ def test_the_plan_says_what_a_failure_stops(plan_of):
 def test_places_that_the_spec_does_not_name_are_left_out(plan_of):
     """Without racks there is no loss of a rack to report."""
     assert list(plan_of().as_json()["failures"]["decode"]) == ["gpu", "node"]
+
+
+def test_a_node_without_a_rack_is_a_rack_of_its_own(plan_of):
+    """One node of many that nobody gave a rack to: the loss of the others' racks is told all the same."""
+    nodes = [{"name": f"n{index}", "rack": f"r{index // 4}"} for index in range(22)]
+    del nodes[21]["rack"]
+    plan = plan_of(json.dumps(PAIR | {"cluster": {"gpu": "h800", "nodes": nodes, "gpus_per_node": 8}}, indent=1))
+    document = plan.as_json()
+    decode = next(unit for unit in document["units"] if unit["phase"] == "decode")
+    dark = [set(each["coverage"]["uncovered_experts"]) for each in document["expert_maps"].values()]
+
+    assert "n21" in decode["nodes"]
+    assert document["failures"]["decode"]["rack"]["units"] == 1
+    assert (
+        document["failures"]["decode"]["rack"]["dark_experts"] > document["failures"]["decode"]["node"]["dark_experts"]
+    )
+    assert all("rack" in each for each in dark)

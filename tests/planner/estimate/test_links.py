@@ -1,19 +1,26 @@
 """Links between ranks, and what dispatch puts on them: a slow reference that follows every message."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cluster.inventory import Node
-from planner.estimate.links import _Arriving, _message_bytes, all_reduce_bytes
+from planner.estimate.links import _Arriving
+from planner.estimate.sharing import all_reduce_bytes, shared_bytes
 from planner.estimate.topology import nvlink_domains, topology_of
+from planner.expert_map import Gate
 from planner.facts.catalog import GPUS
+from planner.layout.dispatch import message_bytes
 from planner.layout.unit import Unit
 from planner.problems.fix import applied
+from tests.planner.conftest import CONFIG
 from tests.planner.layout.test_memory import PAIR
 
 
@@ -55,11 +62,10 @@ def test_a_domain_ends_with_its_rack():
 
 
 def test_a_node_may_be_several_domains():
-    """Pairs of bridged GPUs: a NIC's bandwidth from one pair to the next, for a group that shares attention too."""
+    """Pairs of bridged GPUs: a NIC's bandwidth from one pair to the next."""
     pairs = topology(nvlink_domain=2)
 
     assert (pairs.bandwidth(0, 1), pairs.bandwidth(1, 2), pairs.bandwidth(6, 7)) == (200, 50, 200)
-    assert (pairs.group_gb_per_s(2), pairs.group_gb_per_s(4)) == (200, 50)
 
 
 def test_a_board_of_eight_does_not_reach_the_next_node():
@@ -110,7 +116,7 @@ def test_cpus_have_no_links():
 
 def test_messages_are_as_large_as_published():
     """7,392 B in FP8 with scales to dispatch, 14,336 B in BF16 to combine."""
-    assert _message_bytes(7168, "fp8") == (7392, 14_336)
+    assert message_bytes(7168, "fp8") == (7392, 14_336)
 
 
 @st.composite
@@ -121,17 +127,19 @@ def units(draw):
     domain = draw(st.sampled_from([1, 2, 4, 8]))
     figures = {"nvlink_domain": domain, "nvlink_leaves_node": draw(st.booleans())}
     shape = topology(draw(st.sampled_from(["gb200", "h20"])), num_nodes, per_node, **sizes, **figures)
-    weights = draw(st.lists(st.integers(1, 50), min_size=shape.num_ranks, max_size=shape.num_ranks))
-    return shape, [weight / sum(weights) for weight in weights], draw(st.integers(1, 8))
+    num_groups = draw(st.sampled_from([1, 2, 4]))
+    weight = st.lists(st.integers(1, 50), min_size=shape.num_ranks, max_size=shape.num_ranks)
+    weights = np.array(draw(st.lists(weight, min_size=num_groups, max_size=num_groups)), dtype=float)
+    return shape, weights / weights.sum(), Gate(draw(st.integers(1, 8)), draw(st.integers(1, num_groups)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(case=units(), normal=st.booleans())
 def test_every_message_is_counted_where_it_arrives(case, normal):
     """The slow reference: rank by rank and domain by domain, one token each, and the NICs that it comes in by."""
-    shape, shares, top_k = case
-    arriving = _Arriving(shape, shares, 1, top_k, normal=normal)
-    expected = followed(shape, shares, top_k, normal=normal)
+    shape, shares, gate = case
+    arriving = _Arriving(shape, shares, 1, gate, normal=normal)
+    expected = followed(shape, shares, gate, normal=normal)
     for node in range(len(shape.nodes)):
         for rail in {shape.rail(rank) for rank in range(shape.num_ranks)}:
             assert arriving.over_nic(node, rail) == pytest.approx(expected["nic", node, rail])
@@ -139,7 +147,7 @@ def test_every_message_is_counted_where_it_arrives(case, normal):
         assert arriving.into_leaf(leaf) == pytest.approx(expected["leaf", leaf])
 
 
-def followed(shape, shares, top_k, *, normal):
+def followed(shape, shares, gate, *, normal):
     """Where expected messages arrive, by following each."""
     arrived = Counter()
     for source in range(shape.num_ranks):
@@ -149,13 +157,29 @@ def followed(shape, shares, top_k, *, normal):
                 continue
             if normal:  # one copy a domain; the reference lets every rank of the domain take its part of it
                 domain = [r for r in range(shape.num_ranks) if shape.domains[r] == shape.domains[target]]
-                messages = (1 - (1 - min(1, sum(shares[r] for r in domain))) ** top_k) / len(domain)
+                messages = going_to(shares, domain, gate) / len(domain)
             else:
-                messages = top_k * shares[target]
+                messages = gate.experts_per_token * shares[:, target].sum()
             arrived["nic", there, shape.rail(target)] += messages
             if shape.leaves[here] != shape.leaves[there]:
                 arrived["leaf", shape.leaves[there]] += messages
     return arrived
+
+
+def going_to(shares, domain, gate):
+    """The probability that a token goes to the ranks of `domain`, choice of groups by choice of groups."""
+    picked = min(gate.groups_per_token, gate.experts_per_token)
+    missed = []
+    for groups in combinations(shares, picked):
+        pairs = [max(gate.experts_per_token * len(shares) / picked * group.sum(), 1) for group in groups]
+        there = [group[domain].sum() / group.sum() for group in groups]
+        missed.append(math.prod(miss(1 - each, count) for each, count in zip(there, pairs, strict=True)))
+    return 1 - sum(missed) / len(missed)
+
+
+def miss(one, pairs):
+    """That none of so many pairs goes there, each with that probability; part of a pair in proportion."""
+    return one ** int(pairs) * (1 - (pairs - int(pairs)) * (1 - one))
 
 
 @given(values=st.lists(st.integers(0, 255), min_size=1, max_size=6), num_gpus=st.integers(1, 6))
@@ -195,6 +219,39 @@ def test_shared_attention_is_on_the_busiest_gpu(plan_of):
     assert traffic["decode"]["links"][0]["attention_gb_per_s"] == 200
 
 
+def test_a_group_over_several_nodes_sums_inside_each_and_then_between_them():
+    """The slow reference: hierarchical all-reduce of four GPUs on each of two nodes, every byte into a GPU counted."""
+    shape = topology(num_nodes=4, per_node=4, leaf_size=1)
+    over_nvlink, over_nics = hierarchical_all_reduce(num_domains=2, per_domain=4, size=800)
+    shared = shared_bytes(shape, 8, 800)
+
+    assert (shared["gpu"], shared["nic"]) == (over_nvlink, over_nics)
+    assert (shared["node"], shared["leaf"]) == (4 * over_nics, 4 * over_nics)
+    assert shared_bytes(shape, 4, 800) == {"gpu": 1200, "nic": 0, "node": 0, "leaf": 0}
+
+
+def hierarchical_all_reduce(num_domains, per_domain, size):
+    """Bytes into one GPU over NVLink and over its NIC: a ring in its domain, and one with its peers of the others."""
+    inside = ring_all_reduce([[1] * size for _ in range(per_domain)])
+    between = ring_all_reduce([[1] * (size // per_domain) for _ in range(num_domains)])
+    return inside[0], between[0]
+
+
+def test_a_unit_that_is_one_attention_group_dispatches_nothing(plan_of):
+    """TP16 over two nodes: each GPU has all tokens, and sums results of attention and of experts."""
+    decode = {"ep_size": 16, "redundant_experts": 0, "attention_tp": 16, "max_requests": 16}
+    spec = PAIR | {"cluster": PAIR["cluster"] | {"gpu": "h200"}, "decode": PAIR["decode"] | decode}
+    links = plan_of(json.dumps(spec, indent=1)).as_json()["traffic"]["decode"]["links"]
+    result = 2 * 16 * 7168 * 2  # of attention and of experts: 16 tokens of 7,168 values in BF16
+
+    assert [(each["dispatch_bytes"], each["combine_bytes"]) for each in links] == [(0, 0)] * len(links)
+    assert {each["kind"]: each["attention_bytes"] for each in links} == {
+        "gpu": 2 * 7 * result // 8,
+        "nic": result // 8,
+        "node": result,
+    }
+
+
 def test_half_of_a_mesh_shares_by_half_of_its_links():
     """Four GPUs of eight reach each other by three links of 64 GB/s; behind switches by all they have."""
     assert [topology("mi300x").group_gb_per_s(gpus) for gpus in (2, 4, 8)] == [64, 192, 448]
@@ -230,3 +287,23 @@ def test_a_unit_in_two_domains_of_a_rack_loads_nics(plan_of):
 def test_without_links_there_is_no_traffic(plan_of):
     """The section is absent on cpu."""
     assert "traffic" not in plan_of().as_json()
+
+
+def test_a_gate_of_few_groups_puts_less_on_nics(spec_folder, plan_of):
+    """Whole groups on two nodes: a token of one group crosses to one of them, one of both groups to both."""
+    busiest = {}
+    for picked in (1, 2):
+        config = CONFIG | {"n_group": 2, "topk_group": picked}
+        (spec_folder / f"picks_{picked}.json").write_text(json.dumps(config))
+        phase = {"ep_size": 16, "precision": "bf16"}
+        spec = {
+            "version": 1,
+            "name": "river",
+            "model": {"config": f"picks_{picked}.json"},
+            "cluster": {"gpu": "h800", "nodes": 4, "gpus_per_node": 8},
+            "prefill": phase,
+            "decode": phase,
+        }
+        busiest[picked] = plan_of(json.dumps(spec)).as_json()["traffic"]["prefill"]["busiest"]["dispatch_bytes"]
+
+    assert busiest[1] < 0.8 * busiest[2]

@@ -6,8 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from planner.expert_map import Sizes, balance
-from planner.expert_map.front import BYTES_PER_CROSSING, front_of, homes_of_groups, num_crossings
+from planner.expert_map import Gate, Sizes, balance
+from planner.expert_map.front import front_of, homes_of_groups, num_crossings
 from planner.expert_map.windows import balance_windows
 from planner.facts.drawn import draw_loads
 from tests.benchmarks.drifting_loads import max_over_mean
@@ -83,8 +83,17 @@ def test_bytes_are_counted_by_the_formula():
     crossings = sum(1 / 2 * (1 - each) for each in missed)
     whole = 1 - comb(4, 4) / comb(8, 4)
 
-    assert point.extra_bytes_per_token == pytest.approx((crossings - whole) * BYTES_PER_CROSSING, abs=1e-3)
-    assert point.bytes_per_token == pytest.approx(whole * BYTES_PER_CROSSING, abs=1e-3)
+    assert point.extra_bytes_per_token == pytest.approx((crossings - whole) * 7392, abs=1e-3)
+    assert point.bytes_per_token == pytest.approx(whole * 7392, abs=1e-3)
+
+
+def test_the_front_is_of_the_models_own_gate(spilled):
+    """As of DeepSeek-V2: 6 experts in 3 of 8 groups, and 5,280 B a copy, so that whole groups cross less."""
+    found = balance(LOADS, **SIZES, gate=Gate(experts_per_token=6, groups_per_token=3, copy_bytes=5280))
+    whole = 3 * (1 - comb(6, 3) / comb(8, 3))
+
+    assert found.front[0].bytes_per_token == pytest.approx(whole * 5280, abs=1e-3)
+    assert found.front[-1].bytes_ratio > spilled.front[-1].bytes_ratio  # groups are worth more where few are picked
 
 
 def test_a_little_that_is_served_elsewhere_crosses_in_proportion():

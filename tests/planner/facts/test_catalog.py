@@ -117,6 +117,18 @@ def test_a_config_of_the_same_shapes_is_the_same_model(name, tmp_path):
     assert replace(found.model, source=MODELS[name].source) == MODELS[name]
 
 
+def test_a_config_says_that_its_embeddings_are_tied(tmp_path):
+    """Not so where it says nothing."""
+    path, config = tmp_path / "config.json", as_config(MODELS["deepseek-v3"])
+    for change, is_tied in (
+        ({}, False),
+        ({"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": False}, False),
+    ):
+        path.write_text(json.dumps(config | change))
+        assert read_model_config(path, "config.json").model.ties_embeddings == is_tied
+
+
 def as_config(model):
     """The config.json of a model's checkpoint."""
     attention = asdict(model.attention)
@@ -147,6 +159,7 @@ def as_config(model):
         "n_routed_experts": model.num_routed_experts,
         "n_shared_experts": model.num_shared_experts,
         "n_group": model.num_expert_groups,
+        "topk_group": model.num_groups_per_token,
     }
     return config | attention | indexed | experts
 

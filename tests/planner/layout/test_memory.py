@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -55,6 +56,14 @@ def test_weights_a_gpu_are_as_published(num_slots, expected):
     assert weights_of(DEEPSEEK, "fp8").total(num_slots) / 1e9 == pytest.approx(expected, rel=0.01)
 
 
+def test_tied_embeddings_are_one_matrix():
+    """Half of what two take, 1.85 GB less on each GPU of DeepSeek-V3's size."""
+    tied, plain = (weights_of(model, "fp8") for model in (replace(DEEPSEEK, ties_embeddings=True), DEEPSEEK))
+
+    assert tied.embedding * 2 == plain.embedding
+    assert plain.total(2) - tied.total(2) == 129_280 * 7168 * 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_takes_twice_as_much_as_what_fp8_halves(name):
     """Gates and embeddings are never in FP8; experts are, and their scales add less than 0.1 %."""
@@ -63,6 +72,18 @@ def test_bf16_takes_twice_as_much_as_what_fp8_halves(name):
     assert (bf16.gates, bf16.embedding) == (fp8.gates, fp8.embedding)
     assert fp8.slot == pytest.approx(bf16.slot / 2, rel=0.001)
     assert bf16.attention / 2 < fp8.attention < bf16.attention
+
+
+def test_weights_of_four_bits_are_as_their_checkpoints_have_them():
+    """NVFP4: 0.5625 B a weight of FFNs and of attention's output, BF16 elsewhere; W4A8: only routed experts in INT4."""
+    expert = 58 * 3 * 7168 * 2048
+    narrow, mixed, fp8 = (weights_of(DEEPSEEK, precision) for precision in ("fp4", "w4a8", "fp8"))
+    output, rest = 128 * 128 * 7168, 1536 * (7168 + 128 * 192) + 7168 * 576 + 512 * 128 * 256
+
+    assert (narrow.slot, mixed.slot) == (expert * 9 // 16, expert * (64 + 2) // 128)
+    assert narrow.shared == narrow.slot
+    assert narrow.attention == 61 * (output * 9 // 16 + 2 * rest)
+    assert (mixed.attention, mixed.dense, mixed.shared) == (fp8.attention, fp8.dense, fp8.shared)
 
 
 def test_the_indexer_costs_weights_and_kv():
@@ -77,6 +98,22 @@ def test_the_indexer_costs_weights_and_kv():
 def test_grouped_attention_keeps_whole_keys_and_values():
     """94 layers x 2 x 4 heads x 128 values in BF16."""
     assert MODELS["qwen3-235b-a22b"].kv_bytes_per_token(2) == 94 * 2 * 4 * 128 * 2
+
+
+def test_kv_in_fp8_is_half_of_bf16(compiled):
+    """576 values of 61 layers, a byte each: twice as many tokens fit, and launch files say so."""
+    fp8 = compiled(applied(PAIR, {"prefill.kv_precision": "fp8", "decode.kv_precision": "fp8"}))
+    wide, narrow = compiled(PAIR).memory[1], fp8.memory[1]
+
+    assert (wide.kv_bytes_per_token, narrow.kv_bytes_per_token) == (70_272, 35_136)
+    assert narrow.kv_tokens // wide.kv_tokens == 2
+    assert {each["kv_cache"]["dtype"] for each in fp8.launch_documents.values() if each["kind"] == "unit"} == {"fp8"}
+    assert {problem.rule[:4] for problem in fp8.refusals} >= {"S730"}
+
+
+def test_sparse_attention_keeps_fp8_kv_with_scales_and_wide_rotated_keys():
+    """As FlashMLA stores it: 512 values, four FP32 scales and 64 BF16 values, beside the indexer's key and scale."""
+    assert MODELS["deepseek-v3.2"].kv_bytes_per_token(1) == 61 * (512 + 4 * 4 + 64 * 2 + 128 + 4)
 
 
 def test_attention_over_four_gpus_is_a_quarter_of_its_heads():
@@ -116,6 +153,36 @@ def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
     )
 
     assert shared == alone
+
+
+def test_a_unit_that_is_one_attention_group_shares_what_is_dense(compiled):
+    """A published layout: DeepSeek-R1's prefill as TP8 on one node of H20, 16,384 tokens a step, KV in FP8."""
+    limits = {"max_request_tokens": 65_535, "max_batch_tokens": 16_384, "kv_precision": "fp8", "precision": "fp8"}
+    spec = PAIR | {"cluster": {"gpu": "h20", "nodes": 3, "gpus_per_node": 8}}
+    spec |= {"prefill": {"ep_size": 8, "attention_tp": 8} | limits, "decode": {"ep_size": 16} | limits}
+    plan = compiled(spec)
+    whole, shared = weights_of(DEEPSEEK, "fp8"), plan.memory[0].weights
+
+    assert [getattr(whole, part) for part in ("dense", "shared", "embedding")] == [
+        8 * getattr(shared, part) for part in ("dense", "shared", "embedding")
+    ]
+    assert shared.gates == whole.gates
+    assert plan.memory[0].full_requests >= 1
+    assert plan.memory[1].weights == whole  # sixteen groups that exchange tokens
+
+
+def test_no_part_of_a_matrix_is_less_than_a_block():
+    """2,048 channels over 32 GPUs are 64 each: of blocks of 128 two GPUs have the same one."""
+    sixteenth, thirty_second = (weights_of(DEEPSEEK, "fp8", dense_tp=gpus).shared for gpus in (16, 32))
+
+    assert thirty_second == sixteenth == weights_of(DEEPSEEK, "fp8").shared // 16
+
+
+def test_a_unit_that_is_one_attention_group_has_no_dispatch_buffers():
+    """Only what collectives need."""
+    layout, spec = laid_out("prefill", {"ep_size": 16, "attention_tp": 16, "redundant_experts": 0})
+
+    assert buffer_bytes(DEEPSEEK, layout, spec) == 411_041_792
 
 
 def test_low_latency_buffers_are_as_the_library_reserves_them():
@@ -212,7 +279,7 @@ def test_every_printed_change_would_do(wrong, path, compiled):
 
 
 def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
-    """One node of H20: EP8 of the published model lacks 8 GB, which three quarters of each GPU's heads have."""
+    """One node of H20: EP8 of the published model lacks 8 GB; sharing all of a node leaves KV for all requests."""
     limits = {"max_requests": 16, "max_request_tokens": 4096, "max_batch_tokens": 512}
     spec = {key: PAIR[key] for key in ("version", "name", "model")}
     spec |= {"cluster": {"gpu": "h20", "nodes": 1, "gpus_per_node": 8}}
@@ -221,8 +288,9 @@ def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
         compiled(spec)
     change, *_ = error.value.problems[0].changes
 
-    assert change == {"mixed.attention_tp": 4}
-    assert compiled(applied(spec, change)).memory[0].full_requests >= 1
+    assert change == {"mixed.attention_tp": 8}
+    assert compiled(applied(spec, change)).memory[0].full_requests >= limits["max_requests"]
+    assert 1 <= compiled(applied(spec, {"mixed.attention_tp": 4})).memory[0].full_requests < limits["max_requests"]
     with pytest.raises(InfeasibleError):
         compiled(applied(spec, {"mixed.attention_tp": 2}))
 
@@ -288,10 +356,13 @@ class Checked:
     """As much of a ResolvedSpec as memory reads."""
 
     def __init__(self, model, gpu, phase, section):
-        self.model, self.gpu, self._section = model, gpu, section
+        self.model, self._gpu, self._section = model, gpu, section
 
     def phase(self, _):
         return self._section
+
+    def gpu_of(self, _):
+        return self._gpu
 
     def problem(self, violation):
         return violation.at("spec.yaml", 1, 1)

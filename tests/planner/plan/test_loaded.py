@@ -44,8 +44,9 @@ def document(plan_of, spec_text):
 
 @pytest.fixture(scope="module")
 def estimated(plan_of, spec_text):
-    """The JSON of a plan with every section: memory and traffic of GPUs, and reasons why it does not run."""
+    """The JSON of a plan with every section: memory and traffic of GPUs, a warning, and why it does not run."""
     text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: h800") + SCHEDULE
+    text = text.replace("overlap: none", "overlap: five_stage", 1)
     return json.loads(pretty_json(plan_of(text.replace("precision: fp32", "precision: bf16")).as_json()))
 
 
@@ -212,7 +213,9 @@ REFERENCES = [
     (("launch_documents",), lambda each: each | {DECODE: each[PREFILL]}, "units.1.name"),
     (("launch_documents", DECODE, "phase"), lambda _: "prefill", "units.1.phase"),
     (("launch_documents", DECODE, "ranks"), lambda ranks: ranks[:3], "units.1.ranks"),
-    (("launch_documents", DECODE, "ranks", 0, "node"), lambda _: "node-0", "units.1.nodes"),
+    (("launch_documents", DECODE, "ranks", 0, "place"), lambda _: 1, "units.1.nodes"),
+    (("launch_documents", DECODE, "places", 0), lambda _: "node-0", "units.1.nodes"),
+    (("launch_documents", DECODE, "spares"), lambda _: ["node-0"], "units.1.nodes"),
     (("launch_documents", DECODE, "expert_map", "sha256"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
     (("units", 1, "expert_map"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
     (("units", 1, "nodes"), lambda _: ["node-1", "node-9"], "units.1.nodes"),
@@ -268,7 +271,8 @@ def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
         if not (tmp_path / "a" / path.name).exists() or path.read_bytes() != (tmp_path / "a" / path.name).read_bytes()
     }
 
-    assert {name for name in changed if "prefill-1" not in name} == {"kustomization.yaml", "namespace-tidemill.yaml"}
+    of_the_plan = {"kustomization.yaml", "serviceaccount-river-runtime.yaml"}  # the account has the plan's digest
+    assert {name for name in changed if "prefill-1" not in name} == of_the_plan
 
 
 def test_a_plan_is_not_planned_again(document, tmp_path, capsys):

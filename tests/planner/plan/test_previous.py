@@ -5,6 +5,7 @@ import json
 import pytest
 
 from planner.cli import main
+from tests.planner.layout.test_memory import PAIR
 
 
 @pytest.fixture
@@ -128,3 +129,13 @@ def test_a_map_of_other_sizes_is_no_start(plan, spec_text):
 
     assert maps_of(second)["decode"]["moves"] is None
     assert maps_of(second)["prefill"]["moves"]["moved_slots"] == 0
+
+
+def test_a_map_that_splits_a_few_groups_stays_in_service(plan):
+    """The published prefill unit: with its own map before it nothing moves, and the plan tells the same trade."""
+    first = plan(json.dumps(PAIR))
+    second = plan(json.dumps(PAIR), first)
+    prefill = second["balance"]["prefill"]
+
+    assert prefill["moves"]["moved_slots"] == 0
+    assert prefill["dispatch"] == first["balance"]["prefill"]["dispatch"] in prefill["front"]

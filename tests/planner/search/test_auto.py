@@ -127,7 +127,7 @@ def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
 
     assert [problem.message.partition(";")[0] for problem in error.value.problems] == [
         "decode.redundant_experts (29) must be at most 0 (256 experts x 0 further GPUs)",
-        "decode.attention_tp (2) must divide ep_size (1) and gpus_per_node (8)",
+        "decode.attention_tp (2) must divide ep_size (1), and divide gpus_per_node (8) or be a multiple of it",
     ]
 
 
@@ -163,15 +163,22 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
 
 
 @pytest.mark.parametrize(
-    ("config", "precision"), [("fp8.json", "fp8"), ("other_fp8.json", "bf16"), ("config.json", "bf16")]
+    ("config", "precision"),
+    [
+        ("fp8.json", "fp8"),
+        ("fp4.json", "fp4"),
+        ("w4a8.json", "w4a8"),
+        ("other_fp8.json", "bf16"),
+        ("config.json", "bf16"),
+    ],
 )
 def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, spec_text, plan_of):
-    """FP8 in blocks of 128 x 128 is planned in fp8, with its reason; anything else keeps the default."""
+    """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned so, with the reason; anything else as by default."""
     plan = plan_of(spec_text.replace("config.json", config).replace("  precision: fp32\n", ""))
     told = {each.path: each.why for each in plan.decisions if each.path.endswith(".precision")}
 
     assert {layout.precision for layout in plan.layouts} == {precision}
-    assert [("quantization_config" in why) for why in told.values()] == [precision == "fp8"] * 2
+    assert [("quantization_config" in why) for why in told.values()] == [precision != "bf16"] * 2
 
 
 def test_a_precision_that_is_written_stays(spec_text, plan_of):

@@ -49,9 +49,9 @@ def specs(draw, path, kind):
         put(draw, spec, *draw(st.sampled_from([each for each in EVERYTHING if _phases_of(each[0]) <= spec.keys()])))
     put(draw, spec, path, kind)
     phase, _, field = path.partition(".")
-    if phase in PAIR and field in ("max_request_tokens", "precision") and draw(st.booleans()):
+    if phase in PAIR and field in ("max_request_tokens", "precision", "kv_precision") and draw(st.booleans()):
         for other in PAIR & spec.keys():
-            spec[other][field] = spec[phase][field]
+            spec[other] |= {field: spec[phase][field]} if field in spec[phase] else {}
     return spec
 
 

@@ -77,7 +77,7 @@ def assert_validate_agrees(validated, plan):
     if isinstance(validated, TidemillError):
         assert type(validated) is type(plan)
     else:
-        left = _rules(validated)
+        left = _rules(validated.left_to_plan)
         assert left - UNKNOWN.keys() <= refused
         assert refused <= left | {rule for each in left & UNKNOWN.keys() for rule in UNKNOWN[each]}
 

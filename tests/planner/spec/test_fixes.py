@@ -6,7 +6,7 @@ import re
 import pytest
 
 from planner.cli import main
-from planner.compiler import compile_plan
+from planner.compiler import check_fit, compile_plan
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
@@ -24,12 +24,16 @@ NEEDS_KNOWLEDGE = {
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
+    "S307": "the shapes of that model",
+    "S308": "whether the config or the manifest is the right one",
+    "S530": "which nodes have which GPUs",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
     "S604": "what was measured",
     "S605": "what was measured",
     "S702": "where the weights are",
     "S709": "which other model would do",
+    "S731": "which other checkpoint there is",
     "S806": "which map is in service",
     "S807": "which map is in service",
     "S824": "which windows are of one model",
@@ -41,6 +45,7 @@ NEEDS_KNOWLEDGE = {
     "S905": "where the previous plan is",
     "S906": "where the previous plan is",
     "S907": "what the previous spec was",
+    "W104": "where the nodes stand",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
@@ -69,7 +74,7 @@ DONE_TO_TEXT = {
 
 def done_to_text(fix, before, after):
     """Fixes that say what to write, or how many spaces, and those above."""
-    if written := re.fullmatch(r"write `(\w+: \w+)`", fix):
+    if written := re.fullmatch(r"write `(\w+: [\w:]+)`", fix):
         return before + written[1] + after[after.index("\n") :]
     if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
         return before.rstrip(" ") + " " * int(spaces[1]) + after
@@ -149,14 +154,29 @@ def test_every_fix_of_what_the_runtime_cannot_run_mends_it(case, spec_file):
         assert after.keys() <= before.keys() - {(problem.path, problem.rule[:4])}
 
 
+@pytest.mark.parametrize("case", CASES["warned"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_every_fix_of_a_warning_ends_it(case, spec_file):
+    """What is written instead plans, without this warning and without another."""
+
+    def warnings(text):
+        spec = check_spec(spec_file(text, "warned.yaml"))
+        return {(warning.path, warning.rule[:4]): warning for warning in check_fit(spec).warnings}
+
+    before = warnings(changed(case))
+    (warning,) = (each for each in before.values() if each.rule.startswith(case["rule"]))
+    assert bool(warning.changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    for change in warning.changes:
+        after = warnings(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        assert after.keys() == before.keys() - {(warning.path, case["rule"])}
+
+
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
 def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch, capsys, tmp_path):
-    """The option with the offered value: nothing is wrong any more, and the search for a map begins."""
+    """The option with the offered value: nothing is wrong any more, and the work begins."""
 
-    def begin_search(_):
-        raise SearchBegins
+    def begin_work(*_):
+        raise WorkBegins
 
-    monkeypatch.setattr("planner.cli.make_map", begin_search)
     spec_file()
     monkeypatch.chdir(spec_folder)
     main([*case["words"].split(), "--format", "json"])
@@ -164,13 +184,25 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
     changes = error.get("changes", [])
 
     assert bool(changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    monkeypatch.setattr("planner.cli.make_map", begin_work)
+    monkeypatch.setattr("planner.cli.compile_plan", begin_work)
     for change in changes:
         words = case["words"].split()
         for option, value in change.items():
             written = str(tmp_path / value) if option == "-o" else str(value)
             words = with_option(words, option, written)
-        with pytest.raises(SearchBegins):
+        with pytest.raises(WorkBegins):
             main(words)
+
+
+@pytest.mark.parametrize("size", [5, 7, 70])
+def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, problems_of, plan_of):
+    """Three nodes of two GPUs, of which prefill takes one: 6 or 36 would spread evenly, and could not be had."""
+    text = with_line(20, f"  ep_size: {size}")
+    (fix,) = {str(problem.fix) for problem in problems_of(text)}
+    plan = plan_of(with_line(20, f"  ep_size: {fix.removeprefix('nearest: ')}"))
+
+    assert len(plan.layouts) == 2
 
 
 def test_mistakes_of_one_kind_come_up_together():
@@ -203,7 +235,7 @@ def test_a_change_is_made_in_a_copy():
     assert data == {"a": {"b.c": 1, "d": 2}, "e": [{"f": 1}, {"f": 2}]}
 
 
-class SearchBegins(Exception):
+class WorkBegins(Exception):
     """The call was right."""
 
 

@@ -156,7 +156,7 @@ def start_gateway(checkpoint, tmp_path_factory):
             "kind": "gateway",
             "kv_digest": KV_DIGEST,
             "model": {"name": "org/tiny"},
-            "checkpoint": {"uri": str(checkpoint), "digest": f"sha256:{config_digest}"},
+            "checkpoint": {"uri": str(checkpoint), "config_digest": f"sha256:{config_digest}", "weights_digest": None},
             "limits": {
                 "max_requests": MAX_REQUESTS,
                 "max_request_tokens": MAX_REQUEST_TOKENS,

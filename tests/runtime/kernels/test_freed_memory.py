@@ -57,7 +57,7 @@ def commands(demo, demo_config, free_port, tmp_path):
         UNIT,
         expert_map__num_logical_experts=demo_config.n_routed_experts,
         expert_map__physical_to_logical=[list(range(demo_config.n_routed_experts))] * demo_config.num_moe_layers,
-        checkpoint__digest=f"sha256:{config_digest}",
+        checkpoint__config_digest=f"sha256:{config_digest}",
         ports={name: free_port() for name in UNIT["ports"]},
     )
     here = ("--address", "127.0.0.1", "--leader", "127.0.0.1", "--gateway", "127.0.0.1")

@@ -35,7 +35,7 @@ def loaded(folder, dtype=torch.float32, group=None, layer_map=EXPERTS, determini
     group = group or SoloGroup()
     engine = Engine(EngineConfig(folder, [layer_map] * 2, dtype, deterministic), group)
     mtp = MultiTokenPrediction(engine.model, layer_map, group)
-    return engine, mtp, weights.load(mtp, folder)
+    return engine, mtp, weights.load(mtp, folder).tensor_names
 
 
 def cached(engine, num_layers):

@@ -64,9 +64,11 @@ VARIANTS = {
     "V3, all groups eligible, two dense layers": V3
     | {"topk_group": 4, "first_k_dense_replace": 2, "num_experts_per_tok": 3, "n_shared_experts": 2},
     "V3, every size another": V3 | OTHER_SIZES,
+    "V3, pairs of both halves": V3 | {"rope_interleave": False, "rope_scaling": V3_YARN | {"type": "yarn"}},
+    "V3, head tied to embedding": V3 | {"tie_word_embeddings": True},
     "V2": V2 | {"rope_scaling": V2_YARN | {"type": "yarn"}},
     "V2, not stretched, one group eligible": V2 | {"topk_group": 1, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-2},
-    "V2, newer file, every size another": newer(V2 | OTHER_SIZES),
+    "V2, newer file, every size another, tied": newer(V2 | OTHER_SIZES | {"tie_word_embeddings": True}),
     "V2-Lite": V2_LITE | {"rope_scaling": V2_YARN | {"type": "yarn"}},
     "V2-Lite, newer file": newer(
         {key: value for key, value in V2_LITE.items() if key != "scoring_func"} | {"n_group": None, "topk_group": None}
@@ -130,7 +132,7 @@ def test_greedy_text_is_transformers_text(checkpoint, theirs, token_prompts):
 
 FIXED_BY_TYPE = {  # what the other type is there for, or `test_what_is_not_computed_is_refused_by_name` refuses
     "deepseek_v3": {"scoring_func", "topk_method"},
-    "deepseek_v2": {"scoring_func", "norm_topk_prob"},
+    "deepseek_v2": {"scoring_func", "norm_topk_prob", "rope_interleave"},
 }
 IN_FP8_ONLY = {"power_of_two_scales"}  # transformers computes in FP32: `test_loading.py`
 
@@ -170,7 +172,7 @@ def test_the_variants_differ(tmp_path, token_prompts):
     """Under the same weights every field counts: no two variants with weights of the same shapes agree."""
     configs = [V3, *(VARIANTS[name] for name in VARIANTS if name.startswith("V3, "))]
     configs = [config for config in configs if shapes(config) == shapes(V3)]
-    assert len(configs) == 6
+    assert len(configs) == 7
     engines = [ours(write_checkpoint(tmp_path / str(number), config)) for number, config in enumerate(configs)]
     logits = [engine.prompt_logits(token_prompts[-1:])[0] for engine in engines]
 
@@ -186,7 +188,12 @@ def test_the_variants_differ(tmp_path, token_prompts):
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax', this runtime computes only 'sigmoid'"),
         ({"model_type": "deepseek_v2", "scoring_func": "softmax", "topk_method": "greedy"}, "norm_topk_prob is True"),
         ({"model_type": "llama"}, "model_type is 'llama', this runtime computes only 'deepseek_v3' and 'deepseek_v2'"),
-        ({"rope_interleave": False}, "rope_interleave is False"),
+        ({"rope_interleave": None}, "rope_interleave is None, this runtime computes only True and False"),
+        (
+            V2 | {"rope_interleave": False, "scoring_func": "softmax"},
+            "rope_interleave is False, this runtime computes only True",
+        ),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', this runtime computes only False and True"),
         ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ({"n_group": None}, "n_group is None, a number is needed"),
         ({"n_group": 3}, "n_group (3) does not divide n_routed_experts (16)"),

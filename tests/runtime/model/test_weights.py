@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint import index_tensors
+from runtime.checkpoint import index_tensors, read_shards
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
@@ -44,14 +44,14 @@ def experts_of(names, config):
 
 def test_each_rank_holds_exactly_its_slots_tensors(demo, demo_config, ranks, redundant_map):
     """Its own experts, all three matrices of each, and everything that is not a routed expert; nothing else."""
-    everything = set(index_tensors(demo))
+    everything = set(index_tensors(read_shards(demo)))
     dense = {name for name in everything if not EXPERT.match(name)}
 
     for rank, engine in enumerate(ranks):
         slots = slice(rank * 9, (rank + 1) * 9)
         own = {(layer, expert) for layer, experts in enumerate(redundant_map) for expert in experts[slots]}
-        names = set(engine.tensor_names)
-        assert len(names) == len(engine.tensor_names)
+        names = set(engine.loaded.tensor_names)
+        assert len(names) == len(engine.loaded.tensor_names)
         assert experts_of(names, demo_config) == own
         assert len(names) == len(dense) + 3 * len(own)
         assert dense <= names
@@ -59,7 +59,7 @@ def test_each_rank_holds_exactly_its_slots_tensors(demo, demo_config, ranks, red
 
 def test_the_ranks_hold_every_tensor_together(demo, ranks):
     """The union over the ranks is the checkpoint."""
-    assert set().union(*(engine.tensor_names for engine in ranks)) == set(index_tensors(demo))
+    assert set().union(*(engine.loaded.tensor_names for engine in ranks)) == set(index_tensors(read_shards(demo)))
 
 
 def test_a_rank_has_no_room_for_other_experts(ranks, demo_config):
@@ -90,7 +90,7 @@ def test_progress_counts_every_tensor(demo, contiguous_map):
     config = EngineConfig(demo, contiguous_map, torch.float32)
     engine = Engine(config, SoloGroup(), lambda done, total: seen.append((done, total)))
 
-    assert seen == [(done, len(engine.tensor_names)) for done in range(1, len(engine.tensor_names) + 1)]
+    assert seen == [(done, len(engine.loaded.tensor_names)) for done in range(1, len(engine.loaded.tensor_names) + 1)]
 
 
 def test_other_weights_in_a_slot_change_the_logits(demo, contiguous_map, prompts):
@@ -346,4 +346,4 @@ def test_tensors_that_do_not_follow_each_other_are_refused(tmp_path, offsets):
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
 
     with pytest.raises(CheckpointError, match=r"is damaged: . has bytes"):
-        index_tensors(tmp_path)
+        index_tensors(read_shards(tmp_path))

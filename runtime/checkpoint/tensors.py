@@ -1,27 +1,23 @@
-"""Where a checkpoint lies and whether it is whole, decided from names and sizes before any weight is read.
-
-A checkpoint is a Hugging Face folder: `config.json` and safetensors, in one file or in shards with an index. It does
-not load tensors (`model/weights.py` does) and needs no torch, so that the gateway can use it.
+"""Which tensors a checkpoint has and where they lie, read from the headers of its files and held against their sizes.
 
 Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from runtime.checkpoint.folder import MAX_READ_BYTES, open_file, read_json
 from runtime.errors import CheckpointError
 
-__all__ = ["StoredTensor", "check_config_digest", "index_tensors", "read_json", "resolve"]
+__all__ = ["Shard", "StoredTensor", "index_tensors", "read_shards", "refuse_holes"]
 
-BUNDLED = "bundled:"
-MAX_HEADER_BYTES = 100 * 2**20  # the limit that safetensors itself sets
+MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,16 @@ class StoredTensor:
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One file of tensors. `header_digest` is the sha256 of its header, which names them and says where they lie."""
+
+    path: Path
+    num_bytes: int
+    header_digest: str
+    tensors: Mapping[str, StoredTensor]
+
+
 class _TensorEntry(msgspec.Struct):
     """What a safetensors header says of one tensor; its type is the reader's to check."""
 
@@ -43,41 +49,30 @@ class _TensorEntry(msgspec.Struct):
     data_offsets: tuple[int, int]  # from the end of the header
 
 
-def resolve(uri: str) -> Path:
-    """The checkpoint's folder: `bundled:NAME` inside this package, else an absolute path. Raises CheckpointError."""
-    folder = Path(__file__).parent / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no checkpoint folder {folder} (checkpoint.uri is {uri!r})")
-    return folder
+def read_shards(folder: Path) -> list[Shard]:
+    """Every file by its header, which is held against its size; in the order of their names. Raises CheckpointError."""
+    return [_read_shard(path) for path in _tensor_files(folder)]
 
 
-def check_config_digest(folder: Path, digest: str) -> None:
-    """Refuse a checkpoint of other shapes than the plan was made for. Raises CheckpointError."""
-    found = "sha256:" + hashlib.sha256(_read_bytes(folder / "config.json")).hexdigest()
-    if found != digest:
-        raise CheckpointError(f"{folder / 'config.json'} is {found}, the plan was made for {digest}: plan again")
+def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
+    """Every tensor by its name. Raises CheckpointError."""
+    index: dict[str, StoredTensor] = {}
+    for shard in shards:
+        for name, tensor in shard.tensors.items():
+            if name in index:
+                files = f"{index[name].path.name} and {shard.path.name}"
+                raise CheckpointError(f"{shard.path.parent}: {name} is in two files, {files}")
+            index[name] = tensor
+    return index
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file. Raises CheckpointError."""
-    try:
-        value = json.loads(_read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return value
-
-
-def index_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor by its name: reads each file's header and holds it against its size. Raises CheckpointError."""
-    tensors: dict[str, StoredTensor] = {}
-    for path in _tensor_files(folder):
-        for name, tensor in _read_header(path):
-            if name in tensors:
-                raise CheckpointError(f"{folder}: {name} is in two files, {tensors[name].path.name} and {path.name}")
-            tensors[name] = tensor
-    return tensors
+def refuse_holes(shards: Sequence[Shard]) -> None:
+    """Refuse a file that was made in full length before it was filled, and never was. Raises CheckpointError."""
+    for shard in shards:
+        hole = _first_hole(shard)
+        if hole < shard.num_bytes:
+            fix = "copy it again, without holes (cp --sparse=never)"
+            raise CheckpointError(f"{shard.path} has a hole at byte {hole:,} of {shard.num_bytes:,}: {fix}")
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -105,14 +100,22 @@ def _exists(path: Path) -> bool:
     return os.path.exists(path)
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _first_hole(shard: Shard) -> int:
+    """Where the file system keeps nothing; the end of the file where there is no such place, or nobody knows."""
+    with suppress(OSError), open_file(shard.path) as file:
+        return os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+    return shard.num_bytes
+
+
+def _read_shard(path: Path) -> Shard:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             header_bytes = int.from_bytes(file.read(8), "little")
             if size < 8 or header_bytes > min(size - 8, MAX_HEADER_BYTES):
                 raise CheckpointError(f"{path} is truncated or no safetensors file: {size:,} bytes, header incomplete")
-            entries = _decode_header(file.read(header_bytes))
+            header = file.read(header_bytes)
+        entries = _decode_header(header)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -124,9 +127,13 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
     _check_offsets(path, entries)
-    for name, entry in entries.items():
-        start, end = entry.data_offsets
-        yield name, StoredTensor(path, entry.dtype, entry.shape, data + start, end - start)
+    digest = "sha256:" + hashlib.sha256(header).hexdigest()
+    return Shard(path, size, digest, {name: _stored(path, data, entry) for name, entry in entries.items()})
+
+
+def _stored(path: Path, data: int, entry: _TensorEntry) -> StoredTensor:
+    start, end = entry.data_offsets
+    return StoredTensor(path, entry.dtype, entry.shape, data + start, end - start)
 
 
 def _check_offsets(path: Path, entries: dict[str, _TensorEntry]) -> None:
@@ -145,10 +152,3 @@ def _decode_header(header: bytes) -> dict[str, _TensorEntry]:
     fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     fields.pop("__metadata__", None)
     return {name: msgspec.json.decode(entry, type=_TensorEntry) for name, entry in fields.items()}
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,53 @@
+"""Which places a token goes to, when each place serves some of the load of each group of experts.
+
+A gate picks K of G groups, any K equally likely, and a token's E experts in them. A group that is picked gets n of the
+token's pairs, in proportion to the group's load, and at least one:
+
+    n = max(E G / K x the group's share of the load, 1)
+
+With q the share of a group's load that a place serves, a token goes there with probability
+
+    1 - mean over all choices of K groups of the product of (1 - q)^n
+
+where (1 - q)^n is taken straight between whole n. Without groups (K = G = 1) that is 1 - (1 - q)^E, as of E experts
+drawn independently.
+"""
+
+from math import comb
+
+import numpy as np
+
+from planner.expert_map.types import Gate
+from planner.expert_map.weigh import Floats
+
+__all__ = ["reached"]
+
+
+def reached(served_LGP: Floats, gate: Gate) -> Floats:
+    """Probability that a token goes to each place, `[L, P]`, for what each serves of each group, `[L, groups, P]`.
+
+    Groups are served whole: what all places serve of a group is its load.
+    """
+    num_groups = served_LGP.shape[1]
+    num_picked = gate.groups_of_a_token(num_groups)
+    of_groups = served_LGP.sum(axis=2, keepdims=True)
+    of_layers = of_groups.sum(axis=1, keepdims=True)
+    share_of_load = np.divide(of_groups, of_layers, out=np.zeros_like(of_groups), where=of_layers > 0)
+    pairs = np.maximum(gate.experts_per_token * num_groups / num_picked * share_of_load, 1)
+    shares = np.divide(served_LGP, of_groups, out=np.zeros_like(served_LGP), where=of_groups > 0)
+    misses = np.ones_like(served_LGP)  # none of a group's pairs goes to the place
+    for pair in range(int(np.ceil(pairs.max()))):
+        misses *= 1 - shares * np.clip(pairs - pair, 0, 1)
+    found: Floats = 1 - _mean_product(misses, num_picked)
+    return found
+
+
+def _mean_product(factors: Floats, num_picked: int) -> Floats:
+    """Mean over all choices of so many groups of the product of their factors, `[L, P]` of `[L, groups, P]`."""
+    num_layers, num_groups, num_places = factors.shape
+    sums = np.zeros((num_picked + 1, num_layers, num_places))  # of the products of so many of the groups up to here
+    sums[0] = 1
+    for group in range(num_groups):
+        sums[1:] += factors[:, group] * sums[:-1]
+    mean: Floats = sums[num_picked] / comb(num_groups, num_picked)
+    return mean

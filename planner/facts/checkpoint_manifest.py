@@ -1,0 +1,51 @@
+"""The manifest beside a checkpoint's `config.json`, where somebody has written one: what names its weights.
+
+The planner never opens weights. `tidemill checkpoint digest` has, and the sha256 of the file that it wrote goes into
+launch files, so that a rank refuses other weights than were planned for. Ranks compare what it says of each tensor.
+Here it only has to be of this config, because a stale manifest would name weights that are gone.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from planner.problems.errors import Violation
+
+__all__ = ["MANIFEST", "read_weights_digest"]
+
+MANIFEST = "tidemill-checkpoint.json"
+VERSION = 1
+
+
+def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Violation | None:
+    """The sha256 of the manifest beside the config at `config`, which the spec calls `written`; None without one."""
+    path = config.with_name(MANIFEST)
+    if not path.exists():
+        return None
+    if not path.is_file():  # a FIFO would be waited for
+        return _wrong(written, f"{MANIFEST} is not a file")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return _wrong(written, error.strerror or str(error))
+    document = _parsed(content)
+    if document.get("version") != VERSION or not isinstance(document.get("files"), dict):
+        return _wrong(written, f"{MANIFEST} is no manifest of version {VERSION}")
+    if document.get("config_digest") != config_digest:
+        return _wrong(written, f"{MANIFEST} is of another config.json")
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _wrong(written: str, reason: str) -> Violation:
+    rule = "S308 must agree with the manifest beside it"
+    fix = "write that again with tidemill checkpoint digest, or remove it"
+    return Violation("model.config", written, rule, reason, fix)

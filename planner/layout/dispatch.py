@@ -1,0 +1,61 @@
+"""How the tokens of a phase travel to their experts: by which kind of dispatch, in how many bytes, and past which gate.
+
+DeepEP has two kinds. Normal dispatch, which prefill takes, sends a token once to each NVLink domain that has one of its
+experts. Low latency, which decode takes, sends it once for each expert, to the GPU that has it.
+
+So groups of experts are kept on nodes only where that saves something: with normal dispatch, with a gate that lets a
+token into fewer groups than there are, and where NVLink ends with the node.
+
+Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to dispatch, and 14,336 B in BF16 to
+combine.
+
+Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine).
+"""
+
+from planner.expert_map import Gate
+from planner.facts.catalog import Gpu, Model
+from planner.facts.terms import Phase, Precision
+from planner.layout.layout import PhaseLayout
+
+__all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes", "wide_bytes"]
+
+SCALE_CHANNELS = 128
+SCALE_BYTES = 4
+
+
+def is_normal(phase: Phase) -> bool:
+    """Whether `phase` dispatches the normal way; mixed units do, since most of their tokens are of prompts."""
+    return phase != "decode"
+
+
+def gate_of(model: Model, precision: Precision) -> Gate:
+    """Return the gate of `model`, with the bytes of one token that it sends to another node."""
+    dispatch, _ = message_bytes(model.hidden_size, precision)
+    return Gate(model.num_experts_per_token, model.num_groups_per_token, dispatch)
+
+
+def limiting_groups(model: Model) -> int:
+    """Return the groups of experts of which the gate lets a token into some only; 1 where it may go to all."""
+    return model.num_expert_groups if model.num_groups_per_token < model.num_expert_groups else 1
+
+
+def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLayout) -> int:
+    """Return the groups of experts that a map of a phase had better keep on nodes; 1 where it need not mind them.
+
+    A unit that is one attention group dispatches nothing, so its map need not.
+    """
+    links_leave_node = gpu.nvlink_leaves_node and (gpu.nvlink_domain or 0) > gpus_per_node
+    saves_bytes = is_normal(layout.phase) and layout.dp_size > 1 and not links_leave_node
+    return limiting_groups(model) if saves_bytes else 1
+
+
+def message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
+    """Return the bytes of one token, to dispatch and to combine."""
+    if precision == "fp8":
+        return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
+    return wide_bytes(precision) * hidden_size, wide_bytes(precision) * hidden_size
+
+
+def wide_bytes(precision: Precision) -> int:
+    """Return the bytes of a value that is summed: never in FP8."""
+    return 4 if precision == "fp32" else 2

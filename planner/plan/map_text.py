@@ -1,0 +1,72 @@
+"""A plan's expert maps as text: how even they are, what was weighed, what moves, and what one more slot would give."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from planner.expert_map import FrontPoint
+from planner.facts.quantities import gb
+from planner.plan.columns import filled, table
+from planner.plan.plan import Plan
+
+__all__ = ["expert_maps_text"]
+
+
+def expert_maps_text(plan: Plan) -> str:
+    """Return the fullest GPU over the mean of each map, what would be had instead, and what moves."""
+    rows: list[tuple[str, ...]] = [("expert map", "max/mean", "bound", "in a step", "worst layer", "sha256")]
+    for phase, each in plan.expert_maps.items():
+        worst = max(each.max_over_mean)
+        ratios = [f"{fmean(ratio):.3f}" for ratio in (each.max_over_mean, each.bound, plan.sampled[phase])]
+        rows.append((phase, *ratios, f"{worst:.3f} (MoE layer {each.max_over_mean.index(worst)})", each.sha256[7:19]))
+    drawn = plan.spec.expert_load
+    loads = f"those of {drawn.file}" if drawn.file else f"drawn with alpha {drawn.alpha:g}, seed {drawn.seed}"
+    note = (
+        f"Loads of GPUs, means over MoE layers; experts' loads are {loads}. In a step of the limits' size its luck is "
+        "on top."
+    )
+    near = filled("Tokens go to a replica on their own GPU or node first (split: local_first).")
+    lines = [table(rows), *filled(note), *(near if plan.spec.split == "local_first" else [])]
+    return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan), *_fronts(plan)])
+
+
+def _moves(plan: Plan) -> Iterator[str]:
+    """Beside the previous plan's maps."""
+    for phase, each in plan.expert_maps.items():
+        if each.moved_slots is not None:
+            num_slots = sum(map(len, each.physical_to_logical))
+            keep = ": keep the map" if each.moved_slots == 0 else ""
+            yield f"  {phase}: {each.moved_slots:,} of {num_slots:,} slots differ from the previous plan's{keep}"
+
+
+def _one_more_slot(plan: Plan) -> Iterator[str]:
+    """What it would give and cost, of phases whose slots keep the map where it is."""
+    for phase, more in plan.one_more_slot.items():
+        slot_bytes = plan.slot_bytes(phase)
+        cost = "" if slot_bytes is None else f", for {gb(slot_bytes)} a GPU"
+        now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
+        yield from filled(
+            f"{phase}: slots bind at {now:.3f}; one more a GPU gives {reached:.3f} (bound {then:.3f}){cost}"
+        )
+
+
+def _fronts(plan: Plan) -> Iterator[str]:
+    """Balance against bytes between nodes, of phases where groups of experts can stay on nodes."""
+    for phase, each in plan.expert_maps.items():
+        if not each.front:
+            continue
+        rows: list[tuple[str, ...]] = [(f"{phase} could have", "max/mean", "bytes", "")]
+        rows += [_front_row(point, "chosen" if point == each.dispatch else "") for point in each.front]
+        if each.dispatch is not None and each.dispatch not in each.front:
+            rows.append(_front_row(each.dispatch, "chosen: near the previous plan's"))
+        yield f"\n{table(rows)}"
+        yield from filled(
+            "Bytes of a token that cross nodes in dispatch of one MoE layer, as expected. Chosen is the least max/mean "
+            "x bytes."
+        )
+
+
+def _front_row(point: FrontPoint, mark: str) -> tuple[str, ...]:
+    kept = "all groups on their nodes" if point.extra_bytes_per_token == 0 else "a few experts on two nodes"
+    what = "any expert on any node" if point.policy == "global" else kept
+    num_bytes = point.bytes_per_token + point.extra_bytes_per_token
+    return what, f"{point.max_over_mean:.3f}", f"{num_bytes:,.0f}", mark

@@ -1,0 +1,40 @@
+"""A checkpoint's files: where tensors lie, and whether they are right.
+
+A checkpoint is a Hugging Face folder: `config.json` and safetensors, in one file or in shards with an index. Names,
+sizes and headers are checked before any weight is read. Loading tensors is the work of `model/weights.py`. Nothing
+here needs torch, so that the gateway can use it.
+"""
+
+from runtime.checkpoint.folder import check_config_digest, read_json, resolve
+from runtime.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    check_weights_digest,
+    make_manifest,
+    read_manifest,
+    write_manifest,
+)
+from runtime.checkpoint.reading import ReadDigests
+from runtime.checkpoint.same_weights import Files, check_same_files, compared_files
+from runtime.checkpoint.tensors import Shard, StoredTensor, index_tensors, read_shards, refuse_holes
+
+__all__ = [
+    "MANIFEST",
+    "Files",
+    "Manifest",
+    "ReadDigests",
+    "Shard",
+    "StoredTensor",
+    "check_config_digest",
+    "check_same_files",
+    "check_weights_digest",
+    "compared_files",
+    "index_tensors",
+    "make_manifest",
+    "read_json",
+    "read_manifest",
+    "read_shards",
+    "refuse_holes",
+    "resolve",
+    "write_manifest",
+]

@@ -1,0 +1,71 @@
+"""A checkpoint's folder and its small files, read so that nothing in it can make a rank wait or fill its memory.
+
+Links are followed: in Hugging Face's cache every file of a checkpoint is one.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from runtime.errors import CheckpointError
+
+__all__ = ["MAX_READ_BYTES", "check_config_digest", "config_digest", "open_file", "read_bytes", "read_json", "resolve"]
+
+BUNDLED = "bundled:"
+MAX_READ_BYTES = 100 * 2**20  # of a file that is read at once; DeepSeek-V3's largest is its index, 9 MB
+
+
+def resolve(uri: str) -> Path:
+    """The checkpoint's folder: `bundled:NAME` inside this package, else an absolute path. Raises CheckpointError."""
+    package = Path(__file__).parents[1]
+    folder = package / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
+    if not os.path.isdir(folder):  # without the errors that `Path.is_dir` has for names that no folder can have
+        raise CheckpointError(f"there is no checkpoint folder {folder} (checkpoint.uri is {uri!r})")
+    return folder
+
+
+def check_config_digest(folder: Path, digest: str) -> None:
+    """Refuse a checkpoint of other shapes than the plan was made for. Raises CheckpointError."""
+    found = config_digest(folder)
+    if found != digest:
+        raise CheckpointError(f"{folder / 'config.json'} is {found}, the plan was made for {digest}: plan again")
+
+
+def config_digest(folder: Path) -> str:
+    """The sha256 of the bytes of `config.json`. Raises CheckpointError."""
+    return "sha256:" + hashlib.sha256(read_bytes(folder / "config.json")).hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's file. Raises CheckpointError."""
+    try:
+        value = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a small file. Raises CheckpointError."""
+    try:
+        with open_file(path) as file:
+            content = file.read(MAX_READ_BYTES + 1)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > MAX_READ_BYTES:
+        raise CheckpointError(f"{path} is larger than the {MAX_READ_BYTES:,} bytes that are read of such a file")
+    return content
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file that has an end. Raises CheckpointError for a FIFO, a device or a folder, and OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO would be waited for here
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is not a regular file, nor a link to one")
+    return os.fdopen(descriptor, "rb")

@@ -1,0 +1,154 @@
+"""The manifest: what every file of a checkpoint must hold, written once and compared wherever a rank loads.
+
+`tidemill checkpoint digest` writes it beside `config.json`. It has a digest for each tensor, because that is what one
+rank can check: it reads the tensors of its own experts, and never a whole file. The digests are of the stored bytes, so
+they hold at any precision.
+
+    config_digest    sha256 of config.json
+    files            file -> its bytes, the sha256 of its header, and of each tensor's bytes
+
+The file is canonical: equal checkpoints have equal manifests. The sha256 of its bytes names the weights, and is what
+launch files call `weights_digest`.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from runtime.checkpoint.folder import config_digest, open_file, read_bytes
+from runtime.checkpoint.tensors import Shard, StoredTensor
+from runtime.errors import CheckpointError, RuntimeFailure
+
+__all__ = ["MANIFEST", "Manifest", "check_weights_digest", "make_manifest", "read_manifest", "write_manifest"]
+
+MANIFEST = "tidemill-checkpoint.json"
+WRITE_AGAIN = "write it again with tidemill checkpoint digest"
+PART_BYTES = 8 * 2**20
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one file holds."""
+
+    num_bytes: int = msgspec.field(name="bytes")
+    header: str
+    tensors: dict[str, str]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the files of a checkpoint hold."""
+
+    version: Literal[1]
+    config_digest: str
+    files: dict[str, _File]
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """The digest of every tensor."""
+        return {name: digest for file in self.files.values() for name, digest in file.tensors.items()}
+
+    def check_headers(self, shards: Sequence[Shard]) -> None:
+        """Refuse files of other names, sizes or headers. Raises CheckpointError."""
+        found = {shard.path.name: shard for shard in shards}
+        for name in sorted(found.keys() ^ self.files.keys()):
+            where = "the folder" if name in found else MANIFEST
+            raise CheckpointError(f"{shards[0].path.parent}: {name} is in {where} only: copy the checkpoint again")
+        for name, shard in found.items():
+            expected = self.files[name]
+            if shard.num_bytes != expected.num_bytes:
+                sizes = f"{shard.num_bytes:,} bytes, and {expected.num_bytes:,} in {MANIFEST}"
+                raise CheckpointError(f"{shard.path} has {sizes}: copy it again")
+            if shard.header_digest != expected.header or shard.tensors.keys() != expected.tensors.keys():
+                raise CheckpointError(f"{shard.path} has another header than {MANIFEST} says: copy it again")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The folder's manifest, if it has one. Raises CheckpointError where it cannot be read, or is of another config."""
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        return None
+    try:
+        manifest = msgspec.json.decode(read_bytes(path), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no manifest that this version reads: {error}: {WRITE_AGAIN}") from None
+    if manifest.config_digest != config_digest(folder):
+        raise CheckpointError(f"{path} is the manifest of another config.json: {WRITE_AGAIN}")
+    return manifest
+
+
+def check_weights_digest(folder: Path, digest: str | None) -> None:
+    """Refuse other weights than the plan was made for, where it was made for certain ones. Raises CheckpointError."""
+    if digest is None:
+        return
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{path} is not there, and the plan was made for weights {digest}: copy it as well")
+    found = "sha256:" + hashlib.sha256(read_bytes(path)).hexdigest()
+    if found != digest:
+        raise CheckpointError(f"{path} is {found}, the plan was made for {digest}: plan again, or copy the right one")
+
+
+def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progress: Callable[[int], None]) -> Manifest:
+    """Read every byte of a checkpoint, `num_threads` tensors at a time. `progress(n)`: n more bytes are done.
+
+    Raises CheckpointError.
+    """
+    stored = [(shard.path.name, name, tensor) for shard in shards for name, tensor in shard.tensors.items()]
+    with ThreadPoolExecutor(num_threads) as threads:
+        try:
+            digests = list(threads.map(partial(_digest, progress=progress), (tensor for _, _, tensor in stored)))
+        except BaseException:  # also Ctrl-C: what has not begun is not waited for
+            threads.shutdown(cancel_futures=True)
+            raise
+    files: dict[str, dict[str, str]] = {shard.path.name: {} for shard in shards}
+    for (file, name, _), digest in zip(stored, digests, strict=True):
+        files[file][name] = digest
+    return Manifest(
+        1,
+        config_digest(folder),
+        {shard.path.name: _File(shard.num_bytes, shard.header_digest, files[shard.path.name]) for shard in shards},
+    )
+
+
+def write_manifest(manifest: Manifest, path: Path) -> str:
+    """Write it whole or not at all, and return the sha256 of its bytes. Raises RuntimeFailure."""
+    content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
+    try:
+        _write(content, path)
+    except OSError as error:
+        raise RuntimeFailure(f"cannot write {path}: {error.strerror}: name another file with -o") from None
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def _write(content: bytes, path: Path) -> None:
+    if path.exists() and not path.is_file():  # a device, such as /dev/stdout, is written to and never replaced
+        path.write_bytes(content)
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _digest(tensor: StoredTensor, progress: Callable[[int], None]) -> str:
+    digest, left = hashlib.sha256(), tensor.num_bytes
+    try:
+        with open_file(tensor.path) as file:
+            file.seek(tensor.start)
+            while left:
+                part = file.read(min(left, PART_BYTES))
+                if not part:
+                    raise CheckpointError(f"{tensor.path} became shorter while it was read")
+                digest.update(part)
+                left -= len(part)
+                progress(len(part))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {tensor.path}: {error.strerror}") from None
+    return "sha256:" + digest.hexdigest()

@@ -1,0 +1,78 @@
+"""Digests of the tensors that a rank reads, made while it reads them.
+
+hashlib lets go of the interpreter, so parts are hashed on threads of their own while the next ones are read. A tensor's
+parts are hashed on one thread, in order. Few bytes wait: a loading rank's memory stays that of its weights and little
+more.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from runtime.checkpoint.manifest import MANIFEST
+from runtime.checkpoint.tensors import StoredTensor
+from runtime.errors import CheckpointError
+
+__all__ = ["ReadDigests"]
+
+AT_ONCE_BYTES = 2**18  # a smaller part is hashed sooner than it is handed to a thread
+WAITING_BYTES = 2**25  # so that a thread that wakes up late delays nobody
+
+
+class ReadDigests:
+    """Takes tensors in parts, each tensor's in order. `found` has the digest of every tensor that is complete.
+
+    With `expected`, of the manifest, a tensor that holds something else raises CheckpointError, a few parts later.
+    """
+
+    def __init__(self, expected: Mapping[str, str] | None, num_threads: int) -> None:
+        self.found: dict[str, str] = {}
+        self._expected = expected
+        self._begun: dict[str, tuple[int, hashlib._Hash]] = {}  # tensor -> bytes so far, and their hash
+        self._threads = [ThreadPoolExecutor(1, "digests") for _ in range(num_threads)]
+        self._waiting: deque[tuple[int, Future[None]]] = deque()
+        self._waiting_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Wait for the last parts, and raise what they raise unless something was raised before."""
+        try:
+            if kind is None:
+                self._wait_until(0)
+        finally:
+            for thread in self._threads:
+                thread.shutdown()
+
+    def add(self, name: str, stored: StoredTensor, part: memoryview) -> None:
+        """Take the next part of a tensor, whose bytes nobody changes any more."""
+        if part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
+            self._take(name, stored, part)
+            return
+        self._wait_until(WAITING_BYTES)
+        thread = self._threads[hash(name) % len(self._threads)]
+        self._waiting.append((part.nbytes, thread.submit(self._take, name, stored, part)))
+        self._waiting_bytes += part.nbytes
+
+    def _wait_until(self, num_bytes: int) -> None:
+        """Until at most so many bytes wait."""
+        while self._waiting and (self._waiting_bytes > num_bytes or self._waiting[0][1].done()):
+            part_bytes, hashed = self._waiting.popleft()
+            self._waiting_bytes -= part_bytes
+            hashed.result()
+
+    def _take(self, name: str, stored: StoredTensor, part: memoryview) -> None:
+        so_far, digest = self._begun.pop(name, (0, hashlib.sha256()))
+        digest.update(part)
+        if so_far + part.nbytes < stored.num_bytes:
+            self._begun[name] = so_far + part.nbytes, digest
+            return
+        self.found[name] = "sha256:" + digest.hexdigest()
+        if self._expected is not None and self._expected[name] != self.found[name]:
+            raise CheckpointError(
+                f"{stored.path}: the bytes of {name} are not those of {MANIFEST}: copy the file again"
+            )

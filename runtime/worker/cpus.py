@@ -1,0 +1,64 @@
+"""How many CPUs this process may use, which in a pod are fewer than the machine has.
+
+    affinity    the CPUs that the scheduler may run it on: cpusets and `taskset`
+    quota       CPU time in each period, of its control group and of every group above: a pod's `resources.limits.cpu`
+
+More threads than the quota allows wait for each other while the group is throttled. Where a quota is no whole number of
+CPUs, the whole ones count.
+
+Sources: sched_setaffinity(2); Linux, Documentation/admin-guide/cgroup-v2.rst "CPU" (cpu.max), and
+Documentation/scheduler/sched-bwc.rst (cpu.cfs_quota_us, of version 1).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["threads_of_each", "usable_cpus"]
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def threads_of_each(num_processes: int) -> dict[str, str]:
+    """What to add to the environment of processes that share this one's CPUs. A number that the user set stays."""
+    if os.environ.get(THREADS):
+        return {}
+    return {THREADS: str(max(1, usable_cpus() // num_processes))}
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """At least 1. `root` is where `proc` and `sys` are."""
+    quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
+    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's control group and of those above it, in both versions' hierarchies."""
+    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        mount = root / "sys" / "fs" / "cgroup"
+        if controllers:
+            if "cpu" not in controllers.split(","):
+                continue
+            mount /= controllers
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for length in range(len(parts) + 1):  # in a container a folder may have another path than the machine's
+            yield mount.joinpath(*parts[:length])
+
+
+def _quota(folder: Path) -> float | None:
+    """CPUs, or None where nothing is limited."""
+    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    is_limited = quota.isdecimal() and period.isdecimal() and int(period) > 0
+    return int(quota) / int(period) if is_limited else None
+
+
+def _read(path: Path) -> str:
+    """Nothing where there is no such file, as outside Linux or in a container that hides it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,126 @@
+"""Ranks that read different weights do not serve together, although none of them can see the other's files."""
+
+import os
+import shutil
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime.checkpoint import MANIFEST, check_same_files, make_manifest, read_shards, write_manifest
+from runtime.errors import CheckpointError
+from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.model.engine import Engine, EngineConfig
+from runtime.worker.worker import check_same_weights
+from tests.runtime.random_checkpoints import V3, write_checkpoint
+
+EXPERTS = [list(range(V3["n_routed_experts"]))] * 2
+SHARD = "model-00002-of-00002.safetensors"
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A checkpoint in two shards, without a manifest."""
+    return write_checkpoint(tmp_path_factory.mktemp("same") / "checkpoint", V3, num_shards=2)
+
+
+@pytest.fixture
+def copy(original, tmp_path):
+    """As the other node has it."""
+    return shutil.copytree(original, tmp_path / "copy")
+
+
+@pytest.fixture
+def join(free_port):
+    """Two ranks load a folder each and meet: what each of them raises, or None."""
+
+    def join(*folders):
+        port, raised = free_port(), [None, None]
+
+        def rank(number):
+            group = GlooGroup(number, 2)
+            engine = Engine(EngineConfig(folders[number], EXPERTS, torch.float32), group)
+            group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
+            try:
+                check_same_weights(group, f"rank {number} on node-{number}", engine.loaded.files)
+            except CheckpointError as error:
+                raised[number] = str(error)
+            group.any(False)
+
+        ranks = [threading.Thread(target=rank, args=(number,), daemon=True) for number in (0, 1)]
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join(60)
+        return raised
+
+    return join
+
+
+def test_equal_copies_join(original, copy, join):
+    """A copy is as good as the original."""
+    assert join(original, copy) == [None, None]
+
+
+def test_two_versions_with_equal_headers_do_not_join(original, tmp_path, join):
+    """V3 here and R1 there: sizes and headers are equal, the tensors that both read are not."""
+    other = write_checkpoint(tmp_path / "other", V3, seed=1, num_shards=2)
+
+    first, second = join(original, other)
+
+    assert first is None
+    assert second.startswith("rank 1 on node-1 reads other weights than rank 0 on node-0: model-00001-of-00002")
+
+
+def test_a_stale_shard_is_named(original, copy, tmp_path, join):
+    """The first file that differs, with both nodes."""
+    other = write_checkpoint(tmp_path / "other", V3, seed=1, num_shards=2)
+    shutil.copy(other / SHARD, copy)
+
+    _, second = join(original, copy)
+
+    assert f"rank 1 on node-1 reads other weights than rank 0 on node-0: {SHARD} is " in second
+
+
+def test_a_shard_of_another_size_is_named(original, copy, join):
+    """With both sizes."""
+    tensors = load_file(copy / SHARD)
+    save_file(tensors | {"more": torch.zeros(5)}, copy / SHARD)
+
+    _, second = join(original, copy)
+
+    for folder in (copy, original):
+        assert f"{(folder / SHARD).stat().st_size:,} bytes" in second
+
+
+def test_a_shard_that_one_rank_has_alone_is_named(original, copy, join):
+    """As after another way to cut the checkpoint."""
+    os.rename(copy / SHARD, copy / "moved.safetensors")
+    index = copy / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(SHARD, "moved.safetensors"))
+
+    _, second = join(original, copy)
+
+    assert f"{SHARD} is missing, not " in second
+
+
+def test_manifests_stand_for_the_files(original, copy, tmp_path, join):
+    """Where both have one, equal ones join; where they differ, or one has none, the manifest is named."""
+    with_one = shutil.copytree(original, tmp_path / "with")
+    for folder in (copy, with_one):
+        write_manifest(make_manifest(folder, read_shards(folder), 1, lambda _: None), folder / MANIFEST)
+
+    assert join(with_one, copy) == [None, None]
+    assert f"{MANIFEST} is " in join(original, copy)[1]
+
+
+def test_the_digest_of_what_all_read_is_compared():
+    """Also where the size is the same."""
+    files = {"a": (5, "sha256:" + "0" * 64), "b": (5, "sha256:" + "1" * 64)}
+    check_same_files(files, "rank 1", dict(files), "rank 0")
+
+    with pytest.raises(CheckpointError, match="b is 5 bytes with sha256:111111111111, not 5 bytes with sha256:2222"):
+        check_same_files(files, "rank 1", files | {"b": (5, "sha256:" + "2" * 64)}, "rank 0")

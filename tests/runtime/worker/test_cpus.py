@@ -1,0 +1,117 @@
+"""Ranks share the CPUs that their node may use: of a pod, fewer than the machine has."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.errors import RuntimeFailure
+from runtime.worker import node
+from runtime.worker.cpus import threads_of_each, usable_cpus
+
+MANY = 64
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Makes a machine of 64 CPUs out of files: path under its root -> content."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(MANY)))
+
+    def make(files):
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        return tmp_path
+
+    return make
+
+
+V1 = "sys/fs/cgroup/cpu,cpuacct"
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({}, MANY),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, MANY),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "350000 100000\n"}, 3),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n"}, 4),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/kubepods/pod/x\n", "sys/fs/cgroup/cpu.max": "600000 100000\n"}, 6),
+        ({"proc/self/cgroup": "0::/../../x\n", "sys/fs/cgroup/x/cpu.max": "600000 100000\n"}, 6),
+        (
+            {
+                "proc/self/cgroup": "9:memory:/\n4:cpu,cpuacct:/pod\n",
+                f"{V1}/pod/cpu.cfs_quota_us": "500000\n",
+                f"{V1}/pod/cpu.cfs_period_us": "100000\n",
+                f"{V1}/cpu.cfs_quota_us": "-1\n",
+                f"{V1}/cpu.cfs_period_us": "100000\n",
+            },
+            5,
+        ),
+        ({"proc/self/cgroup": "torn", "sys/fs/cgroup/cpu.max": "torn"}, MANY),
+    ],
+    ids=str,
+)
+def test_a_quota_of_the_control_group_counts(machine, files, cpus):
+    """Whole CPUs, at least one, of the narrowest group, in both versions; what cannot be read limits nothing."""
+    assert usable_cpus(machine(files)) == cpus
+
+
+def test_a_quota_larger_than_the_affinity_does_not_count(machine, monkeypatch):
+    """A process that may run on two CPUs runs on two."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    root = machine({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"})
+
+    assert usable_cpus(root) == 2
+
+
+def test_this_process_may_use_some():
+    """The real files can be read."""
+    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("num_ranks", "threads"), [(1, "64"), (3, "21"), (64, "1"), (200, "1")])
+def test_ranks_share_the_cpus_evenly(machine, monkeypatch, num_ranks, threads):
+    """Each has at least one thread."""
+    machine({})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("runtime.worker.cpus.usable_cpus", lambda: MANY)
+
+    assert threads_of_each(num_ranks) == {"OMP_NUM_THREADS": threads}
+
+
+def test_a_number_of_threads_that_the_user_set_stays(monkeypatch):
+    """The ranks inherit it."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    assert threads_of_each(2) == {}
+
+
+def test_a_node_gives_its_ranks_the_threads(monkeypatch):
+    """Where a machine of 64 CPUs lends a node two of them, its two ranks have one thread each."""
+    environments = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: MANY)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(node, "Child", lambda name, arguments, environment: environments.append(environment))
+    monkeypatch.setattr(node, "wait_together", lambda ranks: None)
+    monkeypatch.setattr(node.signal, "signal", lambda *_: None)
+    places = [SimpleNamespace(rank=rank, local_rank=rank) for rank in (0, 1)]
+    launch = SimpleNamespace(unit="u", ranks_of=lambda name: places)
+
+    with pytest.raises(RuntimeFailure, match="all ranks of unit u on n ended"):
+        node.run_node(launch, Path("launch.json"), "n", [])
+
+    assert environments == [{"OMP_NUM_THREADS": "1"}] * 2
