@@ -189,7 +189,10 @@ def _end_at_once(kind: type[BaseException], error: BaseException, trace: Traceba
 
 if __name__ == "__main__":
     sys.excepthook = _end_at_once
-    exit_status = main()
+    try:
+        exit_status = main()
+    except SystemExit as ended:  # a node's, by SIGTERM
+        exit_status = ended.code if isinstance(ended.code, int) else 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_status)  # gloo and the network thread have nothing to say any more, and may wait for peers

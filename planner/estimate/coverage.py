@@ -59,7 +59,7 @@ def failure_domains(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
 ) -> dict[Phase, FailureDomains]:
     """For each phase where its units' GPUs stand; without units as far as the layout says."""
-    nodes = [node for node in nodes_of(spec.cluster) if not node.unusable] if units else []
+    nodes = nodes_of(spec.cluster) if units else ()
     racks = dict(zip((node.name for node in nodes), named_places(nodes, "rack"), strict=True))
     return {
         layout.phase: FailureDomains(

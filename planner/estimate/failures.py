@@ -52,7 +52,7 @@ def report_failures(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
 ) -> tuple[FailureReport, ...]:
     """For each phase the worst loss of each kind of domain whose places the spec names."""
-    nodes = [node for node in nodes_of(spec.cluster) if not node.unusable]
+    nodes = nodes_of(spec.cluster)
     names = [node.name for node in nodes]
     places = {kind: dict(zip(names, named_places(nodes, kind), strict=True)) for kind in SHARED}
     return tuple(_report(layout, units, maps[layout.phase], places) for layout in layouts)

@@ -5,7 +5,7 @@ A file that was edited by hand, torn, or made up must not reach a cluster. What 
     shapes          of every key that is read
     digests         recomputed: of the plan, its spec and each expert map
     references      units, maps, nodes and launch documents are each other's
-    launch files    their digests recomputed, with the maps that they name written out
+    launch files    their digests recomputed, with the maps that they name written out; and the documents themselves
     the spec        by the rules that need no file
 
 Nothing here plans: a loaded plan is carried out as it stands.
@@ -14,7 +14,7 @@ Nothing here plans: a loaded plan is carried out as it stands.
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,15 +23,16 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from planner.cluster.inventory import nodes_of, spares_with
+from planner.cluster.inventory import nodes_of
 from planner.facts import names
 from planner.facts.digest import digest_of
 from planner.facts.files import read_file
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, document_digest, plan_digest
-from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, unit_places, with_map
+from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
 from planner.plan.plan import PLAN_VERSION
+from planner.plan.told import told_otherwise
 from planner.problems.errors import CallError, Problem, Violation
 from planner.spec.check import mistakes_in
 from planner.spec.schema import Spec
@@ -58,7 +59,6 @@ WANTED = {
 
 Rows = list[list[int]]  # [layers][slots]: the expert there
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Port = Annotated[int, Field(ge=1, le=65_535)]
 
 _Reference = tuple[str, object, str, bool]  # path, what stands there, what it must agree with, whether it does
 
@@ -92,52 +92,43 @@ class _Map(_Part):
     physical_to_logical: Rows
 
 
-class _Rank(_Part):
-    place: int
-    local_rank: int
-    rank: int
-
-
 class _NamedMap(_Part):
     sha256: str
 
 
-class _UnitPorts(_Part):
-    places: Port
-    rendezvous: Port
-    kv: Port
-    registry: Port
-    metrics: Port
+class _KvCache(_Part):
+    bytes_per_token: Annotated[int, Field(ge=1)]
 
 
-class _GatewayPorts(_Part):
-    http: Port
-    registry: Port
-    metrics: Port
+class _Checkpoint(_Part):
+    model_config = ConfigDict(extra="forbid")
 
-
-class _Model(_Part):
-    name: str
+    uri: str
+    config_digest: Digest
+    weights_digest: Digest | None
 
 
 class _UnitDocument(_Part):
     kind: Literal["unit"]
-    unit: str
-    phase: Phase
-    ranks: list[_Rank]
-    places: list[str]
-    spares: list[str]
     expert_map: _NamedMap
-    ports: _UnitPorts
+    kv_cache: _KvCache
     unit_digest: Digest
     launch_digest: Digest
 
 
 class _GatewayDocument(_Part):
     kind: Literal["gateway"]
-    model: _Model
-    ports: _GatewayPorts
+    checkpoint: _Checkpoint | None
     launch_digest: Digest
+
+
+class _Phase(_Part):
+    num_logical_experts: Annotated[int, Field(ge=1)]
+    num_physical_experts: Annotated[int, Field(ge=1)]
+
+
+class _Memory(_Part):
+    kv_tokens: Annotated[int, Field(ge=1)]
 
 
 class _Step(_Part):
@@ -160,7 +151,8 @@ class _Plan(_Part):
     document_digest: Digest
     spec_digest: Digest
     inputs: dict[str, Digest]
-    phases: dict[Phase, dict[str, Any]]
+    phases: dict[Phase, _Phase]
+    memory: dict[Phase, _Memory]
     runnable: bool
     why_not: list[str]
     schedule: _Schedule | None = None
@@ -200,7 +192,8 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         raise CallError([violation.at(str(path))])
     maps = {sha256: each.physical_to_logical for sha256, each in plan.expert_maps.items()}
     documents = {file: with_map(each, maps) for file, each in data["launch_documents"].items()}
-    for violation in (*_edited_documents(documents), *_edited_elsewhere(plan, data)):
+    told = told_otherwise(spec, list(_units(plan)), data, documents)
+    for violation in chain(_edited_documents(documents), _edited_elsewhere(plan, data), told):
         raise CallError([violation.at(str(path))])
     deployable = Deployable(
         name=plan.name,
@@ -289,8 +282,8 @@ def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
 
 
 def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
-    """Parts that refer to what is not there, or is another's."""
-    for path, value, source, agrees in (*_of_plan(plan, spec), *_of_units(plan, spec)):
+    """Parts that refer to what is not there, or is another's; each is looked at only when those before it agree."""
+    for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec)):
         if not agrees:
             reason = "the parts of a plan refer to each other"
             yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
@@ -309,33 +302,39 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
 
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
-    placed_on = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
+    free = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
     for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
         path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
         yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
-        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", placed_on.issuperset(unit.nodes)
+        are_free = free.issuperset(unit.nodes) and len(set(unit.nodes)) == len(unit.nodes)
+        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes and the other units", are_free
+        free.difference_update(unit.nodes)
+        yield f"{path}.ranks", unit.ranks, f"spec.{unit.phase}.ep_size", unit.ranks == spec.phase(unit.phase).ep_size
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-        spares = spares_with(spec.cluster, spec.gpu_name(unit.phase))
-        yield from _of_document(plan, unit, placed, spares, path)
+        yield f"{path}.expert_map", unit.expert_map, f"phases.{unit.phase}", _holds(plan, unit)
+        yield from _of_document(plan, unit, path)
 
 
-def _of_document(plan: _Plan, unit: _Unit, placed: Unit, spares: Sequence[str], path: str) -> Iterator[_Reference]:
-    """A unit and its launch document, which tells the ranks the same."""
+def _of_document(plan: _Plan, unit: _Unit, path: str) -> Iterator[_Reference]:
+    """A unit and its launch document; what else that tells, `told.py` compares."""
     source = f"launch_documents.{names.launch_file(unit.name)}"
-    document = plan.launch_documents.get(names.launch_file(unit.name))
-    if not isinstance(document, _UnitDocument):
-        yield f"{path}.name", unit.name, source, False
-        return
+    document = plan.launch_documents[names.launch_file(unit.name)]
+    yield f"{path}.name", unit.name, source, isinstance(document, _UnitDocument)
+    assert isinstance(document, _UnitDocument)  # else whoever reads this has raised
     told = document.expert_map.sha256
-    places = document.model_dump(include={"ranks", "places", "spares"})
-    yield f"{path}.name", unit.name, f"{source}.unit", unit.name == document.unit
-    yield f"{path}.phase", unit.phase, f"{source}.phase", unit.phase == document.phase
-    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(document.ranks)
-    if unit.ranks == len(document.ranks):  # else they are not even listed: a false number of them may be huge
-        yield f"{path}.nodes", unit.nodes, f"{source}.places", unit_places(placed, spares) == places
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
     yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
+
+
+def _holds(plan: _Plan, unit: _Unit) -> bool:
+    """Whether each layer of the unit's map has the phase's slots, and each of its experts in one at least."""
+    rows = plan.expert_maps[unit.expert_map].physical_to_logical
+    phase = plan.phases.get(unit.phase)
+    if phase is None or not rows or len(rows[0]) < phase.num_logical_experts:
+        return False
+    experts = set(range(phase.num_logical_experts))
+    return all(set(row) == experts and len(row) == phase.num_physical_experts for row in rows)
 
 
 def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:

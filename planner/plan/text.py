@@ -167,7 +167,8 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
     limits = [f"{limit:,}" for limit in (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)]
     if layout.phase == "decode":
         limits[-1] = "-"  # prompts are prefill's
-    return layout.phase, layout.precision, *limits
+    kv = f", KV {spec.kv_precision}" if spec.kv_precision else ""
+    return layout.phase, f"{layout.precision}{kv}", *limits
 
 
 def _memory(plan: Plan) -> str:
@@ -253,7 +254,7 @@ def _placement(plan: Plan) -> str:
         ]
         lines += [wrapped(rows), *filled(f"{METHODS[placement.method]}: {placement.why}.")]
     if placement.spares:
-        lines += filled(f"Spares, where a unit moves that loses a node: {_node_list(placement.spares)}.")
+        lines += filled(f"Spares, for a unit that loses a node: {_node_list(placement.spares)}.")
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES

@@ -265,7 +265,7 @@ def _room(values: Mapping[str, Any], counts: Mapping[Phase, int]) -> dict[str, i
     if nodes is None or per_node is None:
         return {}
     taken = {phase: count * max(1, values.get(f"{phase}.ep_size", 1) // per_node) for phase, count in counts.items()}
-    num_nodes = nodes if isinstance(nodes, int) else len(nodes)
+    num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(values.get("cluster.spares") or ())
     left = {phase: num_nodes - (sum(taken.values()) - taken[phase]) for phase in counts}
     return {
         f"{phase}.room": left[phase] // count * per_node for phase, count in counts.items() if left[phase] >= count > 0

@@ -426,6 +426,11 @@ class Spec(Section):
         """What `phase` runs on, as plans call it."""
         return self.phase(phase).gpu or self.cluster.gpu_name
 
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """What the phases run on, each once."""
+        return tuple(dict.fromkeys(map(self.gpu_name, self.phases)))
+
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""
         if self.schedule is None:

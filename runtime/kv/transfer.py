@@ -137,7 +137,7 @@ def why_refused(
     num_tokens = len(handover.prompt_ids)
     expected_shape = [num_layers, num_tokens, latent_dim]
     if handover.kv_digest != launch.kv_digest:
-        return f"its KV is of {handover.kv_digest}, this unit's is not"
+        return f"its KV is of {handover.kv_digest}, this unit's is not: it is of another plan or loaded other weights"
     token_ids, limit = [*handover.prompt_ids, handover.first_token_id], launch.limits.max_request_tokens
     reason = why_not_computable(token_ids, num_tokens, handover.sampling, vocab_size, limit)
     if reason is not None:

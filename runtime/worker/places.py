@@ -98,7 +98,7 @@ class Roll:
             return Rejected(f"node {claim.node} is neither planned for unit {launch.unit} nor a spare")
         known = self._members.get(claim.node)
         if known is not None and known.claim.address != claim.address:
-            _say(f"{claim.address} and {known.claim.address} both say that they are on node {claim.node}")
+            _say(f"{claim.address!r} and {known.claim.address!r} both say that they are on node {claim.node}")
             return Wait(f"another pod is here from node {claim.node}")
         return None
 

@@ -24,7 +24,7 @@ from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.precision import DTYPES
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
-from runtime.launch import RankPlace, UnitLaunch
+from runtime.launch import RankPlace, UnitLaunch, digest_of
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
@@ -69,6 +69,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         network.open_link()
         engine, group = _bring_up(launch, place, addresses, folder, network)
         metrics.watch(engine.model)
+        launch = for_weights(launch, engine.loaded.files)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
@@ -118,6 +119,16 @@ def _bring_up(
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
     check_same_weights(group, f"rank {place.rank} on {addresses.node}", engine.loaded.files)
     return engine, group
+
+
+def for_weights(launch: UnitLaunch, files: Files) -> UnitLaunch:
+    """Let KV be exchanged only with units that loaded the same weights, also where the plan names none.
+
+    The gateway keeps the launch file's digest: it has no weights.
+    """
+    if launch.checkpoint.weights_digest is not None:
+        return launch
+    return msgspec.structs.replace(launch, kv_digest=digest_of([launch.kv_digest, files]))
 
 
 class _WhatIRead(msgspec.Struct):

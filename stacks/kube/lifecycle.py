@@ -28,7 +28,7 @@ from stacks.kube.errors import (
     UnreachableError,
 )
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.ownership import is_ours, plan_of, require_ours
+from stacks.kube.ownership import is_still_ours, plan_of, require_still_ours, require_takeable
 from stacks.kube.readiness import is_off, missing
 from stacks.kube.waiting import Patience
 
@@ -68,14 +68,17 @@ class Found:
 
 def create(api: Api, manifest: Manifest, patience: Patience) -> Stored:
     """Make it and wait. Raises NotReadyError once it exists or may exist; anything else means that it was not made."""
-    return _store(api, manifest, _standing(api, manifest, patience), patience)
+    live = _standing(api, Reference.of(manifest), patience)
+    if live is not None:
+        require_takeable(live, manifest)
+    return _store(api, manifest, live, patience)
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
     """Raises what `create` would, as far as it can be known; the namespace may come in the same run."""
     live = api.get(Reference.of(manifest))
     if live is not None:
-        require_ours(live, manifest)
+        require_takeable(live, manifest)
     try:
         api.apply(manifest, force=live is not None, dry_run=True)
     except RefusedError as error:
@@ -90,14 +93,17 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
     Raises NotReadyError once that is stored, or may be.
     """
-    return _store(api, manifest, _standing(api, manifest, patience, old), patience)
+    live = _standing(api, Reference.of(manifest), patience)
+    if live is not None:
+        require_still_ours(live, manifest, old)
+    return _store(api, manifest, live, patience)
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
     """Raises what `update` would; a namespace that someone deleted may come back in the same run."""
     live = api.get(Reference.of(manifest))
     if live is not None:
-        require_ours(live, manifest, old)
+        require_still_ours(live, manifest, old)
     try:
         api.apply(manifest, force=True, dry_run=True)
     except RefusedError as error:
@@ -132,7 +138,7 @@ def read(api: Api, manifest: Manifest) -> Found | None:
         live = api.get(Reference.of(manifest))
     except NotServedError:  # the kind went, and took its objects with it
         return None
-    if live is None or not is_ours(live, manifest):
+    if live is None or not is_still_ours(live, manifest):
         return None
     try:
         applied = api.apply(manifest, force=True, dry_run=True)
@@ -154,7 +160,7 @@ def delete(api: Api, manifest: Manifest, patience: Patience, spared: Collection[
     reference = Reference.of(manifest)
     try:
         live = api.get(reference)
-        if live is None or _uid(live) in spared or not is_ours(live, manifest):
+        if live is None or _uid(live) in spared or not is_still_ours(live, manifest):
             return
         _require_unshared(api, reference, plan_of(manifest))
         api.delete(reference, _uid(live))
@@ -171,16 +177,13 @@ def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> N
         each.result()
 
 
-def _standing(api: Api, manifest: Manifest, patience: Patience, *others: Manifest) -> Manifest | None:
-    """The object of that name, once one that is being deleted is gone. Raises ForeignError or OtherPlanError."""
-    reference = Reference.of(manifest)
+def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
+    """The object of that name, once one that is being deleted is gone."""
     live = api.get(reference)
-    if live is not None and _is_ending(live):
-        _await_gone(api, reference, _uid(live), patience)
-        live = api.get(reference)
-    if live is not None:
-        require_ours(live, manifest, *others)
-    return live
+    if live is None or not _is_ending(live):
+        return live
+    _await_gone(api, reference, _uid(live), patience)
+    return api.get(reference)
 
 
 def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patience) -> Stored:

@@ -1,4 +1,4 @@
-"""A real cluster on one machine: a control plane and three nodes that run pods, each a machine to the others.
+"""A real cluster on one machine: a control plane and four nodes that run pods, each a machine to the others.
 
 From the host, the API, pods and ClusterIPs are reachable at their own addresses. From inside, nothing outside is.
 """

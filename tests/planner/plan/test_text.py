@@ -90,7 +90,7 @@ def test_spares_are_named(with_line, plan_of):
     """As the nodes of units are; a plan without any says nothing of them."""
     text = plan_text(plan_of(with_line(8, "  nodes: 7\n  spares: [node-4, node-5, node-6]")))
 
-    assert "  Spares, where a unit moves that loses a node: node-4 to node-6.\n" in text
+    assert "  Spares, for a unit that loses a node: node-4 to node-6.\n" in text
     assert "Spares" not in plan_text(plan_of(with_line(8, "  nodes: 7")))
 
 

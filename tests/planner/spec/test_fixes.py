@@ -205,6 +205,15 @@ def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, pr
     assert len(plan.layouts) == 2
 
 
+@pytest.mark.parametrize(("num_nodes", "offered"), [(4, "nearest: 4"), (5, "nearest: 4 or 6")])
+def test_the_fix_of_an_ep_size_leaves_spares_alone(num_nodes, offered, with_line, problems_of):
+    """Of nodes of two GPUs prefill takes one and one is a spare: the others are decode's."""
+    nodes = f"  nodes: {num_nodes}\n  spares: [node-0]\n"
+    text = with_line(20, "  ep_size: 5").replace("  nodes: 3\n", nodes)
+
+    assert {str(problem.fix) for problem in problems_of(text)} == {offered}
+
+
 def test_mistakes_of_one_kind_come_up_together():
     """Three holes of a template, or three characters from a chat, are three problems at once, and no others follow."""
     holes = "a: {{ a }}\nb: {c: {{ .Values.c }}, d: 1}  # {{ not this }}\ne: '{{ e }}'\n"

@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from runtime.checkpoint import MANIFEST, check_same_files, make_manifest, read_shards, write_manifest
 from runtime.errors import CheckpointError
-from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.group import GlooGroup, SoloGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.launch import read_unit_launch
 from runtime.model.engine import Engine, EngineConfig
-from runtime.worker.worker import check_same_weights
+from runtime.worker.worker import check_same_weights, for_weights
+from tests.runtime.launch_documents import UNIT, sealed, write
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 EXPERTS = [list(range(V3["n_routed_experts"]))] * 2
@@ -115,6 +117,21 @@ def test_manifests_stand_for_the_files(original, copy, tmp_path, join):
 
     assert join(with_one, copy) == [None, None]
     assert f"{MANIFEST} is " in join(original, copy)[1]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_units_of_different_weights_exchange_no_kv(tmp_path, original, copy, is_named):
+    """Prefill and decode share a launch file's digest; where that names no weights, what they loaded is part of it."""
+    planned = "sha256:" + "0" * 64 if is_named else None
+    launch = read_unit_launch(write(tmp_path, sealed(UNIT, checkpoint__weights_digest=planned)))
+    other = write_checkpoint(tmp_path / "other", V3, seed=1, num_shards=2)
+    prefill, same, decode = (
+        for_weights(launch, Engine(EngineConfig(folder, EXPERTS, torch.float32), SoloGroup()).loaded.files).kv_digest
+        for folder in (original, copy, other)
+    )
+
+    assert prefill == same
+    assert (prefill == launch.kv_digest) == (prefill == decode) == is_named
 
 
 def test_the_digest_of_what_all_read_is_compared():

@@ -204,7 +204,10 @@ def test_a_connection_is_kept(launches):
 
 
 REFUSALS = {
-    "another digest": ({"kv_digest": "sha256:other"}, "its KV is of sha256:other, this unit's is not"),
+    "another digest": (
+        {"kv_digest": "sha256:other"},
+        "its KV is of sha256:other, this unit's is not: it is of another plan or loaded other weights",
+    ),
     "another type": ({"dtype": "bf16"}, "its KV is bf16 [3, 4, 8], not fp32 [3, 4, 8]"),
     "another depth": ({"shape": [2, 4, 8]}, "its KV is fp32 [2, 4, 8], not fp32 [3, 4, 8]"),
     "another length": ({"prompt_ids": [1] * 5}, "its KV is fp32 [3, 4, 8], not fp32 [3, 5, 8]"),
@@ -254,7 +257,9 @@ def test_a_refusal_names_no_digest_but_the_senders(launches):
 
     with_pair(launch, use)
 
-    assert sentences[0].endswith("refused it: its KV is of sha256:guess, this unit's is not")
+    assert sentences[0].endswith(
+        "its KV is of sha256:guess, this unit's is not: it is of another plan or loaded other weights"
+    )
     assert launch.kv_digest not in sentences[0]
 
 

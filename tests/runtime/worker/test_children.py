@@ -191,6 +191,16 @@ def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file):
     assert_one_sentence(done, f"demo-decode-0 rank 3 ended with status 1: cannot listen on 127.79.0.7:{port} (metrics)")
 
 
+def test_sigterm_ends_a_node_without_a_word(launch_file):
+    """While it leads a unit whose other nodes have not come: asyncio would complain of its tasks."""
+    leader = start_node(launch_file, node="node-1", address="127.79.0.8", leader="127.79.0.8")
+    wait_for(lambda: children_of(leader.pid) or leader.poll() is not None)
+    leader.terminate()
+    _, stderr = leader.communicate(timeout=60)
+
+    assert (leader.returncode, stderr) == (143, "")
+
+
 def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
     """The config's bytes are not those that the plan was made for."""
     document = sealed(json.loads(launch_file.read_text()), checkpoint__config_digest="sha256:" + "0" * 64)

@@ -169,7 +169,7 @@ def test_another_pod_on_the_same_node_waits_until_the_first_is_gone(launch, caps
 
     with_roll(launch, talk)
 
-    assert f"{OTHER} and {WORKER} both say that they are on node node-1" in capsys.readouterr().err
+    assert f"'{OTHER}' and '{WORKER}' both say that they are on node node-1" in capsys.readouterr().err
 
 
 def test_a_planned_node_that_comes_back_too_late_waits(launch):
@@ -242,9 +242,22 @@ def test_a_silent_connection_is_closed(launch, monkeypatch, capsys):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Retries that do not keep a test waiting."""
+    """Retries that do not keep a test waiting; what a process would take along when it ends is ended here."""
+    loops, new_loop = [], asyncio.new_event_loop
+    monkeypatch.setattr(membership.asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
     monkeypatch.setattr(membership, "RETRY_S", 0.02)
     monkeypatch.setattr(membership, "CALL_TIMEOUT_S", 1.0)
+    yield
+    for loop in loops:
+        asyncio.run_coroutine_threadsafe(end_all_tasks(), loop).result(PATIENCE_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+
+async def end_all_tasks():
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def joining(launch, node, address, leader=LEADER):
@@ -332,6 +345,7 @@ def test_nobody_waits_for_ever(launch, monkeypatch):
         Membership(launch, "node-1", WORKER, OTHER).join()
 
 
+@pytest.mark.usefixtures("quick")
 def test_it_listens_on_its_own_address_alone(launch):
     """On no other of this machine."""
     joining(launch, "node-0", LEADER)[2].join(PATIENCE_S)

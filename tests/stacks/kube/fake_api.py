@@ -93,7 +93,10 @@ class FakeApi:
 
 
 def _is_listed(at: str, stored: Object, path: str, label: str) -> bool:
-    return at.startswith(f"{path}/") and (not label or label in stored["metadata"].get("labels", {}))
+    """By a label that it has, or that has a value."""
+    labels = stored["metadata"].get("labels", {})
+    key, equals, value = label.partition("=")
+    return at.startswith(f"{path}/") and (not label or (labels.get(key) == value if equals else key in labels))
 
 
 def _other_uid(verb: str, body: Object, there: Object | None) -> tuple[int, Object] | None:

@@ -193,6 +193,23 @@ def test_an_object_of_nobody_s_plan_is_refused_too(server):
     assert verbs(fake) == []
 
 
+@pytest.mark.parametrize("plan", ["demo", None])
+def test_an_object_of_the_state_stays_ours_whoever_has_edited_it(server, plan):
+    """Another program may own every field; a lost state takes up nothing in which we own none."""
+    fake, api = server
+    fake.store(MAP_PATH, config_map(plan, a="9"), manager="kubectl-edit")
+
+    with pytest.raises(ForeignError, match="its fields are managed by: kubectl-edit"):
+        lifecycle.create(api, config_map(plan, a="1"), patience())
+    assert lifecycle.read(api, config_map(plan, a="1")) is not None
+    lifecycle.update(api, config_map(plan, a="1"), config_map(plan, a="1"), patience())
+    assert fake.objects[MAP_PATH]["data"] == {"a": "1"}
+    fake.store(MAP_PATH, config_map(plan, a="9"), manager="kubectl-edit")
+    lifecycle.delete(api, config_map(plan, a="1"), patience())
+
+    assert fake.objects == {}
+
+
 def test_a_plan_may_be_renamed_and_a_label_taken_away(server):
     """The state knows under which name the object was made; without the label, its field manager decides."""
     fake, api = server

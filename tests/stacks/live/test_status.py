@@ -1,6 +1,7 @@
 """What `status` finds in a cluster, against a fake API server that holds what controllers would have made of a plan."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -73,6 +74,33 @@ def test_a_node_that_is_down_is_named_first(server, plan):
     fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
 
     assert states(look_at(plan, api))["demo-decode-0"] == ("failed", "node node-2 is not ready")
+
+
+def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys):
+    """Ready there, while the planned node is down; in words and in JSON."""
+    fake, api = server
+    spared = with_spare(plan, "demo-decode-0", "node-7")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
+    fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+    for number, name in enumerate(("node-1", "node-7")):
+        labels = {"leaderworkerset.sigs.k8s.io/name": "demo-decode-0"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}", "labels": labels}}
+        fake.store(f"{NAMESPACE}/pods/pod-{number}", pod | {"spec": {"nodeName": name}})
+    monkeypatch.setattr(status, "connect", lambda context: api)
+    monkeypatch.setattr(cli, "deployable_from", lambda given: spared)
+
+    assert cli.main(["status", "--context", "any"]) == 0
+    assert "  demo-decode-0  decode  4 ranks  ready, on spare node-7 for node-2" in capsys.readouterr().out.splitlines()
+    assert cli.main(["status", "--context", "any", "--format", "json"]) == 0
+    decode = json.loads(capsys.readouterr().out)["units"][1]
+    assert decode["stand_ins"] == [{"for_node": "node-2", "node": "node-7"}]
+
+
+def with_spare(plan, unit, node):
+    """The plan with a spare for that unit."""
+    file = f"{unit}.launch.json"
+    document = plan.launch_documents[file] | {"spares": [node]}
+    return replace(plan, launch_documents={**plan.launch_documents, file: document})
 
 
 def test_rights_in_the_namespace_are_enough(server, plan):
