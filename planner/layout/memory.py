@@ -32,7 +32,7 @@ from planner.spec.schema import PhaseSpec
 __all__ = ["USUAL_SHARE", "MemoryPlan", "fit_memory", "in_pages", "split_memory"]
 
 # Of the KV that all requests of full length would take, what they hold at a time, at least: DeepSeek's decode has room
-# for 21 of 128, and its requests hold 4,989 of 32,768 tokens on average.
+# for 22 of 128, and its requests hold 4,989 of 32,768 tokens on average.
 USUAL_SHARE = 1 / 8
 
 RESERVE_BYTES = 3_758_096_384  # 3.5 GiB

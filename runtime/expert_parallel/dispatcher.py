@@ -206,7 +206,7 @@ class Traffic:
 
 
 class TokenDispatcher(Protocol):
-    """The seam: Local, AllToAll, Node (`hierarchical.py`), Shared (`shared_memory/dispatcher.py`), later DeepEP."""
+    """The seam: Local, AllToAll, Node (`hierarchical.py`), Masked, Shared (`shared_memory/`), later DeepEP."""
 
     traffic: Traffic
     weights_applied: WeightsApplied

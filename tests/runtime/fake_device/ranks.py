@@ -74,7 +74,7 @@ class KernelShapes(ReferenceOps):
         assert x.codes.shape[1] == w.codes.shape[1]
         return x.codes.new_empty(len(x.codes), len(w.codes), dtype=dtype)
 
-    def rotate(self, x, cos_TX, sin_TX):
+    def rotate(self, x, cos_TX, sin_TX, neighbours):
         """In place."""
 
     def attend_causally(self, q_THQ, kv_SHX, k_rope_SP, value_size, scale):
