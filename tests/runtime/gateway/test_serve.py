@@ -37,7 +37,7 @@ def test_only_one_address_is_bound(gateway, address, complaint):
 def test_another_checkpoint_than_planned_is_refused(gateway):
     """The digest of config.json must be the launch file's."""
     launch = json.loads(gateway.launch_file.read_text())
-    other = SimpleNamespace(uri=launch["checkpoint"]["uri"], digest="sha256:other")
+    other = SimpleNamespace(uri=launch["checkpoint"]["uri"], config_digest="sha256:other")
 
     with pytest.raises(RuntimeFailure, match="sha256:other"):
         run(SimpleNamespace(checkpoint=other), "127.0.0.1")

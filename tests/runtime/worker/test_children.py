@@ -103,7 +103,7 @@ def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
 def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
     """An empty TIDEMILL_TRACE asks for nothing, and nothing is written to wherever the ranks were started."""
     (tmp_path / "here").mkdir()
-    environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[3])}
+    environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[2])}
     done = run_node(launch_file, cwd=tmp_path / "here", env=environment, address="192.0.2.7")
 
     assert_one_sentence(done, "cannot listen on 192.0.2.7")
@@ -112,7 +112,7 @@ def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
 
 def test_a_rank_records_what_it_did(launch_file, tmp_path):
     """In the folder that TIDEMILL_TRACE names, under its unit and number; here until the first of two fails."""
-    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[3])}
+    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
     run_node(launch_file, env=environment, node="node-2", address="192.0.2.7")
     records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
 
