@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from planner.compiler import check_fit, compile_plan, deployable_from
+from planner.compiler import Fit, check_fit, compile_plan, deployable_from
 from planner.expert_map import ExpertMap, prepare
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
@@ -39,18 +40,18 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
-from planner.problems.fix import Fix
+from planner.problems.fix import Fix, close_to
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
 __all__ = [
-    "Parser",
     "add_commands",
     "add_format",
     "add_given",
     "add_previous",
     "announce_compiling",
     "main",
+    "new_parser",
     "reported",
     "run",
     "wants_json",
@@ -67,13 +68,42 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and leaving."""
-        violation = Violation("", None, "S900 was called wrongly", message, f"see {self.prog} --help")
-        raise CallError([violation.at("tidemill")])
+        self._refuse(message, f"see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what is unknown where it was written: the command knows its options, the top parser only commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [each for action in self._actions for each in action.option_strings]
+            meant = close_to(unknown[0].partition("=")[0], options, cutoff=0.7)
+            self._refuse(
+                f"{' '.join(unknown)} is not known",
+                f"did you mean {meant}?" if meant else f"see {self.prog} --help",
+            )
+        return found, unknown
+
+    def _refuse(self, reason: str, fix: str) -> NoReturn:
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at(self.prog)])
+
+
+class _SayVersion(argparse.Action):
+    """Prints the installed version, which is looked up only for who asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"tidemill {metadata.version('tidemill')}")
+        parser.exit()
+
+
+def new_parser(description: str) -> Parser:
+    """The parser of the `tidemill` command, before it has commands."""
+    parser = Parser(prog="tidemill", description=description, epilog=EXIT_STATUSES)
+    parser.add_argument("--version", action=_SayVersion, nargs=0, help="print the version and exit")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
-    parser = Parser(prog="tidemill", description="Plan DeepSeek-class mixture-of-experts deployments.")
+    parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
     return run(parser, argv)
 
@@ -158,6 +188,7 @@ def add_commands(commands: Any) -> None:
     add_given(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    render.add_argument("--overwrite", action="store_true", help="also files that somebody changed since the last time")
     add_format(render)
     render.set_defaults(command=_render)
 
@@ -168,14 +199,14 @@ def _command(commands: Any, name: str, short: str, long: str) -> argparse.Argume
     return parser
 
 
-def add_given(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
     """The file that a command carries out; `default` says what it does without one, where it may be left out."""
     told_apart = "a spec in YAML, or a plan in JSON, told apart by what the file holds"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
         type=Path,
-        metavar="SPEC|PLAN.json",
+        metavar=metavar,
         help=f"{told_apart}; default: {default}" if default else told_apart,
     )
 
@@ -203,12 +234,12 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 @contextmanager
 def announce_compiling() -> Iterator[None]:
-    """Tell who waits at a terminal when, inside, the search for expert maps is compiled, as for the first maps ever."""
+    """Tell who waits when, inside, the search for expert maps is compiled, as for the first maps ever."""
     from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
 
     def tell() -> None:
-        if sys.stderr.isatty():
-            print("compiling the search for expert maps: once after an installation, half a minute", file=sys.stderr)
+        sentence = "compiling the search for expert maps: once after an installation, about a minute"
+        print(sentence, file=sys.stderr, flush=True)
 
     with on_compiling(tell):
         yield
@@ -216,21 +247,25 @@ def announce_compiling() -> Iterator[None]:
 
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
-    left: dict[Path, tuple[Problem, ...]] = {}
+    fits: dict[Path, Fit] = {}
     for path in arguments.specs:
         try:
-            left[path] = check_fit(_read_spec(path))
+            fits[path] = check_fit(_read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([problem for error in errors for problem in error.problems])
     if arguments.format == "json":
-        left_to_plan = [problem.as_json() for problems in left.values() for problem in problems]
-        _print_json({"valid": True, "errors": []} | ({"left_to_plan": left_to_plan} if left_to_plan else {}))
+        told = {
+            "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
+        }
+        _print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
-        for path in arguments.specs:
-            print("\n".join([f"{path}: valid", *(f"left to plan: {problem}" for problem in left[path])]))
+        for path, fit in fits.items():
+            left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
 def _read_spec(path: Path) -> ResolvedSpec:
@@ -310,7 +345,7 @@ def _render(arguments: argparse.Namespace) -> None:
     with announce_compiling():
         plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
-    write_folder(arguments.output, files)
+    write_folder(arguments.output, files, overwrite=arguments.overwrite)
     if arguments.format == "json":
         _print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
     else:

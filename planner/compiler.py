@@ -5,6 +5,7 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +21,7 @@ from planner.estimate.coverage import (
 )
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
+from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
@@ -43,7 +45,15 @@ from planner.search.auto import DEFAULT, Decision, decide
 from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["check_fit", "compile_plan", "deployable_from"]
+__all__ = ["Fit", "check_fit", "compile_plan", "deployable_from"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is known of a spec that fits into memory, before its units are placed."""
+
+    left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
+    warnings: tuple[Problem, ...]
 
 
 def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Plan:
@@ -69,13 +79,14 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
     }
     require_covered(spec, maps)
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
-    documents = launch_documents(spec, placement.units, maps, memory)
+    documents = launch_documents(spec, placement, maps, memory)
     return Plan(
         spec=spec.written,
         written=_with_defaults(spec, decisions),
         inputs=spec.inputs,
         model=spec.model,
         gpu=spec.gpu,
+        phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
         decisions=decisions,
         layouts=layouts,
         memory=memory,
@@ -89,6 +100,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=runtime_refusals(spec),
+        warnings=warnings_of(spec, memory),
     )
 
 
@@ -107,22 +119,24 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     return compile_plan(given, read_previous(previous) if previous else None).deployable
 
 
-def check_fit(spec: ResolvedSpec) -> tuple[Problem, ...]:
-    """What a placement of `spec` refuses, or may refuse; empty where it plans.
+def check_fit(spec: ResolvedSpec) -> Fit:
+    """Say what a placement of `spec` refuses, or may refuse, and what is to be warned of; it plans nothing.
 
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
     """
     spec, _ = decide(spec, _memory_of)
     try:
-        layouts, _ = _fit(spec)
+        layouts, memory = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:
-        return with_changes(error, spec, _is_feasible, _memory_of).problems
-    return tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
+        left = with_changes(error, spec, _is_feasible, _memory_of).problems
+    else:
+        left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
+    return Fit(left, warnings_of(spec, memory))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
@@ -138,7 +152,7 @@ def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan,
 
 def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu.usable_bytes else None
+    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def _is_feasible(spec: ResolvedSpec) -> bool:
@@ -161,7 +175,9 @@ def _is_feasible(spec: ResolvedSpec) -> bool:
 
 def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
     cluster = spec.cluster
-    largest = cluster.rack_size or max(Counter(node.rack for node in nodes_of(cluster) if not node.unusable).values())
+    largest = cluster.rack_size or max(
+        Counter(node.rack for node in nodes_of(cluster, spec.written.gpu_names) if not node.unusable).values()
+    )
     return min(each.nodes_per_unit for each in layouts) <= largest
 
 
@@ -204,7 +220,7 @@ def _map_for(
     previous: Sequence[Sequence[int]] | None = None,
 ) -> ExpertMap:
     """Balance the experts of a phase, near the `previous` map where there is one."""
-    num_groups = groups_on_nodes(spec.model, spec.gpu, spec.cluster.gpus_per_node, layout.phase)
+    num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
     return balance(
         loads,
         layout.num_physical_experts + more_slots,

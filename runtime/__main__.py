@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from runtime.checkpoint import MANIFEST
@@ -57,11 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, summary in (("node", _node, "a unit's ranks on one node"), ("rank", _rank, "one rank")):
         command = _command(commands, name, run, summary)
         command.add_argument("--launch", type=Path, required=True, help="the unit's launch file")
-        command.add_argument("--node", required=True, help="this node's name in the launch file")
+        command.add_argument("--node", required=True, help="this node's name")
         command.add_argument("--address", required=True, help="the IP that this node binds and is reached at")
         command.add_argument("--leader", required=True, help="the address of the unit's first node")
         command.add_argument("--gateway", help="the gateway's host (default: the launch file's gateway.service)")
         if name == "rank":
+            command.add_argument("--place", type=int, required=True, help="this node's place in the unit")
             command.add_argument("--local-rank", type=int, required=True)
     gateway = _command(commands, "gateway", _gateway, "the HTTP front")
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
@@ -124,6 +126,7 @@ def _command(
 
 
 def _node(arguments: argparse.Namespace) -> None:
+    from runtime.worker.membership import Membership
     from runtime.worker.node import run_node
 
     launch = read_unit_launch(arguments.launch)
@@ -135,14 +138,15 @@ def _node(arguments: argparse.Namespace) -> None:
         "--gateway",
         _gateway_host(arguments, launch),
     ]
-    run_node(launch, arguments.launch, arguments.node, flags)
+    membership = Membership(launch, arguments.node, arguments.address, arguments.leader)
+    run_node(launch, arguments.launch, arguments.node, membership, flags)
 
 
 def _rank(arguments: argparse.Namespace) -> None:
     from runtime.worker.worker import Addresses, run_rank
 
     launch = read_unit_launch(arguments.launch)
-    addresses = Addresses(arguments.address, arguments.leader, _gateway_host(arguments, launch))
+    addresses = Addresses(arguments.node, arguments.address, arguments.leader, _gateway_host(arguments, launch))
     place, folder = _place(launch, arguments), os.environ.get(TRACE_FOLDER)
     with recording(Path(folder) / f"{launch.unit}-{place.rank}.json" if folder else None, place.rank):
         run_rank(launch, place, addresses)
@@ -172,12 +176,23 @@ def _gateway_host(arguments: argparse.Namespace, launch: UnitLaunch) -> str:
 
 
 def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
-    (place,) = (place for place in launch.ranks_of(arguments.node) if place.local_rank == arguments.local_rank)
-    return place
+    (rank,) = (each for each in launch.ranks_of(arguments.place) if each.local_rank == arguments.local_rank)
+    return rank
+
+
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a bug's traceback and end. What asyncio says of its tasks while Python ends would hide it from the node."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    exit_status = main()
+    sys.excepthook = _end_at_once
+    try:
+        exit_status = main()
+    except SystemExit as ended:  # a node's, by SIGTERM
+        exit_status = ended.code if isinstance(ended.code, int) else 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_status)  # gloo and the network thread have nothing to say any more, and may wait for peers

@@ -27,6 +27,12 @@ __all__ = [
 class RuntimeFailure(Exception):
     """Failed at run time; `str()` is the one sentence to print."""
 
+    def __str__(self) -> str:
+        """With what nobody would see written out: a file or a peer may have chosen some of the words."""
+        return "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode() for each in super().__str__()
+        )
+
 
 class CheckpointError(RuntimeFailure):
     """The checkpoint is missing, truncated, or of another shape than its config says."""

@@ -26,10 +26,10 @@ __all__ = ["GatewayLaunch", "UnitLaunch", "read_gateway_launch", "read_unit_laun
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 2**26  # 16,640 slots in 58 layers, the most that a DeepSeek-V3 can have, are 3.5e6
 UNIT_DIGEST_KEYS = (
-    *("version", "unit", "phase", "ranks", "expert_map", "split", "precision"),
+    *("version", "unit", "phase", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 KV_DIGEST_KEYS = ("kv_cache", "model", "checkpoint")
@@ -63,9 +63,9 @@ class Limits(_Part):
 
 
 class RankPlace(_Part):
-    """Where one global rank runs."""
+    """Where one global rank runs: in which of the unit's places, and as which rank there."""
 
-    node: str
+    place: Annotated[int, msgspec.Meta(ge=0)]
     local_rank: Annotated[int, msgspec.Meta(ge=0)]
     rank: int
 
@@ -81,7 +81,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """How latent KV looks on the wire and in memory."""
 
-    wire_version: Literal[1]
+    wire_version: Literal[2]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 
@@ -95,6 +95,7 @@ class GatewayRef(_Part):
 class UnitPorts(_Part):
     """`kv` and `metrics` are the first of one port a local rank."""
 
+    places: Port
     rendezvous: Port
     kv: Port
     registry: Port
@@ -110,9 +111,9 @@ class GatewayPorts(_Part):
 
 
 class UnitLaunch(_Part, kw_only=True):
-    """The launch file of one unit."""
+    """The launch file of one unit. `places` are the nodes that were planned, `spares` those that may take a place."""
 
-    version: Literal[1]
+    version: Literal[2]
     kind: Literal["unit"]
     launch_digest: str
     unit_digest: str
@@ -120,6 +121,8 @@ class UnitLaunch(_Part, kw_only=True):
     unit: str
     phase: Literal["prefill", "decode", "mixed"]
     ranks: list[RankPlace]
+    places: list[str]
+    spares: list[str]
     expert_map: ExpertMap
     split: Literal["equal", "local_first"]
     precision: Literal["fp32", "bf16", "fp8"]
@@ -135,22 +138,21 @@ class UnitLaunch(_Part, kw_only=True):
     @property
     def nodes_to_stay_on(self) -> list[str] | None:
         """The node of each rank, where tokens prefer replicas near them; None where they do not."""
-        return [place.node for place in self.ranks] if self.split == "local_first" else None
+        return [self.places[each.place] for each in self.ranks] if self.split == "local_first" else None
 
-    def ranks_of(self, node: str) -> list[RankPlace]:
-        """The ranks that run on `node`, in order."""
-        return [place for place in self.ranks if place.node == node]
+    def ranks_of(self, place: int) -> list[RankPlace]:
+        """The ranks of a place, in order."""
+        return [each for each in self.ranks if each.place == place]
 
     def rank_nodes(self) -> list[int]:
-        """The number of each rank's node; nodes are numbered as they appear."""
-        names = list(dict.fromkeys(place.node for place in self.ranks))
-        return [names.index(place.node) for place in self.ranks]
+        """The number of each rank's node, which is that of its place."""
+        return [each.place for each in self.ranks]
 
 
 class GatewayLaunch(_Part, kw_only=True):
     """The launch file of the gateway."""
 
-    version: Literal[1]
+    version: Literal[2]
     kind: Literal["gateway"]
     launch_digest: str
     kv_digest: str
@@ -243,8 +245,13 @@ def _check_ranks(path: Path, launch: UnitLaunch) -> None:
         raise LaunchError(f"the launch file {path} has no ranks")
     if [place.rank for place in launch.ranks] != list(range(len(launch.ranks))):
         raise LaunchError(f"the launch file {path} does not number its ranks 0 to {len(launch.ranks) - 1} in order")
-    if len({(place.node, place.local_rank) for place in launch.ranks}) != len(launch.ranks):
+    if len({(each.place, each.local_rank) for each in launch.ranks}) != len(launch.ranks):
         raise LaunchError(f"the launch file {path} gives one place to two ranks")
+    if {each.place for each in launch.ranks} != set(range(len(launch.places))):
+        raise LaunchError(f"the launch file {path} does not give ranks to each of its {len(launch.places)} places")
+    nodes = [*launch.places, *launch.spares]
+    if len(set(nodes)) != len(nodes):
+        raise LaunchError(f"the launch file {path} names a node twice among its places and spares")
 
 
 def _check_limits(path: Path, limits: Limits) -> None:

@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from planner.cli import (
-    Parser,
     add_commands,
     add_format,
     add_given,
     add_previous,
     announce_compiling,
+    new_parser,
     reported,
     run,
     wants_json,
@@ -36,8 +36,10 @@ from planner.facts.digest import pretty_json
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
-from planner.problems.errors import CallError, Violation
-from stacks.local.deployment import find_running, follow, require_runtime, start, stop
+from planner.problems.errors import CallError, SpecError, Violation
+from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
+from stacks.local.deployment import find_running, follow, require_runtime, running_names, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
 from stacks.local.record import Record, RunFolder
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["generate"], ["checkpoint"]):  # the runtime's own: one parser, one help text
         return reported(lambda: _run_in_runtime(words), words)
-    parser = Parser(prog="tidemill", description="Plan and run DeepSeek-class mixture-of-experts inference.")
+    parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_commands(commands)
     _add_local_commands(commands)
@@ -77,7 +79,7 @@ def _add_local_commands(commands: Any) -> None:
     status.set_defaults(command=_status)
 
     for command in (down, status):
-        add_given(command, default="whatever runs")
+        add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
     for command in (up, down, status):
         add_format(command)
     commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
@@ -113,7 +115,7 @@ def _same_plan_running(plan: Deployable) -> Record | None:
         raise LocalError(
             f"R107 {plan.name} already runs here with another plan",
             f"running {record.plan_digest}, this one is {plan.digest}",
-            "stop it first: tidemill down",
+            f"stop it first: tidemill down {plan.name}",
         )
     return record
 
@@ -150,7 +152,7 @@ def _say_up(record: Record, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         _print_json(_record_json(record))
         return
-    print(f"endpoint: {record.endpoint}/v1")
+    print(f"endpoint: {record.endpoint}")
     print(f"plan: {record.plan_digest}")
     print(f"try: {_curl(record)}", flush=True)
 
@@ -169,11 +171,10 @@ def _down(arguments: argparse.Namespace) -> None:
     folder = _find(arguments.given)
     if folder is not None:
         stop(folder)
-    name = folder.name if folder else None
     if arguments.format == "json":
-        _print_json({"stopped": name})
+        _print_json({"stopped": folder.name if folder else None})
     else:
-        print(f"{name} is stopped" if name else "nothing runs here")
+        print(f"{folder.name} is stopped" if folder else _nothing_runs())
 
 
 def _status(arguments: argparse.Namespace) -> None:
@@ -185,11 +186,13 @@ def _status(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         _print_json(_record_json(record) if record else NOTHING)
     elif record is None:
-        print("nothing runs here")
+        print(_nothing_runs())
     else:
-        print(f"{record.name}: {record.endpoint}/v1, plan {record.plan_digest}")
+        print(f"{record.name}: {record.endpoint}, plan {record.plan_digest}")
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+    if record is not None and record.switches_units:
+        _say(NOT_EXECUTED)
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
@@ -200,23 +203,42 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
         _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
+    if live.unseen:
+        _say(f"nodes were not looked at: {live.unseen}")
+    if plan.switches_units:
+        _say(NOT_EXECUTED)
     if arguments.format == "json":
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
         _print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
         return
-    print(f"{plan.name}: {live.endpoint}/v1, plan {live.plan_digest or 'not applied'}")
+    print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
     for unit in live.units:
-        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+        where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
 
 
-def _find(path: Path | None) -> RunFolder | None:
-    return find_running(_name_of(path) if path else None)
+def _find(given: Path | None) -> RunFolder | None:
+    """What runs of the spec or plan `given`, or under that name; without it, the only deployment that runs."""
+    return find_running(_name_of(given) if given else None)
 
 
-def _name_of(path: Path) -> str:
-    """The name in a spec or a plan; nothing is planned for it."""
-    given = read_given(path)
-    return given.deployable.name if isinstance(given, LoadedPlan) else given.written.name
+def _name_of(given: Path) -> str:
+    """The name in a spec or a plan, for which nothing is planned; or what is no file, but the name of what runs."""
+    if given.exists():
+        found = read_given(given)
+        return found.deployable.name if isinstance(found, LoadedPlan) else found.written.name
+    others = running_names()
+    if str(given) in others:
+        return str(given)
+    reason = "there is none, and nothing of that name runs here"
+    fix = f"name what runs: {' or '.join(others)}" if others else "check the path"
+    raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])
+
+
+def _nothing_runs() -> str:
+    """Said where nothing runs of what was asked for."""
+    others = running_names()
+    return f"it does not run here; what runs: {', '.join(others)}" if others else "nothing runs here"
 
 
 def _run_in_runtime(words: Sequence[str]) -> int:
@@ -262,11 +284,12 @@ def _curl(record: Record) -> str:
 
 
 def _because(reason: str | None) -> str:
-    return f" ({reason})" if reason else ""
+    """A reason may be a process's last words, or a pod's."""
+    return f" ({printable(reason)})" if reason else ""
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def _print_json(document: Any) -> None:

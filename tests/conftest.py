@@ -2,6 +2,9 @@
 
 `fast` is given by folder. `slow` marks what there takes over a second or starts processes. `whole` marks what pays only
 before a merge: it runs in CI, with `-m`, and when the call names its file.
+
+With `-n 2 --dist loadgroup`, two processes share the tests: a file stays whole, since its fixtures are dear, and so
+does each of `TOGETHER`, whose tests share a cluster or a deployment.
 """
 
 import os
@@ -12,6 +15,7 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 FAST = [TESTS / name for name in ("planner", "templates", "stacks/kube", "stacks/provider", "docs", "test_layering.py")]
+TOGETHER = [TESTS / "cluster", TESTS / "stacks"]
 
 # Tensors are small here: torch's threads wait for each other longer than they compute, and beside anything else that
 # runs they take ten times as long. Ranks set their own number.
@@ -31,7 +35,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the fast tests."""
+    """Mark the fast tests, and say of each in which group of tests it stays."""
+    (group, *_) = [*(folder for folder in TOGETHER if item.path.is_relative_to(folder)), item.path]
+    item.add_marker(pytest.mark.xdist_group(str(group.relative_to(TESTS))))
     is_marked = any(item.get_closest_marker(name) for name in ("slow", "whole"))
     if any(item.path.is_relative_to(path) for path in FAST) and not is_marked:
         item.add_marker("fast")

@@ -49,8 +49,9 @@ FORBIDDEN = {
 
 # What `compile_plan` calls, in order; no other module of the planner runs a pass.
 PASSES = {
-    *("decide", "lay_out", "fit_memory", "place_units", "plan_schedule", "balance"),
-    *("expected_traffic", "report_failures", "launch_documents", "runtime_refusals"),
+    *("decide", "lay_out", "fit_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule"),
+    *("balance", "require_covered", "expected_traffic", "warnings_of", "launch_documents"),
+    *("report_failures", "runtime_refusals"),
 }
 
 

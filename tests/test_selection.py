@@ -12,13 +12,13 @@ class Collected:
 
     def __init__(self, path, *markers):
         self.path = conftest.TESTS / path
-        self.markers = set(markers)
+        self.markers = list(markers)
 
     def get_closest_marker(self, name):
         return name in self.markers
 
-    def add_marker(self, name):
-        self.markers.add(name)
+    def add_marker(self, marker):
+        self.markers.append(marker)
 
 
 def call(*words, markers=""):
@@ -44,6 +44,22 @@ def test_fast_is_what_lies_in_fast_folders_unless_marked_otherwise(path, markers
     conftest.pytest_itemcollected(test)
 
     assert ("fast" in test.markers) == is_fast
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("cluster/test_drift.py", "cluster"),
+        ("stacks/local/test_mixed.py", "stacks"),
+        ("runtime/kv/test_cache.py", "runtime/kv/test_cache.py"),
+    ],
+)
+def test_two_processes_share_the_tests_by_file_or_by_what_they_bring_up(path, group):
+    """One cluster, one process of deployments, one module's fixtures are never made twice."""
+    test = Collected(path)
+    conftest.pytest_itemcollected(test)
+
+    assert pytest.mark.xdist_group(group) in test.markers
 
 
 @pytest.mark.parametrize(

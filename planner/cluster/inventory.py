@@ -2,22 +2,23 @@
 
 A cluster given by counts has nodes node-0, node-1, ... in racks, under leaf switches and in power domains of equal
 sizes, in order. A listed one says all of that for each node, and also which nodes take no pods: those are kept out of
-every plan, with the reason.
+every plan, with the reason. Spares are kept free of units as well, for one that loses a node of its own.
 
 It asks no cluster: `tidemill inventory` will write the list.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.facts import names
 from planner.spec.schema import ClusterSpec, NodeSpec
 
-__all__ = ["Node", "PlaceKind", "named_places", "nodes_of"]
+__all__ = ["Node", "PlaceKind", "named_places", "nodes_of", "spares_with"]
 
 PlaceKind = Literal["leaf", "rack", "power"]
 
+SPARE = "a spare"
 KEEPING_AWAY = ("NoSchedule", "NoExecute")  # effects of taints; PreferNoSchedule only discourages
 
 
@@ -30,14 +31,31 @@ class Node:
     rack: str
     leaf: str
     power: str
-    unusable: str | None  # why no unit may use it
+    unusable: str | None  # why no unit is placed on it
+    gpu: str = ""
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether a unit may move to it later."""
+        return self.unusable == SPARE
 
 
-def nodes_of(cluster: ClusterSpec) -> tuple[Node, ...]:
-    """All nodes, in the order of the spec."""
-    if isinstance(cluster.nodes, int):
-        return tuple(_counted(cluster, index) for index in range(cluster.nodes))
-    return tuple(_listed(cluster, node, index) for index, node in enumerate(cluster.nodes))
+def nodes_of(cluster: ClusterSpec, gpus: Collection[str] = ()) -> tuple[Node, ...]:
+    """All nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given."""
+    spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
+    nodes = (
+        (_counted(cluster, index) for index in range(cluster.nodes))
+        if isinstance(cluster.nodes, int)
+        else (_listed(cluster, node, index, used) for index, node in enumerate(cluster.nodes))
+    )
+    return tuple(
+        replace(node, unusable=SPARE) if node.name in spares and node.unusable is None else node for node in nodes
+    )
+
+
+def spares_with(cluster: ClusterSpec, gpu: str) -> tuple[str, ...]:
+    """Return the spares that a unit on `gpu` may move to, in the order of the spec."""
+    return tuple(node.name for node in nodes_of(cluster, (gpu,)) if node.is_spare)
 
 
 def named_places(nodes: Sequence[Node], kind: PlaceKind) -> list[str]:
@@ -59,6 +77,7 @@ def _counted(cluster: ClusterSpec, index: int) -> Node:
         leaf=_place("leaf", index, cluster.leaf_size),
         power=_place("power", index, cluster.power_domain_size),
         unusable=None,
+        gpu=cluster.gpu_name,
     )
 
 
@@ -66,16 +85,18 @@ def _place(kind: str, index: int, size: int | None) -> str:
     return "" if size is None else f"{kind}-{index // size}"
 
 
-def _listed(cluster: ClusterSpec, node: NodeSpec, index: int) -> Node:
-    return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", _why_not(cluster, node))
+def _listed(cluster: ClusterSpec, node: NodeSpec, index: int, used: Collection[str]) -> Node:
+    gpu = node.gpu or cluster.gpu_name
+    why_not = _why_not(cluster, node, gpu, used)
+    return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", why_not, gpu)
 
 
-def _why_not(cluster: ClusterSpec, node: NodeSpec) -> str | None:
+def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str]) -> str | None:
     """Why `node` may not be used: a unit takes whole nodes, with the GPUs that were planned for."""
     if node.cordoned:
         return "cordoned"
-    if node.gpu is not None and node.gpu != cluster.gpu_name:
-        return f"has {node.gpu}"
+    if gpu not in used:
+        return f"has {gpu}"
     if node.gpus is not None and node.gpus < cluster.gpus_per_node:
         return f"has {node.gpus} GPUs"
     keeping_away = [taint for taint in node.taints if taint.rpartition(":")[2] in KEEPING_AWAY]

@@ -91,9 +91,11 @@ def expected_traffic(
 ) -> tuple[PhaseTraffic, ...]:
     """For each phase whose units have more than one rank, where the GPU's links are known."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
-    domains = nvlink_domains(nodes.values(), spec.gpu, spec.cluster.gpus_per_node)
     traffic = []
     for layout in layouts:
+        gpu = spec.gpu_of(layout.phase)
+        alike = [node for node in nodes.values() if node.gpu == layout.gpu]
+        domains = nvlink_domains(alike, gpu, spec.cluster.gpus_per_node)
         shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size, limiting_groups(spec.model))
         section = spec.phase(layout.phase)
         of_group = int(getattr(section, largest_step_field(layout.phase)))
@@ -102,7 +104,7 @@ def expected_traffic(
         links: list[LinkLoad] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:
-                topology = topology_of(unit, nodes, domains, spec.gpu)
+                topology = topology_of(unit, nodes, domains, gpu)
                 links += (
                     _links(unit.name, topology, shares, tokens, result_bytes, spec.model, layout) if topology else []
                 )

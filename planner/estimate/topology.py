@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.cluster.inventory import Node
+from planner.cluster.inventory import Node, named_places
 from planner.facts.catalog import Gpu
 from planner.layout.unit import Unit
 
@@ -71,17 +71,18 @@ class Topology:
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
     """The domain of each of `nodes`, which are all of a cluster: whole nodes of a rack, in order, as many as fill one.
 
-    Where racks are not known, nodes in a row are taken to stand together.
+    Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
     """
+    nodes = list(nodes)
     size = gpu.nvlink_domain or gpus_per_node
     nodes_per_domain = size // gpus_per_node if gpu.nvlink_leaves_node else 1
     if nodes_per_domain <= 1:
         return {node.name: node.name for node in nodes}
     before: Counter[str] = Counter()
     domains = {}
-    for node in nodes:
-        domains[node.name] = f"{node.rack} domain-{before[node.rack] // nodes_per_domain}".lstrip()
-        before[node.rack] += 1
+    for node, rack in zip(nodes, named_places(nodes, "rack"), strict=True):
+        domains[node.name] = f"{rack} domain-{before[rack] // nodes_per_domain}".lstrip()
+        before[rack] += 1
     return domains
 
 

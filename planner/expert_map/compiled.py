@@ -5,7 +5,7 @@ has nothing to do all of them at once, and Python is a hundred times too slow; n
 
 Compiled code lies beside the source, in `__pycache__`, under the digest of this whole package: numba itself notices a
 changed file, but not that a file it calls has changed. Where that folder cannot be written numba takes the user's cache
-folder, and where there is none every process compiles anew, which takes half a minute.
+folder, and where there is none every process compiles anew, which takes about a minute.
 """
 
 import hashlib

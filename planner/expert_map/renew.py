@@ -37,8 +37,10 @@ def renew(
     group, where groups stay on nodes, is no start: it gets a fresh map. With `may_spill` it is a start, and experts get
     replicas on a second node where nothing else helps.
     """
-    if holds_everything(sizes, loads_LE.shape[1]):
-        return align(fresh_LGS, previous_LGS)
+    if holds_everything(sizes, loads_LE.shape[1]):  # repeats cannot be parted
+        most_L = max_over_mean(loads_LE, fresh_LGS) * (1 + ROUNDING) * (1 + keep_within)
+        is_kept_L = max_over_mean(loads_LE, previous_LGS) <= most_L
+        return align(np.where(is_kept_L[:, None, None], previous_LGS, fresh_LGS), previous_LGS)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     eplb_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes)
     enough_L = np.maximum(eplb_L, max_over_mean(loads_LE, fresh_LGS) * mean_L) * (1 + ROUNDING)

@@ -4,12 +4,21 @@ Each rule is asked only when the sizes that it counts with are numbers of things
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.expert_map import Domains, Effort, Policy, SplitRule, consecutive_domains, fewest_slots_per_gpu
+from planner.expert_map import (
+    Domains,
+    Effort,
+    Gate,
+    Policy,
+    Sizes,
+    SplitRule,
+    consecutive_domains,
+    fewest_slots_per_gpu,
+)
 from planner.experts.formats import NUMBERED_BY_MODEL, Engine
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
@@ -43,7 +52,8 @@ class ExpertsCall:
     keep_within: float = 0.0
     expert_bytes: str | None = None
     step_tokens: int | None = None
-    experts_per_token: int | None = None  # of a step
+    experts_per_token: int | None = None
+    groups_per_token: int | None = None  # at most; where not given, half of them
     export: Engine | None = None
     first_layer: int | None = None  # where not given, files may tell
     output: Path | None = None
@@ -54,8 +64,19 @@ class ExpertsCall:
 
     @property
     def chosen_per_token(self) -> int:
-        """Experts that a token of a step goes to."""
+        """Experts that a token goes to."""
         return EXPERTS_PER_TOKEN if self.experts_per_token is None else self.experts_per_token
+
+    def sizes(self, num_experts: int) -> Sizes:
+        """Return what the map is for; groups of which a token may go to all are not kept on nodes by `auto`."""
+        minds_groups = self.groups_per_token != self.groups or self.policy != "auto"
+        return Sizes(
+            num_slots=self.num_slots_per_gpu(num_experts) * self.gpus,
+            num_gpus=self.gpus,
+            num_nodes=self.nodes,
+            num_groups=self.groups if minds_groups else 1,
+            gate=Gate(self.chosen_per_token, self.groups_per_token),
+        )
 
     @property
     def quantile(self) -> float | None:
@@ -85,7 +106,10 @@ def wrong_arguments(
     """
     counts = {
         name: getattr(call, name)
-        for name in ("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token")
+        for name in (
+            *("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token"),
+            "groups_per_token",
+        )
     }
     wrong = {name for name, count in counts.items() if count is not None and count < 1}
     for name in counts:
@@ -101,7 +125,8 @@ def wrong_arguments(
     if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
-    if num_experts is not None and call.step_tokens is not None and call.chosen_per_token > num_experts:
+    counts_choices = call.step_tokens is not None or call.experts_per_token is not None
+    if num_experts is not None and counts_choices and call.chosen_per_token > num_experts:
         rule = f"S819 must be at most {num_experts}, the number of experts"
         yield Violation(
             "--experts-per-token", call.chosen_per_token, rule, "a token takes each once", nearest(num_experts)
@@ -116,6 +141,9 @@ def wrong_arguments(
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
     """What concerns neither GPUs nor slots."""
+    if call.groups_per_token is not None and 1 < call.groups < call.groups_per_token:
+        rule, reason = f"S830 must be at most {call.groups}, the number of groups", "a token goes to each once"
+        yield Violation("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
     if call.export is not None and call.output is None:
         rule, reason = "S809 must come with -o", "stdout is for the answer"
         yield Violation("--export", call.export, rule, reason, _for_example("-o", "map.json"))
@@ -137,14 +165,20 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
         yield Violation("--expert-bytes", call.expert_bytes, rule, reason, fix)
 
 
-def _without_effect(call: ExpertsCall, wrong: Collection[str]) -> Iterator[Violation]:
+def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
     """Options about another one that is not there: whoever gives them believes that they count."""
     if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
         rule, reason = "S820 must come with --coverage rack", "racks play no part without it"
         yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
-    if call.experts_per_token is not None and call.step_tokens is None and "experts_per_token" not in wrong:
-        rule, reason = "S821 must come with --step-tokens", "only the luck of a step depends on it"
+    has_groups = call.groups > 1
+    is_of_no_effect = call.experts_per_token is not None and call.step_tokens is None and not has_groups
+    if is_of_no_effect and not {"experts_per_token", "groups"} & wrong:
+        rule = "S821 must come with --step-tokens or --groups"
+        reason = "only the luck of a step, and the nodes that a token goes to, depend on it"
         yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
+    if call.groups_per_token is not None and not has_groups and not {"groups_per_token", "groups"} & wrong:
+        rule, reason = "S829 must come with --groups", "all experts are one group without it"
+        yield Violation("--groups-per-token", call.groups_per_token, rule, reason, _without("--groups-per-token"))
     if 0 < call.keep_within < math.inf and call.previous is None:
         rule, reason = "S822 must come with --previous", "there is no map to keep"
         yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))

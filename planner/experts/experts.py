@@ -74,13 +74,12 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
     loads = _mean(measured.windows)
     if violation := uncoverable(call, len(loads[0]), len(loads)):
         raise InfeasibleError([violation.at(PROGRAM)])
-    slots_per_gpu = call.num_slots_per_gpu(len(loads[0]))
     return ExpertsJob(
         loads=loads,
         windows=measured.windows,
         quantile=call.quantile,
         first_layer=_first_layer(call, measured, found),
-        sizes=Sizes(slots_per_gpu * call.gpus, call.gpus, call.nodes, call.groups),
+        sizes=call.sizes(len(loads[0])),
         policy=call.policy,
         effort=call.effort,
         coverage=call.coverage,
@@ -108,6 +107,7 @@ def make_map(job: ExpertsJob) -> ExpertMap:
         job.effort,
         num_nodes=job.sizes.num_nodes,
         num_groups=job.sizes.num_groups,
+        gate=job.sizes.gate,
         policy=job.policy,
         previous=job.previous,
         keep_within=job.keep_within,

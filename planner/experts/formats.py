@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
 __all__ = ["FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map"]
@@ -105,7 +106,7 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
     Only vllm-ascend's tells GPUs apart, which are then to be `num_gpus`.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(path))
     except OSError as error:
         reason, fix = error.strerror or str(error), "give the path relative to the current folder"
         return Violation("--previous", str(path), "S603 must be a readable file", reason, fix)

@@ -40,6 +40,7 @@ def call_from(arguments: argparse.Namespace) -> ExpertsCall:
         expert_bytes=arguments.expert_bytes,
         step_tokens=arguments.step_tokens,
         experts_per_token=arguments.experts_per_token,
+        groups_per_token=arguments.groups_per_token,
         keep_within=arguments.keep_within,
         export=arguments.export,
         first_layer=arguments.first_layer,
@@ -101,7 +102,10 @@ def _add_counting(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a step over all GPUs: adds what sampling adds to max/mean",
     )
-    parser.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens; default: 8")
+    parser.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens and --groups; default: 8")
+    parser.add_argument(
+        "--groups-per-token", type=int, metavar="K", help="groups that a token goes to at most; default: half of them"
+    )
 
 
 def _add_previous(parser: argparse.ArgumentParser) -> None:

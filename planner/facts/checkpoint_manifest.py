@@ -46,6 +46,6 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _wrong(written: str, reason: str) -> Violation:
-    rule = "S307 must agree with the manifest beside it"
+    rule = "S308 must agree with the manifest beside it"
     fix = "write that again with tidemill checkpoint digest, or remove it"
     return Violation("model.config", written, rule, reason, fix)

@@ -4,12 +4,16 @@ import hashlib
 import json
 from typing import Any
 
-__all__ = ["digest_of", "pretty_json"]
+__all__ = ["digest_of", "digest_of_text", "pretty_json"]
 
 
 def digest_of(value: Any) -> str:
     """`sha256:` of canonical JSON: sorted keys, no spaces, ASCII."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return digest_of_text(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False))
+
+
+def digest_of_text(text: str) -> str:
+    """`sha256:` of the text's UTF-8."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 

@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from planner.facts.files import read_file
 from planner.facts.torch_file import read_torch_file
 from planner.problems.errors import Violation
 
@@ -28,7 +29,10 @@ __all__ = ["LoadFile", "Loads", "read_loads"]
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
+MAX_LOADS_BYTES = 2**28  # a thousand steps that SGLang recorded of a DeepSeek-V3 have half of it
 COUNTS = "logical_count"  # what SGLang calls them
+ONE_ROW = "it is one row of numbers"
+TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class LoadFile:
 def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Violation:
     """Return the loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_LOADS_BYTES)
         document = _read(path.suffix, content)
     except OSError as error:
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
@@ -53,12 +57,16 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         reason, fix = "it cannot be parsed as such", "write it again"
         if path.suffix == ".pt":
             reason, fix = str(error), f'write {{"{COUNTS}": [layers][experts]}} as JSON'
+        elif path.suffix in TABLES:
+            table = f"numpy.loadtxt('{path.name}', delimiter='{TABLES[path.suffix]}', ndmin=2)"
+            fix = f"make it .npy: numpy.save('{path.stem}.npy', {table})"
         return Violation(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
     is_recorded = isinstance(document, dict) and COUNTS in document
     rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
     if wrong := _what_is_wrong(rows) or (is_recorded and _records_nothing(rows)):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
-        return Violation(option, written, rule, wrong, "correct the file")
+        fix = f"give one layer as [1][{len(rows)}], a list in a list" if wrong == ONE_ROW else "correct the file"
+        return Violation(option, written, rule, wrong, fix)
     first_layer = next(layer for layer, row in enumerate(rows) if any(row)) if is_recorded else None
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     return LoadFile(tuple(tuple(row) for row in rows[first_layer:]), digest, first_layer)
@@ -116,6 +124,8 @@ def _sum_of_steps(counts: Any) -> Any:
 def _what_is_wrong(rows: Any) -> str | None:
     if isinstance(rows, dict) and "records" in rows:
         return "SGLang recorded it in another mode than stat"
+    if isinstance(rows, list) and rows and all(isinstance(load, int | float) for load in rows):
+        return ONE_ROW
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         return "it is not a list of rows"
     if len({len(row) for row in rows}) > 1:

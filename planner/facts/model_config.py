@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.facts.catalog import GroupedAttention, Indexer, LatentAttention, Model
+from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
 __all__ = ["ModelConfig", "read_model_config"]
@@ -152,6 +153,7 @@ OTHER_FAMILIES = {
     "gpt_oss": "gpt-oss",
     "llama4": "Llama 4",
     "minimax": "MiniMax",
+    "minimax_m2": "MiniMax",
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2-MoE",
     "qwen3_next": "Qwen3-Next",
@@ -163,7 +165,7 @@ OTHER_FAMILIES = {
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     """The config at `path`, which the spec calls `written`; or what is wrong with it."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except (OSError, ValueError) as error:  # the latter: no path has a null character
         fix = "give the path relative to the spec's folder"
         reason = getattr(error, "strerror", None) or str(error)

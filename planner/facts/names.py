@@ -12,6 +12,8 @@ __all__ = [
     "GATEWAY_LAUNCH_FILE",
     "MAX_UNIT_NAME",
     "MOUNTED",
+    "PLAN_LABEL",
+    "UNIT_LABEL",
     "Ports",
     "cluster_endpoint",
     "digest_annotation",
@@ -22,6 +24,7 @@ __all__ = [
     "launch_file",
     "logical_node",
     "owner_of",
+    "plan_selector",
     "registry_name",
     "runtime_account",
     "unit_name",
@@ -30,6 +33,8 @@ __all__ = [
 
 MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
+PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
+UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 MOUNTED = ("/etc/tidemill", "/tmp")  # noqa: S108 (of every pod: its launch file, and a folder to write in)
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
@@ -39,6 +44,7 @@ class Ports:
     """Where processes listen; a rank's own ports are the first plus its local rank."""
 
     RENDEZVOUS = 29500  # on the unit's leader
+    PLACES = 29501  # there too
     KV = 29600
     REGISTRY = 29400  # the gateway, for ranks
     METRICS = 9400
@@ -91,7 +97,7 @@ def launch_config(owner: str, launch_digest: str, part: int = 0) -> str:
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:
     """The labels of an object: Kubernetes' recommended ones and ours."""
-    ours = {f"{DOMAIN}/plan": plan, f"{DOMAIN}/unit": unit, f"{DOMAIN}/phase": phase}
+    ours = {PLAN_LABEL: plan, UNIT_LABEL: unit, f"{DOMAIN}/phase": phase}
     return {
         "app.kubernetes.io/name": "tidemill",
         "app.kubernetes.io/instance": plan,
@@ -103,17 +109,22 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
 
 def owner_of(labels: Mapping[str, str]) -> str:
     """Whose an object with these labels is: a unit's by name, or `gateway`, or `plan`."""
-    return labels.get(f"{DOMAIN}/unit", labels["app.kubernetes.io/component"])
+    return labels.get(UNIT_LABEL, labels["app.kubernetes.io/component"])
+
+
+def plan_selector(plan: str) -> dict[str, str]:
+    """The labels that pick all pods of a plan; those of its units have UNIT_LABEL too."""
+    return {PLAN_LABEL: plan}
 
 
 def unit_selector(unit: str) -> dict[str, str]:
     """The labels that pick a unit's pods."""
-    return {f"{DOMAIN}/unit": unit}
+    return {UNIT_LABEL: unit}
 
 
 def gateway_selector(plan: str) -> dict[str, str]:
     """The labels that pick the gateway's pods."""
-    return {f"{DOMAIN}/plan": plan, "app.kubernetes.io/component": "gateway"}
+    return {PLAN_LABEL: plan, "app.kubernetes.io/component": "gateway"}
 
 
 def digest_annotation(kind: str) -> str:

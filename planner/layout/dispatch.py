@@ -15,6 +15,7 @@ Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855
 from planner.expert_map import Gate
 from planner.facts.catalog import Gpu, Model
 from planner.facts.terms import Phase, Precision
+from planner.layout.layout import PhaseLayout
 
 __all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes", "wide_bytes"]
 
@@ -38,10 +39,14 @@ def limiting_groups(model: Model) -> int:
     return model.num_expert_groups if model.num_groups_per_token < model.num_expert_groups else 1
 
 
-def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, phase: Phase) -> int:
-    """Return the groups of experts that a map of `phase` had better keep on nodes; 1 where it need not mind them."""
+def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLayout) -> int:
+    """Return the groups of experts that a map of a phase had better keep on nodes; 1 where it need not mind them.
+
+    A unit that is one attention group dispatches nothing, so its map need not.
+    """
     links_leave_node = gpu.nvlink_leaves_node and (gpu.nvlink_domain or 0) > gpus_per_node
-    return limiting_groups(model) if is_normal(phase) and not links_leave_node else 1
+    saves_bytes = is_normal(layout.phase) and layout.dp_size > 1 and not links_leave_node
+    return limiting_groups(model) if saves_bytes else 1
 
 
 def message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:

@@ -39,6 +39,7 @@ class PhaseLayout:
     shared_per_gpu: int
     overlap: Overlap
     precision: Precision
+    gpu: str  # as plans call it
 
     @property
     def dp_size(self) -> int:
@@ -79,4 +80,5 @@ def lay_out(phase: Phase, deployment: Spec, model: Model) -> PhaseLayout:
         shared_per_gpu=model.num_shared_experts,
         overlap=spec.overlap,
         precision=spec.precision,
+        gpu=deployment.gpu_name(phase),
     )

@@ -1,8 +1,14 @@
 """Bytes that a rank needs beside weights and KV: activations of one step, buffers of dispatch and combine.
 
 Both are upper bounds for the largest step that the limits allow, so that a plan that fits does not run out of memory
-in its busiest second. What a runtime reuses between layers is counted once: the largest of attention, dense layer and
-MoE layer, on top of the residual stream.
+in its busiest second. What a runtime reuses between layers is counted once: the largest of attention, dense layer, MoE
+layer and head, on top of the residual stream. With overlap a step's tokens go in two halves that take turns: one half
+computes while the other holds no more than its stream, or its logits when it is through.
+
+Worked example, DeepSeek-V3 in FP8, GB of 1e9 bytes:
+    EP144 decode   2 slots x 144 x 64 rows, their experts 0.44, half of the logits 0.03, stream 0.01             0.48
+    EP32 prefill   attention of 8,192 tokens to 32,768: keys and values 3.80, queries and results 0.67; stream 0.70
+                   and half of the logits of 32 prompts 0.01                                                     5.18
 
 A prefill rank may receive more than its share of tokens. How much more no map can promise, so the worst published
 imbalance without any balancing is allowed for. A decode rank has room for every token of the unit in every one of its
@@ -54,15 +60,22 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     """Of the largest step of one rank."""
     tokens: int = getattr(spec, largest_step_field(layout.phase))
     tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
+    at_once, answers = _at_once(tokens, layout), min(tokens, spec.max_requests)
     result = RESULT_BYTES[layout.precision]
-    stream = 2 * tokens * model.hidden_size * result  # the residual, and what a layer reads of it
-    logits = min(tokens, spec.max_requests) * model.vocab_size * LOGIT_BYTES
-    attention = _attention_values(model, layout.phase, tokens, spec.max_request_tokens) * result
+    stream = 3 * tokens * model.hidden_size * result  # before and after attention, and what the experts read
+    ahead = (answers - _at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
+    attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
     dense_size = -(-model.dense_intermediate_size // layout.dense_tp)
-    dense = _ffn_bytes(tokens, model.hidden_size, dense_size, layout.precision)
-    pairs = _received_pairs(model, layout, spec, tokens)
+    dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
+    pairs = _received_pairs(model, layout, spec, at_once)
     experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
-    return stream + logits + max(attention, dense, experts)
+    head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
+    return stream + ahead + max(attention, dense, experts, head)
+
+
+def _at_once(tokens: int, layout: PhaseLayout) -> int:
+    """Of a step's tokens, those that a rank computes and dispatches together: with overlap, the larger half."""
+    return tokens if layout.overlap == "none" else -(-tokens // 2)
 
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
@@ -74,12 +87,17 @@ def _attention_values(model: Model, phase: Phase, tokens: int, max_request_token
     query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     if phase == "decode":  # absorbed: queries go into the latent space, and results come out of it
         return tokens * attention.num_heads * (query + 2 * attention.kv_lora_rank + attention.v_head_dim)
-    return (tokens + max_request_tokens) * attention.num_heads * (query + attention.v_head_dim)
+    # Latents are expanded, and their keys put together with the rotary key that all heads share.
+    latent = attention.kv_lora_rank + attention.qk_rope_head_dim
+    expanded = attention.qk_nope_head_dim + attention.v_head_dim + query
+    of_context = max_request_tokens * (latent + attention.num_heads * expanded)
+    return of_context + tokens * attention.num_heads * (query + attention.v_head_dim)
 
 
 def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:
-    """Pairs of a token and an expert that one rank computes in one step, at most."""
-    in_all_slots = layout.slots_per_gpu * layout.dp_size * spec.max_requests  # low latency: room for the whole unit
+    """Pairs of a token and an expert that one rank computes at once, at most, when each dispatches `tokens`."""
+    requests = _at_once(spec.max_requests, layout)
+    in_all_slots = layout.slots_per_gpu * layout.dp_size * requests  # low latency: room for the whole unit
     if layout.phase == "decode":
         return in_all_slots
     of_unit = tokens * model.num_experts_per_token * layout.dp_size
@@ -88,11 +106,11 @@ def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: 
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
-    """Input, gate and up, their product, output."""
+    """Input, the product of gate and up, and the larger of both and of the output: the output comes when both went."""
     compute, result = COMPUTE_BYTES[precision], RESULT_BYTES[precision]
     read = hidden_size + intermediate_size
     scales = 4 * read // SCALE_CHANNELS if precision == "fp8" else 0
-    written = 2 * intermediate_size + hidden_size
+    written = max(2 * intermediate_size, hidden_size)
     return rows * (read * compute + scales + written * result)
 
 
@@ -106,7 +124,8 @@ def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     if layout.dp_size == 1:
         return NCCL_BYTES
     normal = _normal_bytes(model.hidden_size, layout.ep_size)
-    low_latency = _low_latency_bytes(model.hidden_size, layout.num_physical_experts, spec.max_requests)
+    requests = _at_once(spec.max_requests, layout)
+    low_latency = _low_latency_bytes(model.hidden_size, layout.num_physical_experts, requests)
     return NCCL_BYTES + {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
 
 

@@ -1,68 +1,115 @@
-"""The folder that `render` writes: only its own files, all of them, and no stale ones.
+"""The folder that `render` writes: only its own files, all of them, no stale ones, and none that somebody changed.
 
-`kustomization.yaml` lists what a run wrote and starts with a line that says so: a folder with such a file is ours to
-renew, any other that is not empty is refused. It is written first, so that an interrupted run can be repeated.
+`kustomization.yaml` lists what a run wrote, with the digest of each file, and starts with a line that says so: a folder
+with such a file is ours to renew, any other that is not empty is refused. A file that differs from its digest was
+changed since, by hand or by a merge, and is replaced only when that is asked for.
+
+The list is written first, without digests, so that an interrupted run can be repeated; and last, with them.
 """
 
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import yaml
 
-from planner.manifests.render import KUSTOMIZATION
+from planner.facts.digest import digest_of_text
+from planner.manifests.render import KUSTOMIZATION, MARK
 from planner.problems.errors import CallError, OutputError, Violation
 
 __all__ = ["write_folder"]
 
-MARK = "# Written by tidemill render"
+DIGEST = r"sha256:[0-9a-f]{64}"
+OF_LIST = re.compile(rf" \(({DIGEST})\)")  # in the first line
+OF_FILE = re.compile(rf'^  - "(\S+)"  # ({DIGEST})$', re.M)
+NOT_OURS = "S902 must be empty or written by tidemill render"
 
 
-def write_folder(folder: Path, files: dict[str, str]) -> None:
+def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = False) -> None:
     """Make `folder` hold `files` and no file of an earlier run besides; files of others that we do not name stay.
 
-    Raises CallError when the folder, or a file in the way, is not ours; OutputError when it cannot be written.
+    Raises CallError when the folder, or a file in the way, is not ours or, without `overwrite`, no longer as we wrote
+    it; OutputError when it cannot be written.
     """
     try:
-        ours = _files_of_last_run(folder)
-        _refuse_foreign_files(folder, files, ours)
+        list_of_last_run = _list_of_last_run(folder)
+        ours = _files_in(list_of_last_run)
+        _refuse_foreign_files(folder, files.keys() - ours)
+        if not overwrite:
+            _refuse_changed_files(folder, files, list_of_last_run)
         folder.mkdir(parents=True, exist_ok=True)
         for stale in sorted(ours - files.keys()):
             (folder / stale).unlink(missing_ok=True)
-        for name in sorted(files, key=lambda name: (name != KUSTOMIZATION, name)):
-            (folder / name).write_text(files[name], encoding="utf-8", newline="\n")
+        _write_list(folder, _without_digests(files[KUSTOMIZATION]))
+        for name in sorted(files.keys() - {KUSTOMIZATION}):
+            _write(folder / name, files[name])
+        _write_list(folder, files[KUSTOMIZATION])
     except OSError as error:
-        violation = Violation(
-            "", None, "S903 must be a writable folder", error.strerror or str(error), "choose another"
-        )
-        raise OutputError([violation.at(str(folder))]) from None
+        reason = error.strerror or str(error)
+        raise OutputError(
+            [Violation("", None, "S903 must be a writable folder", reason, "choose another").at(str(folder))]
+        ) from None
 
 
-def _files_of_last_run(folder: Path) -> set[str]:
-    """The names in the folder's kustomization.yaml, if we wrote that; none for a folder that is empty or new."""
+def _list_of_last_run(folder: Path) -> str:
+    """The text of the folder's kustomization.yaml, if we wrote that; empty for a folder that is empty or new."""
     if folder.exists() and not folder.is_dir():
         raise _refused(folder, "S901 must be a folder", "a file has that name")
     kustomization = folder / KUSTOMIZATION
     text = kustomization.read_text(encoding="utf-8", errors="replace") if kustomization.is_file() else ""
     if text.startswith(MARK):
-        return {name for name in _resources(text) if Path(name).name == name} | {KUSTOMIZATION}
+        return text
     if folder.exists() and any(folder.iterdir()):
-        raise _refused(folder, "S902 must be empty or written by tidemill render", "files of others could be lost")
-    return set()
+        raise _refused(folder, NOT_OURS, "files of others could be lost")
+    return ""
 
 
-def _resources(text: str) -> list[str]:
+def _files_in(text: str) -> set[str]:
+    """The names in a list of ours, its own included."""
     try:
         resources = yaml.load(text, Loader=yaml.CSafeLoader).get("resources", [])
     except (yaml.YAMLError, AttributeError):
-        return []
-    return [name for name in resources if isinstance(name, str)]
+        resources = []
+    names = {name for name in resources if isinstance(name, str) and Path(name).name == name}
+    return names | {KUSTOMIZATION} if text else set()
 
 
-def _refuse_foreign_files(folder: Path, files: dict[str, str], ours: set[str]) -> None:
-    for name in sorted(files.keys() - ours):
+def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
+    for name in sorted(names):
         if (folder / name).exists():
-            raise _refused(
-                folder / name, "S902 must be empty or written by tidemill render", "files of others could be lost"
-            )
+            raise _refused(folder / name, NOT_OURS, "files of others could be lost")
+
+
+def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> None:
+    """Refuse what is neither as the last run wrote it nor as this one will."""
+    first_line, _, rest = text.partition("\n")
+    of_list = OF_LIST.search(first_line)
+    changed = [KUSTOMIZATION] if of_list and of_list[1] != digest_of_text(rest) else []
+    for name, digest in OF_FILE.findall(text):
+        path = folder / name
+        if path.is_file():
+            found = path.read_text(encoding="utf-8", errors="replace")
+            if found != files.get(name) and digest_of_text(found) != digest:
+                changed.append(name)
+    if changed:
+        rule, reason = "S913 must be as tidemill render wrote it", "what somebody changed since would be lost"
+        fix = "change the spec, or give --overwrite"
+        raise CallError([Violation("", None, rule, reason, fix).at(str(folder / name)) for name in changed])
+
+
+def _without_digests(text: str) -> str:
+    return re.sub(rf"( \({DIGEST}\)|  # {DIGEST}$)", "", text, flags=re.M)
+
+
+def _write_list(folder: Path, text: str) -> None:
+    """As a whole or not at all: half of it would look changed by hand."""
+    partial = folder / f"{KUSTOMIZATION}.partial"
+    _write(partial, text)
+    partial.replace(folder / KUSTOMIZATION)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _refused(path: Path, rule: str, reason: str) -> CallError:

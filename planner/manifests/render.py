@@ -12,14 +12,17 @@ from typing import Any
 import jinja2
 
 from planner.facts import names
+from planner.facts.digest import digest_of_text
 from planner.layout.unit import Unit
 from planner.manifests.launch_parts import LaunchPart, launch_parts
 from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 
-__all__ = ["KUSTOMIZATION", "render_files"]
+__all__ = ["KUSTOMIZATION", "MARK", "render_files"]
 
 KUSTOMIZATION = "kustomization.yaml"
+MARK = "# Written by tidemill render"  # its first line says so, with the digest of the others
+MARK_ENDS = ", which replaces and removes the files listed here. Change the spec instead."
 
 Variables = dict[str, Any]
 
@@ -49,8 +52,9 @@ def render_files(plan: Deployable) -> dict[str, str]:
         manifest.file_name: environment.get_template(f"{manifest.template}.yaml.j2").render(manifest.variables)
         for manifest in _manifests(plan)
     }
-    kustomization = environment.get_template(f"{KUSTOMIZATION}.j2").render(resources=list(files))
-    return {KUSTOMIZATION: kustomization} | files
+    resources = [{"name": name, "digest": digest_of_text(text)} for name, text in files.items()]
+    listing = environment.get_template(f"{KUSTOMIZATION}.j2").render(resources=resources)
+    return {KUSTOMIZATION: f"{MARK} ({digest_of_text(listing)}){MARK_ENDS}\n{listing}"} | files
 
 
 def _environment() -> jinja2.Environment:
@@ -79,10 +83,15 @@ def _manifests(plan: Deployable) -> Iterator[Manifest]:
 def _shared(plan: Deployable) -> Iterator[Manifest]:
     namespace, account = plan.kubernetes.namespace, names.runtime_account(plan.name)
     labels = names.labels(plan.name, "plan")
-    annotations = {names.digest_annotation("plan"): plan.digest}
-    yield Manifest("namespace", namespace, {"name": namespace, "labels": labels, "annotations": annotations})
-    pull = _pull_secrets(plan.kubernetes)
-    yield Manifest("serviceaccount", account, {"name": account, "namespace": namespace, "labels": labels, **pull})
+    if plan.kubernetes.create_namespace:
+        yield Manifest("namespace", namespace, {"name": namespace, "labels": labels})
+    runtime = {
+        "namespace": namespace,
+        "labels": labels,
+        "annotations": {names.digest_annotation("plan"): plan.digest},  # here, since the namespace may be the user's
+        **_pull_secrets(plan.kubernetes),
+    }
+    yield Manifest("serviceaccount", account, {"name": account, **runtime})
 
 
 def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
@@ -127,6 +136,9 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
         "num_nodes": len(unit.nodes),
+        "spares": document["spares"],
+        "plan_selector": names.plan_selector(plan.name),
+        "unit_label": names.UNIT_LABEL,
         "registry": names.registry_name(plan.name),
         "ports": document["ports"],
     }

@@ -16,6 +16,8 @@ How the files go together:
     exact.py     small tasks to the end, as an integer program (program.py: HiGHS)
     nodes.py     names for the nodes of an assignment
 
+Phases that run on different GPUs are placed apart, each on the nodes that have its own.
+
 It does not look at traffic between units: KV goes from any prefill to any decode.
 """
 

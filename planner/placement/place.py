@@ -4,11 +4,13 @@
 is better is taken with as few moves as were found. So the same spec, planned after itself, moves nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from planner.cluster.inventory import Node, nodes_of
 from planner.facts import names
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.placement.fill import fill
@@ -16,7 +18,7 @@ from planner.placement.greedy import MAX_TRIES, better, greedy
 from planner.placement.improve import improved
 from planner.placement.nodes import nodes_of_assignment
 from planner.placement.quality import Objective, measure
-from planner.placement.task import PLACES, Assignment, Task, Wanted, task_of
+from planner.placement.task import Assignment, Task, Wanted, task_of
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
@@ -28,13 +30,15 @@ EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1
 
 @dataclass(frozen=True)
 class Placement:
-    """All units on their nodes, how good that is, how it was found, and which nodes could not be used."""
+    """All units on their nodes, how good that is, how it was found, which nodes stay free for them, and which cannot be
+    used."""
 
     units: tuple[Unit, ...]
     objectives: tuple[Objective, ...]
     method: str  # exact, greedy or previous
     why: str  # that method
     unusable: Mapping[str, str]  # node -> why
+    spares: tuple[str, ...]  # nodes that a unit may move to, in the cluster's order
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,51 @@ def place_units(
     Raises InfeasibleError when the cluster has too few nodes.
     """
     check_room(spec, layouts)
-    nodes = nodes_of(spec.cluster)
-    usable = [node for node in nodes if node.unusable is None]
-    wanted, before = _wanted(spec, layouts), _of_one_unit_each(previous or {})
+    pools = _pools(layouts)
+    nodes = nodes_of(spec.cluster, pools)
+    before = _of_one_unit_each(previous or {})
+    placed = [
+        _place_pool(spec, own, [node for node in nodes if node.gpu == gpu and node.unusable is None], before)
+        for gpu, own in pools.items()
+    ]
+    together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
+    unusable = {node.name: node.unusable for node in nodes if node.unusable and not node.is_spare}
+    return replace(together, unusable=unusable, spares=tuple(node.name for node in nodes if node.is_spare))
+
+
+def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
+    """Raise InfeasibleError when the cluster has too few nodes."""
+    cluster = spec.cluster
+    if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
+        return
+    pools = _pools(layouts)
+    nodes = nodes_of(cluster, pools)
+    short = [
+        (gpu, own)
+        for gpu, own in pools.items()
+        if _num_nodes(own) > sum(node.unusable is None and node.gpu == gpu for node in nodes)
+    ]
+    if short:
+        gpu, own = short[0]
+        alike = nodes if len(pools) == 1 else [node for node in nodes if node.gpu == gpu]
+        raise InfeasibleError([spec.problem(_too_few(spec, alike, own, gpu if len(pools) > 1 else None))])
+
+
+def _pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
+    """GPU -> the phases that run on it."""
+    gpus = dict.fromkeys(layout.gpu for layout in layouts)
+    return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
+
+
+def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
+    return sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
+
+
+def _place_pool(
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], usable: Sequence[Node], before: Mapping[str, Sequence[str]]
+) -> Placement:
+    """The units of phases that run on one GPU, on the nodes that have it."""
+    wanted = _wanted(spec, layouts)
     found = _fresh(task_of(wanted, usable, spec.written.schedule, {}))
     task = task_of(wanted, usable, spec.written.schedule, before)
     if task.had_nodes:
@@ -69,19 +115,23 @@ def place_units(
         Unit(each.name, each.phase, each.index, own, ranks[each.phase], _why(own, place_of, before.get(each.name, ())))
         for each, own in zip(wanted, on_nodes, strict=True)
     )
-    unusable = {node.name: node.unusable for node in nodes if node.unusable}
-    return Placement(units, found.objectives, found.method, found.why + _oddities(usable), unusable)
+    return Placement(units, found.objectives, found.method, found.why, {}, ())
 
 
-def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
-    """Raise InfeasibleError when the cluster has too few nodes."""
-    cluster = spec.cluster
-    needed = sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
-    if isinstance(cluster.nodes, int) and needed <= cluster.nodes:
-        return
-    nodes = nodes_of(cluster)
-    if needed > sum(node.unusable is None for node in nodes):
-        raise InfeasibleError([spec.problem(_too_few(spec, nodes, needed, layouts))])
+def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
+    """Of several pools one placement, units in the order of the phases: pools have no node in common."""
+    if len(placed) == 1:
+        return next(iter(placed.values()))
+    units = sorted(
+        chain.from_iterable(each.units for each in placed.values()), key=lambda unit: phases.index(unit.phase)
+    )
+    objectives = tuple(
+        replace(each, name=f"{each.name} ({gpu})") for gpu, pool in placed.items() for each in pool.objectives
+    )
+    methods = {each.method for each in placed.values()}
+    method = next(iter(methods)) if len(methods) == 1 else "greedy"
+    why = "; ".join(f"{gpu}: {each.why}" for gpu, each in placed.items())
+    return Placement(tuple(units), objectives, method, why, {}, ())
 
 
 def _fresh(task: Task) -> _Found:
@@ -161,44 +211,25 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
     ]
 
 
-def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], needed: int, layouts: Sequence[PhaseLayout]) -> Violation:
+def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Violation:
+    """Of all nodes or, where phases run on several GPUs, of those with `gpu`."""
+    needed = _num_nodes(layouts)
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
+    usable = sum(not node.unusable for node in nodes)
     reason = "every unit has its nodes to itself"
+    num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
+    if num_ranks <= usable * spec.cluster.gpus_per_node:
+        reason += ", and units that share a node are not planned yet"
     if isinstance(spec.cluster.nodes, int):
-        rule = f"S701 must be at least {needed} ({parts})"
-        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {needed}")
+        num_spares = len(spec.cluster.spares)
+        least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""
+        rule = f"S701 must be at least {least} ({parts}{kept})"
+        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
     unusable = [node for node in nodes if node.unusable]
     kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
-    usable = len(nodes) - len(unusable)
-    rule = f"S701 must have at least {needed} usable nodes ({parts}), {usable} of {len(nodes)} are{kept_away}"
+    of_gpu = f" of {gpu}" if gpu else ""
+    rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), {usable} of {len(nodes)} are{kept_away}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
-
-
-def _oddities(nodes: Sequence[Node]) -> str:
-    """What is odd about the places that the spec names: it may be so, or written wrongly, and the counts follow it."""
-    return "".join(f"; {oddity}" for oddity in (*_standing_alone(nodes), *_under_two_leaves(nodes)))
-
-
-def _under_two_leaves(nodes: Sequence[Node]) -> Iterator[str]:
-    """Racks whose nodes are attached to several leaf switches: few are built so."""
-    leaves: dict[str, set[str]] = {}
-    for node in nodes:
-        if node.rack and node.leaf:
-            leaves.setdefault(node.rack, set()).add(node.leaf)
-    torn = [rack for rack, own in leaves.items() if len(own) > 1]
-    if torn:
-        others = f", and so for {len(torn) - 1} more" if len(torn) > 1 else ""
-        yield f"rack {torn[0]} is under {len(leaves[torn[0]])} leaf switches{others}"
-
-
-def _standing_alone(nodes: Sequence[Node]) -> Iterator[str]:
-    """Which nodes count as places of their own, since the spec names those of others only."""
-    for kind in PLACES:
-        nameless = [node.name for node in nodes if not getattr(node, kind)]
-        if 0 < len(nameless) < len(nodes):
-            called = "power domain" if kind == "power" else kind
-            others = f" and {len(nameless) - 1} more count" if len(nameless) > 1 else " counts"
-            yield f"without a {called}, {nameless[0]}{others} as standing alone"
 
 
 def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ class Deployable:
     kubernetes: KubernetesSpec
     gateway: GatewaySpec
     units: tuple[Unit, ...]
+    switches_units: bool  # its schedule turns some off at some time, which nothing does yet
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
 

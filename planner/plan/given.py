@@ -1,6 +1,6 @@
 """What a user gives to a command that takes SPEC or PLAN.json: told apart by what the file holds, not by its name.
 
-JSON is also YAML, so a spec may be written in it. A plan is a JSON object with keys that no spec has.
+JSON is also YAML, so a spec may be written in it. A plan is a JSON object with keys that only plans have.
 """
 
 from pathlib import Path

@@ -9,9 +9,10 @@ changes restarts only whom it concerns:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
+from planner.cluster.inventory import spares_with
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import digest_of
@@ -19,30 +20,58 @@ from planner.facts.names import Ports
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan, in_pages
 from planner.layout.unit import Unit
+from planner.placement import Placement
 from planner.spec.check import ResolvedSpec
-from planner.spec.precision import KV_BYTES, kv_dtype
-from planner.spec.schema import PhaseSpec
+from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
+from planner.spec.schema import PhaseSpec, Spec
 
-__all__ = ["LaunchDocument", "launch_digest", "launch_documents", "unit_digest", "with_map", "without_map"]
+__all__ = [
+    "Known",
+    "LaunchDocument",
+    "documents_for",
+    "launch_digest",
+    "launch_documents",
+    "unit_digest",
+    "with_map",
+    "without_map",
+]
 
-LAUNCH_VERSION = 1
-KV_WIRE_VERSION = 1
+LAUNCH_VERSION = 2
+KV_WIRE_VERSION = 2
 # Where things are, and the digests themselves: not what the ranks compute.
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
 
 LaunchDocument = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What documents tell and no spec does by itself: it comes of the files that the spec names, and of planning."""
+
+    checkpoint: LaunchDocument | None
+    kv_bytes_per_token: int
+    kv_tokens: Mapping[Phase, int]  # of one rank; of phases whose memory is planned
+    expert_maps: Mapping[Phase, LaunchDocument]
+
+
 def launch_documents(
-    spec: ResolvedSpec, units: Sequence[Unit], maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
+    spec: ResolvedSpec, placement: Placement, maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
 ) -> dict[str, LaunchDocument]:
     """File name -> document, units in order, then the gateway. `memory` is empty where nobody knows its size."""
-    kv_tokens = {phase: _kv_tokens(spec.phase(phase), phase, memory) for phase in spec.phases}
-    documents = {
-        names.launch_file(unit.name): _unit_document(spec, unit, maps[unit.phase], kv_tokens[unit.phase])
-        for unit in units
-    }
-    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, kv_tokens[spec.phases[-1]])}
+    dtype = _kv_dtype(spec.written)
+    known = Known(
+        checkpoint=_checkpoint(spec),
+        kv_bytes_per_token=spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
+        kv_tokens={plan.phase: plan.kv_tokens for plan in memory},
+        expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
+    )
+    return documents_for(spec.written, placement.units, known)
+
+
+def documents_for(spec: Spec, units: Sequence[Unit], known: Known) -> dict[str, LaunchDocument]:
+    """The same, as a plan's JSON has to have them too: `units` of `spec` that stand on their nodes."""
+    documents = {names.launch_file(unit.name): _unit_document(spec, unit, known) for unit in units}
+    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, known)}
 
 
 def unit_digest(document: LaunchDocument) -> str:
@@ -71,24 +100,26 @@ def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> L
     return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
 
 
-def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tokens: int) -> LaunchDocument:
+def _unit_document(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
     phase = spec.phase(unit.phase)
+    shared = _shared_for_kv(spec, known)
     document: LaunchDocument = {
         "version": LAUNCH_VERSION,
         "kind": "unit",
         "unit": unit.name,
         "phase": unit.phase,
-        "ranks": [asdict(rank) for rank in unit.ranks],
-        "expert_map": _expert_map(expert_map),
-        "split": spec.written.split,
+        **_unit_places(unit, spares_with(spec.cluster, spec.gpu_name(unit.phase))),
+        "expert_map": known.expert_maps[unit.phase],
+        "split": spec.split,
         "precision": phase.precision,
         "overlap": phase.overlap,
-        "deterministic": spec.written.deterministic,
-        **_shared_for_kv(spec),
-        "kv_digest": digest_of(_shared_for_kv(spec)),
-        "limits": _limits(phase, phase, kv_tokens),
-        "gateway": {"service": names.registry_name(spec.written.name)},
+        "deterministic": spec.deterministic,
+        **shared,
+        "kv_digest": digest_of(shared),
+        "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, known)),
+        "gateway": {"service": names.registry_name(spec.name)},
         "ports": {
+            "places": Ports.PLACES,
             "rendezvous": Ports.RENDEZVOUS,
             "kv": Ports.KV,
             "registry": Ports.REGISTRY,
@@ -98,37 +129,48 @@ def _unit_document(spec: ResolvedSpec, unit: Unit, expert_map: ExpertMap, kv_tok
     return _sealed(document | {"unit_digest": unit_digest(document)})
 
 
-def _gateway_document(spec: ResolvedSpec, kv_tokens: int) -> LaunchDocument:
+def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
+    """Where the unit's ranks are: a place for each of its nodes, which a spare may take with all its ranks."""
+    ranks = [
+        {"place": unit.nodes.index(each.node), "local_rank": each.local_rank, "rank": each.rank} for each in unit.ranks
+    ]
+    return {"ranks": ranks, "places": list(unit.nodes), "spares": list(spares)}
+
+
+def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
     first, last = (spec.phase(spec.phases[end]) for end in (0, -1))
     return _sealed(
         {
             "version": LAUNCH_VERSION,
             "kind": "gateway",
-            "kv_digest": digest_of(_shared_for_kv(spec)),
+            "kv_digest": digest_of(_shared_for_kv(spec, known)),
             "model": _served_model(spec),
-            "checkpoint": _checkpoint(spec),
-            "limits": _limits(first, last, kv_tokens),
-            "max_queued_requests": spec.written.gateway.max_queued_requests,
-            "ports": {"http": spec.written.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
+            "checkpoint": known.checkpoint,
+            "limits": _limits(first, last, _kv_tokens(last, spec.phases[-1], known)),
+            "max_queued_requests": spec.gateway.max_queued_requests,
+            "ports": {"http": spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
         }
     )
 
 
-def _shared_for_kv(spec: ResolvedSpec) -> LaunchDocument:
-    phase = spec.phase(spec.phases[-1])
-    dtype = kv_dtype(phase.precision, phase.kv_precision)  # the others' is equal: a rule
+def _shared_for_kv(spec: Spec, known: Known) -> LaunchDocument:
     kv_cache = {
         "wire_version": KV_WIRE_VERSION,
-        "dtype": dtype,
-        "bytes_per_token": spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
+        "dtype": _kv_dtype(spec),
+        "bytes_per_token": known.kv_bytes_per_token,
     }
-    return {"kv_cache": kv_cache, "model": _served_model(spec), "checkpoint": _checkpoint(spec)}
+    return {"kv_cache": kv_cache, "model": _served_model(spec), "checkpoint": known.checkpoint}
 
 
-def _served_model(spec: ResolvedSpec) -> LaunchDocument:
-    model = spec.written.model
-    name = model if isinstance(model, str) else model.name
-    return {"name": name or spec.written.name}
+def _kv_dtype(spec: Spec) -> KvDtype:
+    """Of all phases alike: a rule."""
+    phase = spec.phase(spec.phases[-1])
+    return kv_dtype(phase.precision, phase.kv_precision)
+
+
+def _served_model(spec: Spec) -> LaunchDocument:
+    name = spec.model if isinstance(spec.model, str) else spec.model.name
+    return {"name": name or spec.name}
 
 
 def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
@@ -158,11 +200,10 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
     }
 
 
-def _kv_tokens(spec: PhaseSpec, phase: Phase, memory: Sequence[MemoryPlan]) -> int:
+def _kv_tokens(spec: PhaseSpec, phase: Phase, known: Known) -> int:
     """Of one rank, in whole pages: what memory holds or, where nobody knows, `max_requests` of full length."""
-    for plan in memory:
-        if plan.phase == phase:
-            return plan.kv_tokens
+    if phase in known.kv_tokens:
+        return known.kv_tokens[phase]
     most = spec.max_requests * in_pages(spec.max_request_tokens)
     return most if spec.max_kv_tokens is None else min(most, in_pages(spec.max_kv_tokens))
 

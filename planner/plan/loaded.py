@@ -5,7 +5,7 @@ A file that was edited by hand, torn, or made up must not reach a cluster. What 
     shapes          of every key that is read
     digests         recomputed: of the plan, its spec and each expert map
     references      units, maps, nodes and launch documents are each other's
-    launch files    their digests recomputed, with the maps that they name written out
+    launch files    their digests recomputed, with the maps that they name written out; and the documents themselves
     the spec        by the rules that need no file
 
 Nothing here plans: a loaded plan is carried out as it stands.
@@ -13,8 +13,9 @@ Nothing here plans: a loaded plan is carried out as it stands.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -25,11 +26,13 @@ from pydantic_core import ErrorDetails
 from planner.cluster.inventory import nodes_of
 from planner.facts import names
 from planner.facts.digest import digest_of
+from planner.facts.files import read_file
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
 from planner.plan.plan import PLAN_VERSION
+from planner.plan.told import told_otherwise
 from planner.problems.errors import CallError, Problem, Violation
 from planner.spec.check import mistakes_in
 from planner.spec.schema import Spec
@@ -39,6 +42,7 @@ __all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 NO_PLAN = "S906 must be JSON of tidemill plan"
 WRITE_ONE = "write one with tidemill plan -o"
+ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
     "list_type": "a list",
@@ -55,7 +59,6 @@ WANTED = {
 
 Rows = list[list[int]]  # [layers][slots]: the expert there
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Port = Annotated[int, Field(ge=1, le=65_535)]
 
 _Reference = tuple[str, object, str, bool]  # path, what stands there, what it must agree with, whether it does
 
@@ -89,49 +92,43 @@ class _Map(_Part):
     physical_to_logical: Rows
 
 
-class _Rank(_Part):
-    node: str
-    local_rank: int
-    rank: int
-
-
 class _NamedMap(_Part):
     sha256: str
 
 
-class _UnitPorts(_Part):
-    rendezvous: Port
-    kv: Port
-    registry: Port
-    metrics: Port
+class _KvCache(_Part):
+    bytes_per_token: Annotated[int, Field(ge=1)]
 
 
-class _GatewayPorts(_Part):
-    http: Port
-    registry: Port
-    metrics: Port
+class _Checkpoint(_Part):
+    model_config = ConfigDict(extra="forbid")
 
-
-class _Model(_Part):
-    name: str
+    uri: str
+    config_digest: Digest
+    weights_digest: Digest | None
 
 
 class _UnitDocument(_Part):
     kind: Literal["unit"]
-    unit: str
-    phase: Phase
-    ranks: list[_Rank]
     expert_map: _NamedMap
-    ports: _UnitPorts
+    kv_cache: _KvCache
     unit_digest: Digest
     launch_digest: Digest
 
 
 class _GatewayDocument(_Part):
     kind: Literal["gateway"]
-    model: _Model
-    ports: _GatewayPorts
+    checkpoint: _Checkpoint | None
     launch_digest: Digest
+
+
+class _Phase(_Part):
+    num_logical_experts: Annotated[int, Field(ge=1)]
+    num_physical_experts: Annotated[int, Field(ge=1)]
+
+
+class _Memory(_Part):
+    kv_tokens: Annotated[int, Field(ge=1)]
 
 
 class _Step(_Part):
@@ -154,7 +151,8 @@ class _Plan(_Part):
     document_digest: Digest
     spec_digest: Digest
     inputs: dict[str, Digest]
-    phases: dict[Phase, dict[str, Any]]
+    phases: dict[Phase, _Phase]
+    memory: dict[Phase, _Memory]
     runnable: bool
     why_not: list[str]
     schedule: _Schedule | None = None
@@ -163,19 +161,19 @@ class _Plan(_Part):
 def read_plan(path: Path) -> LoadedPlan:
     """The plan in the file at `path`. Raises CallError when there is none."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise _refused(path, "S905 must be a readable plan", error.strerror or str(error)) from None
     return load_plan(content, path)
 
 
 def is_plan(content: bytes) -> bool:
-    """Whether `content` is a plan, right or wrong, and no spec: a JSON object with keys that no spec has."""
+    """Whether `content` is a plan, right, wrong or torn, and no spec: a JSON object with keys that only plans have."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
-        return content.lstrip().startswith(b"{") and b'"expert_maps"' in content  # of a plan that is torn
-    return isinstance(data, dict) and not data.keys().isdisjoint({"digest", "expert_maps", "units"})
+        return content.lstrip().startswith(b"{") and any(f'"{key}":'.encode() in content for key in ONLY_IN_PLANS)
+    return isinstance(data, dict) and not data.keys().isdisjoint(ONLY_IN_PLANS)
 
 
 def load_plan(content: bytes, path: Path) -> LoadedPlan:
@@ -194,7 +192,8 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         raise CallError([violation.at(str(path))])
     maps = {sha256: each.physical_to_logical for sha256, each in plan.expert_maps.items()}
     documents = {file: with_map(each, maps) for file, each in data["launch_documents"].items()}
-    for violation in (*_edited_documents(documents), *_edited_elsewhere(plan, data)):
+    told = told_otherwise(spec, list(_units(plan)), data, documents)
+    for violation in chain(_edited_documents(documents), _edited_elsewhere(plan, data), told):
         raise CallError([violation.at(str(path))])
     deployable = Deployable(
         name=plan.name,
@@ -202,6 +201,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
+        switches_units=plan.schedule is not None and len({tuple(step.units) for step in plan.schedule.steps}) > 1,
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
     )
@@ -211,8 +211,10 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
 def _document(content: bytes, path: Path) -> dict[str, Any]:
     """The JSON object in `content`, which has a version."""
     try:
-        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite)
+        data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=_each_once)
         is_deep = not _is_shallow(data, MAX_DEPTH)
+    except _GivenTwice as error:
+        raise _refused(path, NO_PLAN, f"it has two keys {error}") from None
     except (ValueError, RecursionError):
         raise _refused(path, NO_PLAN, "it cannot be parsed as JSON") from None
     if is_deep:
@@ -220,6 +222,18 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or "version" not in data:
         raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is no JSON object")
     return data
+
+
+class _GivenTwice(ValueError):
+    """A key that an object has twice; as text the key."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what Python would take for one: which of two values a reviewer saw nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _GivenTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return found
 
 
 def _not_a_number(word: str) -> NoReturn:
@@ -268,8 +282,8 @@ def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
 
 
 def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
-    """Parts that refer to what is not there, or is another's."""
-    for path, value, source, agrees in (*_of_plan(plan, spec), *_of_units(plan, spec)):
+    """Parts that refer to what is not there, or is another's; each is looked at only when those before it agree."""
+    for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec)):
         if not agrees:
             reason = "the parts of a plan refer to each other"
             yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
@@ -288,32 +302,39 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
 
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
-    nodes = {node.name for node in nodes_of(spec.cluster)}
+    free = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
     for index, (unit, placed) in enumerate(zip(plan.units, _units(plan), strict=True)):
         path, name = f"units.{index}", names.unit_name(spec.name, unit.phase, placed.index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
         yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
-        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", nodes.issuperset(unit.nodes)
+        are_free = free.issuperset(unit.nodes) and len(set(unit.nodes)) == len(unit.nodes)
+        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes and the other units", are_free
+        free.difference_update(unit.nodes)
+        yield f"{path}.ranks", unit.ranks, f"spec.{unit.phase}.ep_size", unit.ranks == spec.phase(unit.phase).ep_size
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-        yield from _of_document(plan, unit, placed, path)
+        yield f"{path}.expert_map", unit.expert_map, f"phases.{unit.phase}", _holds(plan, unit)
+        yield from _of_document(plan, unit, path)
 
 
-def _of_document(plan: _Plan, unit: _Unit, placed: Unit, path: str) -> Iterator[_Reference]:
-    """A unit and its launch document, which tells the ranks the same."""
+def _of_document(plan: _Plan, unit: _Unit, path: str) -> Iterator[_Reference]:
+    """A unit and its launch document; what else that tells, `told.py` compares."""
     source = f"launch_documents.{names.launch_file(unit.name)}"
-    document = plan.launch_documents.get(names.launch_file(unit.name))
-    if not isinstance(document, _UnitDocument):
-        yield f"{path}.name", unit.name, source, False
-        return
+    document = plan.launch_documents[names.launch_file(unit.name)]
+    yield f"{path}.name", unit.name, source, isinstance(document, _UnitDocument)
+    assert isinstance(document, _UnitDocument)  # else whoever reads this has raised
     told = document.expert_map.sha256
-    ranks = [rank.model_dump() for rank in document.ranks]
-    yield f"{path}.name", unit.name, f"{source}.unit", unit.name == document.unit
-    yield f"{path}.phase", unit.phase, f"{source}.phase", unit.phase == document.phase
-    yield f"{path}.ranks", unit.ranks, f"{source}.ranks", unit.ranks == len(ranks)
-    if unit.ranks == len(ranks):  # else they are not even listed: a false number of them may be huge
-        yield f"{path}.nodes", unit.nodes, f"{source}.ranks", [asdict(rank) for rank in placed.ranks] == ranks
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
     yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
+
+
+def _holds(plan: _Plan, unit: _Unit) -> bool:
+    """Whether each layer of the unit's map has the phase's slots, and each of its experts in one at least."""
+    rows = plan.expert_maps[unit.expert_map].physical_to_logical
+    phase = plan.phases.get(unit.phase)
+    if phase is None or not rows or len(rows[0]) < phase.num_logical_experts:
+        return False
+    experts = set(range(phase.num_logical_experts))
+    return all(set(row) == experts and len(row) == phase.num_physical_experts for row in rows)
 
 
 def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:

@@ -44,6 +44,7 @@ class Plan:
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
     model: Model
     gpu: Gpu
+    phase_gpus: Mapping[Phase, Gpu]  # of phases that run on another
     decisions: tuple[Decision, ...]  # what the spec leaves open
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
@@ -57,6 +58,7 @@ class Plan:
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+    warnings: tuple[Problem, ...]  # what is hardly meant, though it plans
 
     @property
     def name(self) -> str:
@@ -82,6 +84,7 @@ class Plan:
             kubernetes=self.spec.kubernetes,
             gateway=self.spec.gateway,
             units=self.units,
+            switches_units=self.schedule is not None and self.schedule.switches,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
         )
@@ -99,6 +102,8 @@ class Plan:
     def sources(self) -> dict[str, str]:
         """Where the numbers are from that no spec says."""
         figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
+        for phase, gpu in self.phase_gpus.items():
+            figures |= {f"{phase}.gpu.{figure}": source for figure, source in gpu.sources.items()}
         parts = {f"{each.phase}.{part}": source for each in self.memory for part, source in each.sources.items()}
         return {"model": self.model.source} | figures | parts
 
@@ -121,6 +126,7 @@ class Plan:
             "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
+            "warnings": [_warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
@@ -143,6 +149,8 @@ class Plan:
         sections: dict[str, Any] = {}
         if self.schedule:
             sections["schedule"] = _schedule_json(self.schedule)
+        if self.phase_gpus:
+            sections["phase_gpus"] = {phase: _gpu_json(gpu) for phase, gpu in self.phase_gpus.items()}
         if self.traffic:
             sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
         return sections
@@ -192,6 +200,11 @@ class Plan:
         }
 
 
+def _warning_json(warning: Problem) -> dict[str, Any]:
+    """Without its place: a plan depends on what a spec says, and not on where it stands."""
+    return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
+
+
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
     """The figures that are known of it, as the catalog or the spec has them."""
     return {figure: getattr(gpu, figure) for figure in gpu.sources}
@@ -199,6 +212,7 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
 
 def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
     return {
+        "gpu": layout.gpu,
         "ep_size": layout.ep_size,
         "attention_tp": layout.attention_tp,
         "dp_size": layout.dp_size,
@@ -235,6 +249,7 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
         "why": placement.why,
         "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
         "unusable_nodes": dict(placement.unusable),
+        "spares": list(placement.spares),
     }
 
 

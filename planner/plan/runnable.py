@@ -44,9 +44,13 @@ def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
 
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:
+    rule, reason = "S704 must be cpu to run", "the bundled runtime computes on CPUs so far"
     if spec.gpu.device != "cpu":
-        reason = "the bundled runtime computes on CPUs so far"
-        yield Violation("cluster.gpu", spec.cluster.gpu_name, "S704 must be cpu to run", reason, nearest("cpu"))
+        yield Violation("cluster.gpu", spec.cluster.gpu_name, rule, reason, nearest("cpu"))
+    for phase in spec.phases:
+        if spec.phase(phase).gpu and spec.gpu_of(phase).device != "cpu":
+            fix = removal(words="leave it out, on a cluster of cpu")
+            yield Violation(f"{phase}.gpu", spec.phase(phase).gpu, rule, reason, fix)
 
 
 def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:

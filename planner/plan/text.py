@@ -6,14 +6,20 @@ It shows what the plan holds and computes nothing of its own beyond means and su
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from string import digits as DIGITS
 
+from planner.facts.catalog import Gpu
 from planner.facts.quantities import gb
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
+from planner.problems.errors import Problem
+from planner.problems.printable import printable
+from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
 from planner.spec.schema import PhaseSpec
 
@@ -34,6 +40,7 @@ def plan_text(plan: Plan) -> str:
     """The whole plan, ending with a line end."""
     sections = (
         _head,
+        _warnings,
         _decisions,
         _phases,
         _memory,
@@ -46,7 +53,8 @@ def plan_text(plan: Plan) -> str:
         _runnable,
     )
     parts = [section(plan) for section in sections]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    text = "\n\n".join(filter(None, parts))
+    return "".join(f"{printable(line)}\n" for line in text.split("\n"))  # a spec's names and paths are a user's
 
 
 def _head(plan: Plan) -> str:
@@ -60,7 +68,8 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
-            *_gpu(plan),
+            *_gpu(plan.gpu, "a GPU"),
+            *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
     )
@@ -74,13 +83,18 @@ def _model(plan: Plan) -> str:
     return f"  model     {name}\n            {layers}"
 
 
-def _gpu(plan: Plan) -> Iterator[str]:
+def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
+    """What a phase runs on that has other GPUs than the cluster's."""
+    yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
+    yield from _gpu(plan.phase_gpus[phase], "its GPU")
+
+
+def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
     """The figures that the plan counts with; what a GPU is sold as only stands beside."""
-    gpu = plan.gpu
     if gpu.usable_bytes is None:
         return
     sold = f", sold as {gpu.nominal_gb} GB" if gpu.nominal_gb else ""
-    yield f"  a GPU     {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
+    yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
         others = f"the others of {gpu.nvlink_domain}" if gpu.nvlink_domain else "the others of its node"
@@ -88,6 +102,11 @@ def _gpu(plan: Plan) -> Iterator[str]:
     if gpu.nic_gbps:
         sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
         yield f"            a NIC of {gpu.nic_gbps:g} Gb/s{sharing}"
+
+
+def _warnings(plan: Plan) -> str:
+    """What is hardly meant, though it plans."""
+    return "\n".join(["Warnings:", *_listed(plan.warnings)]) if plan.warnings else ""
 
 
 def _decisions(plan: Plan) -> str:
@@ -148,7 +167,8 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
     limits = [f"{limit:,}" for limit in (spec.max_requests, spec.max_request_tokens, spec.max_batch_tokens)]
     if layout.phase == "decode":
         limits[-1] = "-"  # prompts are prefill's
-    return layout.phase, layout.precision, *limits
+    kv = f", KV {spec.kv_precision}" if spec.kv_precision else ""
+    return layout.phase, f"{layout.precision}{kv}", *limits
 
 
 def _memory(plan: Plan) -> str:
@@ -233,6 +253,8 @@ def _placement(plan: Plan) -> str:
             for each in placement.objectives
         ]
         lines += [wrapped(rows), *filled(f"{METHODS[placement.method]}: {placement.why}.")]
+    if placement.spares:
+        lines += filled(f"Spares, for a unit that loses a node: {_node_list(placement.spares)}.")
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
@@ -252,7 +274,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
     mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
-    return "\n".join([table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")])
+    lines = [table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")]
+    return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
 def _traffic(plan: Plan) -> str:
@@ -303,8 +326,9 @@ def _short(plan: Plan, place: str) -> str:
 def _runnable(plan: Plan) -> str:
     if not plan.refusals:
         return "The bundled runtime can run it."
-    reasons = [
-        textwrap.fill(problem.message, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-        for problem in plan.refusals
-    ]
-    return "\n".join(["The bundled runtime cannot run it:", *reasons])
+    return "\n".join(["The bundled runtime cannot run it:", *_listed(plan.refusals)])
+
+
+def _listed(problems: Sequence[Problem]) -> list[str]:
+    """Their messages, each behind a dash."""
+    return [textwrap.fill(each.message, WIDTH, initial_indent="  - ", subsequent_indent="    ") for each in problems]

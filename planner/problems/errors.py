@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planner.problems.fix import HERE, Change, Fix
+from planner.problems.printable import printable
 
 __all__ = ["CallError", "InfeasibleError", "OutputError", "Problem", "SpecError", "TidemillError", "Violation"]
 
@@ -78,7 +79,7 @@ class Problem(Violation):
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{place}: {self.message} [{self.rule.split()[0]}]"
+        return printable(f"{place}: {self.message} [{self.rule.split()[0]}]")
 
 
 class TidemillError(Exception):

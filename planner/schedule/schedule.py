@@ -20,7 +20,9 @@ from planner.layout.unit import Unit
 from planner.spec.hours import DAY_MINUTES, window_minutes
 from planner.spec.schema import Spec, WindowSpec
 
-__all__ = ["DaySchedule", "Step", "plan_schedule"]
+__all__ = ["NOT_EXECUTED", "DaySchedule", "Step", "plan_schedule"]
+
+NOT_EXECUTED = "Nothing switches units yet: all of them stay on, whatever the schedule says."
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class DaySchedule:
 
     timezone: str
     steps: tuple[Step, ...]
+
+    @property
+    def switches(self) -> bool:
+        """Whether some unit is off at some time."""
+        return len({step.units for step in self.steps}) > 1
 
     @property
     def peak_nodes(self) -> int:

@@ -98,7 +98,7 @@ def _trial(spec: ResolvedSpec, phase: Phase, numbers: Numbers) -> ResolvedSpec:
 def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     """EP sizes from the smallest, each with its redundant experts; max_requests as small as can be."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
-    requests = {"max_requests": 1 if spec.gpu.usable_bytes else _default_requests()}
+    requests = {"max_requests": 1 if spec.gpu_of(phase).usable_bytes else _default_requests()}
     even = [
         (size, redundant)
         for size in _ep_sizes(spec, section)
@@ -174,7 +174,7 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
         if numbers.get("max_requests") == MAX_REQUESTS
         else f"as many of {tokens} as a GPU's KV has room for",
     }
-    if spec.gpu.usable_bytes is None:
+    if spec.gpu_of(phase).usable_bytes is None:
         whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
     yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
 

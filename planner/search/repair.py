@@ -6,9 +6,9 @@ has been checked and planned anew. At most three are, of different fields.
 
 Changes are tried from what costs least. What people own comes last: first limits and precision, then units on the nodes
 that there are, then more nodes, and other GPUs only where nothing else would do. Where memory is short, a change must
-also leave KV for the requests that the spec asks for. All of them at full length are tried first, then an eighth of
-that: DeepSeek's decode has room for 21 of 128, and its requests hold 4,989 of 32,768 tokens on average. A change that
-leaves room for one request alone is printed only when there is no other.
+also leave KV for the requests that the spec asks for. All of them at full length are tried first, then the share of
+that which requests usually hold. A change that leaves room for one request alone is printed only when there is no
+other.
 
 It changes no spec: the user does.
 """
@@ -24,6 +24,7 @@ from planner.cluster.inventory import nodes_of
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
+from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, Fix, applied
 from planner.search.auto import MemoryOf
@@ -31,7 +32,7 @@ from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
 
-FULL_SHARE, USUAL_SHARE, ONE_REQUEST = 1.0, 1 / 8, 0.0  # of the KV that all requests of full length would take
+FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
 LEAST_OF_TOKENS = 8  # steps, and requests, of less than an eighth of their tokens serve somebody else
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
@@ -140,10 +141,13 @@ def _larger_system(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
 
 
 def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """The nodes that units lack, or units that do with those that there are."""
-    yield from _first(_more_nodes(spec), works)
+    """Units of whole nodes where parts of them have GPUs enough; else the nodes that units lack, or other units."""
+    merged = tuple(_first(_merged_units(spec), works))
+    yield from merged or _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
+    yield from _first(_other_gpus(spec), works)
+    yield from _first(_fewer_spares(spec), works)
     if spec.written.schedule is None:
         for phase in spec.phases:
             yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
@@ -241,7 +245,8 @@ def _ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 def _nodes_for(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
     """More nodes, if units of `ep_sizes` need them and the spec counts them; nodes in a list cannot be invented."""
     cluster = spec.cluster
-    needed = sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
+    needed = len(cluster.spares)
+    needed += sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
     return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
 
 
@@ -254,7 +259,10 @@ def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
 
 def _smaller_units(spec: ResolvedSpec) -> Iterator[Change]:
     """Where not even one unit each fits: EP sizes of whole nodes that do, those that use most GPUs first."""
-    per_node, usable = spec.cluster.gpus_per_node, sum(node.unusable is None for node in nodes_of(spec.cluster))
+    per_node, usable = (
+        spec.cluster.gpus_per_node,
+        sum(node.unusable is None for node in nodes_of(spec.cluster, spec.written.gpu_names)),
+    )
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
     if sum(most.values()) <= usable:
         return
@@ -285,7 +293,8 @@ def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int) -> Change:
     size = num_nodes * spec.cluster.gpus_per_node
     above = now + -(num_logical + now) % size
     redundant = min((each for each in (above, above - size) if each >= 0), key=lambda each: abs(each - now))
-    return {f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
+    other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}
+    return {f"{phase}.ep_size": size, **other}
 
 
 def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
@@ -307,8 +316,39 @@ def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
         yield {f"cluster.nodes.{index}.cordoned": False for index in cordoned[:number]}
 
 
+def _other_gpus(spec: ResolvedSpec) -> Iterator[Change]:
+    """A phase on the listed nodes that have other GPUs."""
+    nodes = spec.cluster.nodes
+    if isinstance(nodes, int) or spec.gpu.usable_bytes is None:
+        return
+    gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
+    for gpu, phase in product(gpus, reversed(spec.phases)):
+        if gpu != spec.written.gpu_name(phase):
+            yield {f"{phase}.gpu": gpu}
+
+
+def _fewer_spares(spec: ResolvedSpec) -> Iterator[Change]:
+    """The first of the spares, as many as units leave."""
+    spares = spec.cluster.spares
+    for number in range(len(spares) - 1, -1, -1):
+        yield {"cluster.spares": spares[:number]}
+
+
 def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
     change = _nodes_for(spec, {phase: spec.phase(phase).ep_size for phase in spec.phases})
+    if change:
+        yield change
+
+
+def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
+    """On as many GPUs, units of a whole node in place of several that would share it."""
+    per_node = spec.cluster.gpus_per_node
+    change: dict[str, Any] = {}
+    for phase in spec.phases if spec.written.schedule is None else ():
+        section = spec.phase(phase)
+        if section.ep_size < per_node and section.units > 1:
+            units = max(1, section.units * section.ep_size // per_node)
+            change |= {**_of_nodes(spec, phase, 1), f"{phase}.units": units}
     if change:
         yield change
 
@@ -316,7 +356,7 @@ def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
 def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
     """On a single node a unit that does both, in place of two that cannot share it."""
     cluster, written = spec.cluster, spec.document.data
-    usable = sum(1 for node in nodes_of(cluster) if node.unusable is None)
+    usable = sum(1 for node in nodes_of(cluster, spec.written.gpu_names) if node.unusable is None)
     sizes = {spec.phase(phase).ep_size for phase in spec.phases}
     if usable == 1 and len(spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
         both = {**written["prefill"], **written["decode"]}

@@ -8,11 +8,12 @@ a field that is wrong silences only the rules that read it. This is also the onl
 It does not plan: whether the cluster is large enough is not asked here.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,7 +23,7 @@ from planner.facts.loads import Loads, read_loads
 from planner.facts.model_config import read_model_config
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import Problem, SpecError, Violation
-from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean
+from planner.problems.fix import HERE, Change, Fix, applied, close_to, did_you_mean
 from planner.spec.fields import check_fields
 from planner.spec.layout_rules import broken_rules
 from planner.spec.schema import ClusterSpec, GpuSpec, PhaseSpec, Spec
@@ -30,8 +31,8 @@ from planner.spec.yaml import Document, read_document
 
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
-Found = TypeVar("Found")
-
+VERSION = re.compile(r"[a-z]*[0-9][a-z0-9.]*")  # r1, v3.2, qwen3, 235b, a22b
+OF_A_DATE = re.compile(r"[-_][0-9]{4,}$")  # a checkpoint's, such as R1-0528: the shapes are those of the name before it
 BITS_PER_BYTE = 8
 MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
 
@@ -54,6 +55,11 @@ class ResolvedSpec:
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases that the spec has: prefill and decode, or mixed."""
         return self.written.phases
+
+    def gpu_of(self, phase: Phase) -> Gpu:
+        """Return what `phase` runs on."""
+        name = self.written.gpu_name(phase)
+        return self.gpu if name == self.cluster.gpu_name else GPUS[name]
 
     @property
     def cluster(self) -> ClusterSpec:
@@ -147,11 +153,14 @@ class _Named:
 
     def _resolve(self, values: dict[str, Any]) -> None:
         if "model" in values:
-            self._keep("model.shapes", _catalog_entry("S304", "model", values["model"], MODELS))
+            self._keep("model.shapes", _catalog_model(values["model"]))
         if "model.config" in values:
             self._keep_config(values["model.config"])
         if "cluster.gpu" in values:
-            self._keep("cluster.device", _catalog_entry("S305", "cluster.gpu", values["cluster.gpu"], GPUS))
+            self._keep("cluster.device", _catalog_gpu("cluster.gpu", values["cluster.gpu"]))
+        for path in (f"{phase}.gpu" for phase in PHASES):
+            if values.get(path):
+                self._keep(f"{path}.device", _catalog_gpu(path, values[path]))
         if values.get("expert_load.file"):
             self._keep_loads(values["expert_load.file"])
 
@@ -196,16 +205,28 @@ class _Named:
             self.resolved[path] = found
 
 
-def _catalog_entry(rule_id: str, path: str, name: str, entries: Mapping[str, Found]) -> Found | Violation:
-    if name in entries:
-        return entries[name]
-    if path == "cluster.gpu" and (product := unplanned_gpu(name)):
-        rule = f"S306 is not planned yet: the catalog has {', '.join(entries)}"
-        return Violation(
-            path, name, rule, f"the figures of {product} are not known", "describe it, as gpu: {name: ...}"
-        )
-    rule = f"{rule_id} must be in the catalog ({', '.join(entries)})"
-    return Violation(path, name, rule, "its figures are not known", did_you_mean(name, list(entries)))
+def _catalog_model(name: str) -> Model | Violation:
+    """The model that `name` says. A fix only mends its spelling: another version is another model."""
+    if name in MODELS:
+        return MODELS[name]
+    known, path = ", ".join(MODELS), "model"
+    meant = close_to(name, list(MODELS))
+    if meant and VERSION.findall(meant) == VERSION.findall(OF_A_DATE.sub("", name.casefold())):
+        rule, reason = f"S304 must be in the catalog ({known})", "its figures are not known"
+        return Violation(path, name, rule, reason, did_you_mean(name, [meant]))
+    rule, fix = f"S307 is not planned yet: the catalog has {known}", "give its config.json, as model: {config: ...}"
+    return Violation(path, name, rule, "its figures are not known", fix)
+
+
+def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
+    if name in GPUS:
+        return GPUS[name]
+    known = ", ".join(GPUS)
+    if product := unplanned_gpu(name):
+        rule, reason = f"S306 is not planned yet: the catalog has {known}", f"the figures of {product} are not known"
+        return Violation(path, name, rule, reason, "describe it, as gpu: {name: ...}")
+    rule, reason = f"S305 must be in the catalog ({known})", "its figures are not known"
+    return Violation(path, name, rule, reason, did_you_mean(name, list(GPUS)))
 
 
 def _own_gpu(spec: GpuSpec) -> Gpu:
@@ -231,8 +252,21 @@ def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, 
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:
-    """How many units each phase has, for the rule about their names."""
+    """How many units each phase has, for the rule about their names; and the GPUs that there are for one of them."""
     counts = {phase: values[f"{phase}.units"] for phase in PHASES if f"{phase}.units" in values}
     for window in values.get("schedule.windows") or []:
         counts |= {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
-    return {"spec.units": counts} if counts else {}
+    return {"spec.units": counts} | _room(values, counts) if counts else {}
+
+
+def _room(values: Mapping[str, Any], counts: Mapping[Phase, int]) -> dict[str, int]:
+    """The GPUs of the nodes that other phases leave to each unit of a phase, where that is at least one node."""
+    nodes, per_node = values.get("cluster.nodes"), values.get("cluster.gpus_per_node")
+    if nodes is None or per_node is None:
+        return {}
+    taken = {phase: count * max(1, values.get(f"{phase}.ep_size", 1) // per_node) for phase, count in counts.items()}
+    num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(values.get("cluster.spares") or ())
+    left = {phase: num_nodes - (sum(taken.values()) - taken[phase]) for phase in counts}
+    return {
+        f"{phase}.room": left[phase] // count * per_node for phase, count in counts.items() if left[phase] >= count > 0
+    }

@@ -6,6 +6,7 @@ from itertools import chain, count
 from typing import Any
 
 from planner.facts.catalog import GPUS, unplanned_gpu
+from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
@@ -129,6 +130,20 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
             yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
+@_reads("{phase}.gpu", "cluster.nodes", "cluster.gpu?")
+def phases_have_nodes_with_their_gpus(gpu: str | None, nodes: Nodes, own: str | None) -> Broken | None:
+    """Only a list says which nodes have other GPUs than the cluster's."""
+    if (
+        gpu is None
+        or gpu == own
+        or any(node.get("gpu") == gpu or isinstance(node, Partial) for _, node in _listed(nodes))
+    ):
+        return None
+    rule = "S530 must come with a list of nodes, of which some have it"
+    reason = "nodes that are only counted have cluster.gpu" if isinstance(nodes, int) else "none of these has it"
+    return Broken(rule, reason, f"write gpu: {gpu} at the nodes that have it")
+
+
 @_reads("cluster.nodes")
 def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
     """The effect decides whether a node can be used."""
@@ -139,6 +154,48 @@ def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
                 reason = "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the node can be used"
                 place = f"cluster.nodes.{index}.taints.{number}"
                 yield Broken(rule, reason, nearest(_taint(taint)), place, taint)
+
+
+@_reads("cluster.spares", "cluster.nodes")
+def spares_are_nodes_of_the_cluster(spares: list[str], nodes: Nodes) -> Iterator[Broken]:
+    """A pod finds no node by a misspelt name."""
+    if isinstance(nodes, list) and any("name" not in node for node in nodes):
+        return
+    known = _known_names(nodes)
+    for index, name in enumerate(spares):
+        if name not in known:
+            rule = "S431 must be the name of a node in cluster.nodes"
+            reason = "a spare is one of the cluster's nodes"
+            yield Broken(rule, reason, _likely_spare(name, known, spares), f"cluster.spares.{index}", name)
+
+
+@_reads("cluster.spares")
+def spares_are_listed_once(spares: list[str]) -> Iterator[Broken]:
+    """Twice the name is not twice the node."""
+    for index, name in enumerate(spares):
+        if name in spares[:index]:
+            rule = f"S432 must be listed once, it is cluster.spares.{spares.index(name)} too"
+            yield Broken(rule, "it can stand in for one node", removal(), f"cluster.spares.{index}", name)
+
+
+@_reads(
+    *("cluster.spares", "cluster.nodes", "cluster.gpus_per_node", "cluster.gpu?", "cluster.gpu.name?"),
+    *(f"{phase}.gpu?" for phase in PHASES),
+)
+def spares_have_the_gpus_of_those_they_stand_in_for(
+    spares: list[str], nodes: Nodes, gpus_per_node: int, name: str | None, own: str | None, *of_phases: str | None
+) -> Iterator[Broken]:
+    """The ranks of a lost node start there with the memory and in the number that were planned."""
+    gpu = own or name
+    used = list(dict.fromkeys(each for each in (gpu, *of_phases) if each))
+    listed = {node["name"]: node for _, node in _listed(nodes) if "name" in node}
+    for index, spare in enumerate(spares):
+        node = listed.get(spare, {})
+        has = node.get("gpu") or gpu, gpus_per_node if node.get("gpus") is None else node["gpus"]
+        if gpu is not None and (has[0] not in used or has[1] < gpus_per_node):
+            rule = f"S433 must have {gpus_per_node} {' or '.join(used)}, it has {has[1]} {has[0]}"
+            reason = "it takes the ranks of a node that is lost"
+            yield Broken(rule, reason, removal(), f"cluster.spares.{index}", spare)
 
 
 @_reads("cluster.rack_size", "cluster.nodes")
@@ -183,6 +240,17 @@ def _taint(written: str) -> str:
     key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
     meant = close_to(effect, EFFECTS) or EFFECTS[0]
     return f"{re.sub(r'[^A-Za-z0-9./_=-]', '-', key) or 'key'}:{meant}"
+
+
+def _known_names(nodes: Nodes) -> list[str]:
+    """Of all nodes; those that are only counted have names too."""
+    return [name for _, name in _names(nodes)] if isinstance(nodes, list) else list(map(logical_node, range(nodes)))
+
+
+def _likely_spare(name: str, known: list[str], spares: list[str]) -> Fix:
+    """The node that `name` is like, of those that are no spares yet."""
+    meant = close_to(name, [each for each in reversed(known) if each not in spares])
+    return removal() if meant is None else did_you_mean(name, [meant])
 
 
 def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:

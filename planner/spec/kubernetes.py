@@ -53,8 +53,11 @@ class ResourcesSpec(Section):
 class KubernetesSpec(Section):
     """Names, image, mounts and sizes of the pods."""
 
-    namespace: str = Field(
-        default="tidemill", description="Namespace of all objects, created with them.", examples=["tidemill"]
+    namespace: str = Field(default="tidemill", description="Namespace of all objects.", examples=["tidemill"])
+    create_namespace: bool = Field(
+        default=True,
+        description="Create the namespace with the objects, and delete it with them; false: use the one that is there.",
+        examples=[False],
     )
     image: str = Field(
         default="tidemill-runtime:0.1.0",

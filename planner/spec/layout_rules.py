@@ -16,15 +16,15 @@ from itertools import chain, count
 from typing import Any, get_args
 
 from planner.facts import names
-from planner.facts.catalog import GroupedAttention, Model
+from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
-from planner.spec import cluster_rules
+from planner.spec import attention_rules, cluster_rules
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Partial, Rule, declare_in
-from planner.spec.schema import AUTO, MAX_ATTENTION_TP, MAX_EP_SIZE
+from planner.spec.schema import AUTO, MAX_EP_SIZE
 
 __all__ = ["broken_rules"]
 
@@ -39,7 +39,7 @@ _reads = declare_in(RULES)
 
 def broken_rules(values: Mapping[str, Any], about: str | None = None) -> Iterator[Violation]:
     """Every broken rule whose arguments are all in `values`; only those `about` a field, where one is given."""
-    for rule in [*RULES, *cluster_rules.RULES]:
+    for rule in [*RULES, *attention_rules.RULES, *cluster_rules.RULES]:
         for paths in _readings(rule):
             if about not in (None, paths[0]):
                 continue
@@ -207,10 +207,10 @@ def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
 
 @_reads(
     *("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes"),
-    *("cluster.gpus_per_node?", "{phase}.as_written?"),
+    *("cluster.gpus_per_node?", "{phase}.room?", "{phase}.as_written?"),
 )
 def ep_size_divides_physical_experts(
-    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None, phase: Phase | None
+    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None, room: int | None, phase: Phase | None
 ) -> Broken | None:
     """Every GPU of a unit holds equally many slots: the dispatch kernels count on it.
 
@@ -226,46 +226,23 @@ def ep_size_divides_physical_experts(
     is_kept = phase is not None and _is_whole_nodes(ep_size, gpus_per_node)
     numbers = _even_redundant(ep_size, redundant, num_logical) if is_kept else []
     if not numbers:
-        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
+        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node, room)))
     path = f"{phase}.redundant_experts"
     words = f"nearest: redundant_experts: {' or '.join(map(str, numbers))}"
     return Broken(rule, reason, Fix(words, tuple({path: number} for number in numbers)))
 
 
-@_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?")
+@_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?", "{phase}.room?")
 def unit_fills_whole_nodes(
-    ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None
+    ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None, room: int | None
 ) -> Broken | None:
     """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
     if _is_whole_nodes(ep_size, gpus_per_node):
         return None
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
-    return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node)))
-
-
-@_reads("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node")
-def attention_groups_are_alike(attention_tp: int, ep_size: int, gpus_per_node: int) -> Broken | None:
-    """Each group has an equal part of a node, or whole nodes."""
-    fitting = [size for size in _divisors(ep_size) if gpus_per_node % size == 0 or size % gpus_per_node == 0]
-    if attention_tp in fitting:
-        return None
-    rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
-    reason = "GPUs that share attention stand on an equal part of a node, or on whole nodes"
-    return Broken(rule, reason, nearest_of(attention_tp, [size for size in fitting if size <= MAX_ATTENTION_TP]))
-
-
-@_reads("{phase}.attention_tp", "model.shapes")
-def attention_divides_by_heads(attention_tp: int, model: Model) -> Broken | None:
-    """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
-    heads = model.attention.num_heads
-    kv_heads = model.attention.num_kv_heads if isinstance(model.attention, GroupedAttention) else heads
-    fitting = [size for size in _divisors(heads) if kv_heads % size == 0 or size % kv_heads == 0]
-    if attention_tp in fitting:
-        return None
-    kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
-    rule = f"S509 must divide the {heads} attention heads{kv}"
-    return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, fitting))
+    sizes = _ep_sizes(num_physical, gpus_per_node, room)
+    return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, sizes))
 
 
 @_reads("{phase}.redundant_experts", "{phase}.ep_size", "model.shapes")
@@ -374,10 +351,6 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
     return Broken(rule, "each expert of each layer has a load of its own", "measure it on this model")
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
 def _is_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
     """Whether a unit fills its nodes, or fits on one; True where nobody knows what a node has."""
     return gpus_per_node is None or ep_size <= gpus_per_node or ep_size % gpus_per_node == 0
@@ -389,13 +362,17 @@ def _even_redundant(ep_size: int, redundant: int, num_logical: int) -> list[int]
     return [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
 
 
-def _ep_sizes(num_physical: int | None, gpus_per_node: int | None) -> list[int]:
-    """Sizes that spread experts evenly over whole nodes; every size spreads a number that nobody knows."""
-    return [
+def _ep_sizes(num_physical: int | None, gpus_per_node: int | None, room: int | None) -> list[int]:
+    """Sizes that spread experts evenly over whole nodes, within the `room` that there is.
+
+    Every size spreads a number of experts that nobody knows.
+    """
+    even = [
         size
         for size in range(1, min(num_physical or MAX_EP_SIZE, MAX_EP_SIZE) + 1)
         if (num_physical or 0) % size == 0 and (not gpus_per_node or size <= gpus_per_node or size % gpus_per_node == 0)
     ]
+    return [size for size in even if room is None or size <= room] or even
 
 
 def _free_path(path: str, volumes: Volumes) -> str:

@@ -120,7 +120,6 @@ NOT_YET = {
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
-    "cluster.spares": "spare nodes are not planned yet",
     "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.volumes.name": "a volume is known by its mount_path",
@@ -129,7 +128,6 @@ NOT_YET = {
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
     "schedule.windows.duration": _WINDOW,
-    "PHASE.gpu": "all phases run on cluster.gpu, and a GPU type per phase is not planned yet",
 }
 
 NOT_YET_VALUES = {

@@ -176,6 +176,13 @@ class ClusterSpec(Section):
         examples=[22, [{"name": "gpu-a01"}]],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default=[],
+        max_length=MAX_NODES,
+        description="Names of nodes that no unit is planned on, and that any unit may move to when it loses one of its"
+        " own.",
+        examples=[["node-21"]],
+    )
     rack_size: int | None = Field(
         default=None,
         ge=1,
@@ -213,6 +220,12 @@ class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
 
     units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    gpu: Annotated[str, _one_of(GPUS)] | None = Field(
+        default=None,
+        description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
+        "nodes that says which have it.",
+        examples=[_A_GPU],
+    )
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
@@ -408,6 +421,15 @@ class Spec(Section):
     def phases(self) -> tuple[Phase, ...]:
         """Those that the deployment has, in the order in which a request passes through them."""
         return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
+    def gpu_name(self, phase: Phase) -> str:
+        """What `phase` runs on, as plans call it."""
+        return self.phase(phase).gpu or self.cluster.gpu_name
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """What the phases run on, each once."""
+        return tuple(dict.fromkeys(map(self.gpu_name, self.phases)))
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""

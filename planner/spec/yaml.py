@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from planner.facts.files import read_file
 from planner.problems.errors import Problem, SpecError, Violation
 from planner.spec.yaml_mistakes import HOLE_REASON, Mistake, explain, holes, indent_by, look_alikes
 
@@ -27,6 +28,7 @@ __all__ = ["Document", "decode_document", "parse_document", "read_content", "rea
 
 NO_MAPPING = "S105 must be a mapping of keys to values"
 MAX_DEPTH = 32  # the spec itself nests four deep
+MAX_SPEC_BYTES = 2**23  # an inventory of 20,000 nodes has a fifth of it
 
 LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones stay text, and fail as text: no field wants them
@@ -66,13 +68,16 @@ def read_document(path: Path) -> Document:
 def read_content(path: Path) -> bytes:
     """The bytes of the file at `path`. Raises SpecError when it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise _refused(path, "S101 must be a readable file", error.strerror or str(error), "check the path") from None
 
 
 def decode_document(content: bytes, path: Path) -> Document:
     """The document in `content`, which was read from `path`. Raises SpecError when there is none."""
+    if len(content) > MAX_SPEC_BYTES:
+        reason = f"it has more than {MAX_SPEC_BYTES // 2**20} MiB"
+        raise _refused(path, "S101 must be a readable file", reason, "check the path")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

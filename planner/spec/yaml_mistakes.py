@@ -78,9 +78,19 @@ def _look_alike(number: int, line: str) -> Mistake | None:
     called = f"U+{ord(character):04X} ({unicodedata.name(character, 'unnamed').lower()})"
     if not words[:column].strip():
         return Mistake((number, 1), f"{called} stands where lines are indented", "indent with spaces")
-    meant = "".join(_plain(each) for each in words).strip()
+    meant = _meant(words).strip()
     plain = _plain(character).replace(" ", "a space")
     return Mistake((number, _indentation(line) + 1), f"{called} only looks like {plain}", f"write `{meant}`")
+
+
+def _meant(words: str) -> str:
+    """`words` in YAML's own characters; the colon of a key has a space after it, that of `08:30` has none."""
+    meant = ""
+    for index, each in enumerate(words):
+        plain = _plain(each)
+        is_of_key = plain == ":" != each and ":" not in re.split(r"[,\[{]", meant)[-1]
+        meant += f"{plain} " if is_of_key and words[index + 1 : index + 2].strip() else plain
+    return meant
 
 
 def _plain(character: str) -> str:
@@ -119,6 +129,11 @@ class _Seen:
     def before(self, number: int) -> int:
         """The number of the last line with something in it before that one; 0 if there is none."""
         filled = (each for each in range(min(number - 1, len(self.lines)), 0, -1) if _words(self.line(each)))
+        return next(filled, 0)
+
+    def after(self, number: int) -> int:
+        """The number of the next line with something in it; 0 if there is none."""
+        filled = (each for each in range(number + 1, len(self.lines) + 1) if _words(self.line(each)))
         return next(filled, 0)
 
 
@@ -192,7 +207,10 @@ def _too_deep(seen: _Seen) -> Mistake | None:
 
 
 def _between(seen: _Seen) -> Mistake | None:
-    """A line that is indented less than the one above, and like none."""
+    """A line that is indented less than the one above, and like none.
+
+    A key without a value is the key of what stands below it, so that it is indented less than that.
+    """
     number, column = seen.place
     above = seen.before(number)
     is_first = _indentation(seen.line(number)) + 1 == column
@@ -202,6 +220,11 @@ def _between(seen: _Seen) -> Mistake | None:
     if there < column:
         return None
     reason = f"it is indented less than line {above}, and like no key before it"
+    below = seen.after(number)
+    if _words(seen.line(number)).endswith(":") and below:
+        inner = _indentation(seen.line(below))
+        levels = (_indentation(seen.line(each)) for each in range(1, number) if _words(seen.line(each)))
+        there = max((level for level in levels if level < inner), default=there)
     return Mistake(seen.place, reason, indent_by(there))
 
 

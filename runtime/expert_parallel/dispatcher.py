@@ -9,8 +9,8 @@ which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, si
 
 A dispatcher declares what its caller must know, and the caller asks for nothing else:
 
-    rows               contiguous: slot after slot, as many as came; or masked: room for Z rows in each slot. Counts are
-                       tensors either way, so that no layer waits for the host.
+    rows               contiguous: slot after slot, as many as came; or masked: room for Z rows in each slot. How many
+                       came is a tensor either way; of contiguous rows the host knows it too, because it made room.
     weights_applied    by combine, while it adds; or by the experts, because combine adds rows as they come
     sums_in_order      a token's choices are added in their order, so the sum does not depend on where experts are.
                        Deterministic mode admits no other dispatcher.
@@ -53,6 +53,7 @@ __all__ = [
     "Pending",
     "PlainRows",
     "RowFormat",
+    "Sizes",
     "TokenDispatcher",
     "Traffic",
     "WeightsApplied",
@@ -84,10 +85,11 @@ class WeightsApplied(Enum):
 
 @dataclass(frozen=True)
 class ContiguousRows:
-    """`counts_M` rows of each local slot, slot after slot."""
+    """`counts_M` rows of each local slot, slot after slot; `counts` is the same on the host."""
 
     rows_RD: Tensor
     counts_M: Tensor
+    counts: list[int]
     weights_R: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
 
     def weigh(self, results_RD: Tensor) -> Tensor:
@@ -239,12 +241,25 @@ class LocalDispatcher:
         rows = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
         sent_W = counts_M.sum(0, keepdim=True)
         way_back = row_of_pair.view(slots_TK.shape), weights_TK
-        return _here(Dispatched(ContiguousRows(self.row_format.decode(rows), counts_M), sent_W, way_back))
+        decoded = self.row_format.decode(rows)
+        return _here(Dispatched(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
 
     def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
         """They are here, sorted."""
         row_of_pair_TK, weights_TK = dispatched.way_back
         return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a rank told each rank before any row moved, and what each told it: a line for each rank.
+
+    The host waits for these numbers once, and for nothing else in a dispatch.
+    """
+
+    sent: list[list[int]]
+    received: list[list[int]]
+    received_WX: Tensor  # the same, where the rows are
 
 
 @dataclass(frozen=True)
@@ -274,23 +289,23 @@ class AllToAllDispatcher:
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Put the slots in front of each row; exchange; make of what came a row for each slot that is here."""
-        sent_W = self.sizes(slots_TK).sum(1)
-        sent = sent_W.tolist()
+        pairs_WM = self.sizes(slots_TK)
         row_of_pair = inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
-        exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK)
+        exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)
 
-        def group_by_slot(arrived: tuple[Tensor, Tensor]) -> Dispatched:
-            from_each_W, rows_RX = arrived
+        def group_by_slot(arrived: tuple[Sizes, Tensor]) -> Dispatched:
+            sizes, rows_RX = arrived
+            received, sent = map(self._pairs, (sizes.received, sizes.sent))
             slots_RK = self.slots_of(rows_RX, slots_TK.shape[1])
-            row, choice = (slots_RK // self.slots_per_rank == self.group.rank).nonzero(as_tuple=True)
-            slots = slots_RK[row, choice] - self.group.rank * self.slots_per_rank
-            arrival_of_row = slots.argsort(stable=True)
+            is_here_RK = slots_RK // self.slots_per_rank == self.group.rank
+            row, choice = is_here_RK.nonzero_static(size=sum(received)).unbind(1)
+            arrival_of_row = slots_RK[row, choice].argsort(stable=True)
             bytes_RX = rows_RX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[arrival_of_row])
-            sources = torch.arange(self.group.size, device=row.device).repeat_interleave(from_each_W)[row]
-            received = sources.bincount(minlength=self.group.size).tolist()
-            counts_M = slots.bincount(minlength=self.slots_per_rank)
+            counts = [sum(pairs) for pairs in zip(*self._by_slot(sizes.received), strict=True)]
             way_back = _WayBack(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
-            return Dispatched(ContiguousRows(self.row_format.decode(bytes_RX), counts_M), sent_W, way_back)
+            counts_M = sizes.received_WX[:, : self.slots_per_rank].sum(0)
+            rows = ContiguousRows(self.row_format.decode(bytes_RX), counts_M, counts)
+            return Dispatched(rows, pairs_WM.sum(1), way_back)
 
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, group_by_slot)
 
@@ -312,21 +327,28 @@ class AllToAllDispatcher:
         """Return the slots in front of such rows, [R, K]."""
         return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
-    def exchange(self, rows_TX: Tensor, slots_TK: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
-        """What brings every row to its ranks: how many came from each, and they, sources in order. Sizes, then rows."""
-        rows, sizes = self.for_each(rows_TX, self.among(slots_TK // self.slots_per_rank))
+    def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
+        """What brings every row to its ranks: the sizes, then the rows, sources in order."""
+        is_for_TW = self.among(slots_TK // self.slots_per_rank)
+        sizes_WX = torch.cat((pairs_WM, is_for_TW.sum(0)[:, None]), 1)
 
-        def sizes_then_rows() -> tuple[Tensor, Tensor]:
-            one_each = [1] * self.group.size
-            from_each_W = self.group.all_to_all(sizes, one_each, one_each)
-            return from_each_W, self.give(rows, sizes.tolist(), from_each_W.tolist())
+        def sizes_then_rows() -> tuple[Sizes, Tensor]:
+            sizes = self.tell(sizes_WX)
+            send, receive = ([line[-1] for line in lines] for lines in (sizes.sent, sizes.received))
+            return sizes, self.give(self.for_each(rows_TX, is_for_TW, sum(send)), send, receive)
 
         return sizes_then_rows
 
-    def for_each(self, rows_RX: Tensor, is_for_RW: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows for each rank, rank by rank, a row that is for several once for each; and how many each gets."""
-        _, rows = is_for_RW.T.nonzero(as_tuple=True)
-        return rows_RX.index_select(0, rows), is_for_RW.sum(0)
+    def tell(self, sizes_WX: Tensor) -> Sizes:
+        """Tell each rank its line of `sizes_WX`, which begins with the pairs for each of its slots."""
+        one_each = [1] * self.group.size
+        received_WX = self.group.all_to_all(sizes_WX, one_each, one_each)
+        sent, received = self.ops.read(torch.stack((sizes_WX, received_WX)))
+        return Sizes(sent, received, received_WX)
+
+    def for_each(self, rows_RX: Tensor, is_for_RW: Tensor, num_rows: int) -> Tensor:
+        """The rows for each rank, rank by rank, a row that is for several once for each: `num_rows` in all."""
+        return rows_RX.index_select(0, is_for_RW.T.nonzero_static(size=num_rows)[:, 1])
 
     def among(self, ranks_RK: Tensor) -> Tensor:
         """[R, W], whether each rank is one of a row's."""
@@ -348,8 +370,18 @@ class AllToAllDispatcher:
 
     def sizes(self, slots_TK: Tensor) -> Tensor:
         """Pairs for each slot of each rank, [W, M]."""
-        num_slots = self.group.size * self.slots_per_rank
-        return slots_TK.flatten().bincount(minlength=num_slots).unflatten(0, (self.group.size, self.slots_per_rank))
+        pairs_WM = slots_TK.new_zeros(self.group.size, self.slots_per_rank)
+        slots = slots_TK.flatten()
+        pairs_WM.view(-1).scatter_add_(0, slots, torch.ones_like(slots))
+        return pairs_WM
+
+    def _by_slot(self, lines: list[list[int]]) -> list[list[int]]:
+        """The pairs for each slot, of each line of sizes."""
+        return [line[: self.slots_per_rank] for line in lines]
+
+    def _pairs(self, lines: list[list[int]]) -> list[int]:
+        """The pairs of each line of sizes."""
+        return [sum(pairs) for pairs in self._by_slot(lines)]
 
 
 def _here(value: T) -> Pending[T]:

@@ -6,6 +6,7 @@ from runtime.errors import RuntimeFailure
 from runtime.expert_parallel.dispatcher import AllToAllDispatcher, LocalDispatcher, RowFormat, TokenDispatcher
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.hierarchical import NodeDispatcher
+from runtime.expert_parallel.masked import MaskedDispatcher
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.kernels.backend import Backend
 
@@ -13,13 +14,23 @@ __all__ = ["new_dispatcher"]
 
 
 def new_dispatcher(
-    group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
+    group: Group,
+    slots_per_rank: int,
+    top_k: int,
+    row_format: RowFormat,
+    x_1D: Tensor,
+    backend: Backend,
+    capacity: int | None = None,
 ) -> TokenDispatcher:
     """Choose the form for this unit. `x_1D` is what a token's row is made of and what an expert makes of it.
 
+    `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     Raises RuntimeFailure when the model is to be deterministic and the form is not.
     """
-    dispatcher = _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
+    if capacity is not None and backend.device.type != "cpu":
+        dispatcher: TokenDispatcher = MaskedDispatcher(group, slots_per_rank, capacity, row_format, backend.ops)
+    else:
+        dispatcher = _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
     if backend.batching.is_invariant and not dispatcher.sums_in_order:
         raise RuntimeFailure(
             f"deterministic mode is not possible with {type(dispatcher).__name__}: it adds what a token's"

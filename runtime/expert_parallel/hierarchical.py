@@ -12,12 +12,12 @@ to rank 3 with the three slots; rank 3 gives it to rank 2 and to itself, once ea
 Model: DeepEP's normal kernels (github.com/deepseek-ai/DeepEP).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from runtime.expert_parallel.dispatcher import AllToAllDispatcher, RowFormat
+from runtime.expert_parallel.dispatcher import AllToAllDispatcher, RowFormat, Sizes
 from runtime.expert_parallel.group import Group
 from runtime.kernels.ops import Ops
 
@@ -29,34 +29,65 @@ class NodeDispatcher(AllToAllDispatcher):
 
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat, ops: Ops) -> None:
         super().__init__(group, slots_per_rank, row_format, ops)
-        self._relay_of_rank_W = _on(ops, [_relay(group, group.rank, node) for node in group.nodes])
         own_node = group.nodes[group.rank]
+        relay_of_rank = [_relay(group, group.rank, node) for node in group.nodes]
+        self._relay_of_rank_W = _on(ops, relay_of_rank)
+        self._near = [rank for rank in range(group.size) if group.nodes[rank] == own_node]
         self._is_near_W = _on(ops, [node == own_node for node in group.nodes])
-        relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
-        self._relay_of_source_W = _on(ops, relay_of_source)
-        self._arrival_W = _on(ops, sorted(range(group.size), key=lambda source: (relay_of_source[source], source)))
+        self._passed_on_WX = _on(ops, _passed_on(group, relay_of_rank))
+        self._relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
+        self._arrival_W = _on(
+            ops, sorted(range(group.size), key=lambda source: (self._relay_of_source[source], source))
+        )
 
-    def exchange(self, rows_TX: Tensor, slots_TK: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
         """Sizes, then rows to relays, then rows to ranks."""
         ranks_TK = slots_TK // self.slots_per_rank
-        to_relays, to_each_relay = self.for_each(rows_TX, self.among(self._relay_of_rank_W[ranks_TK]))
-        sizes_sent = torch.stack((self.among(ranks_TK).sum(0), to_each_relay), 1)
+        is_for_relay_TW = self.among(self._relay_of_rank_W[ranks_TK])
+        sizes_WX = self._sizes_by_relay(pairs_WM, is_for_relay_TW.sum(0), self.among(ranks_TK).sum(0))
 
-        def by_relays() -> tuple[Tensor, Tensor]:
-            one_row_each = [1] * self.group.size
-            from_each_W, relayed = self.group.all_to_all(sizes_sent, one_row_each, one_row_each).unbind(1)
-            at_relay = self.give(to_relays, to_each_relay.tolist(), relayed.tolist())
+        def by_relays() -> tuple[Sizes, Tensor]:
+            sizes = self.tell(sizes_WX)
+            first, near = self.slots_per_rank, len(self._near)
+            to_relays, relayed = ([line[first] for line in lines] for lines in (sizes.sent, sizes.received))
+            at_relay = self.give(self.for_each(rows_TX, is_for_relay_TW, sum(to_relays)), to_relays, relayed)
+            to_near = [sum(rows) for rows in zip(*(line[first + 2 :][:near] for line in sizes.received), strict=True)]
             ranks_RK = self.slots_of(at_relay, slots_TK.shape[1]) // self.slots_per_rank
-            to_ranks, to_each_rank = self.for_each(at_relay, self.among(ranks_RK) & self._is_near_W)
-            from_relays = torch.zeros_like(from_each_W).index_add_(0, self._relay_of_source_W, from_each_W)
-            rows = self.give(to_ranks, to_each_rank.tolist(), from_relays.tolist())
-            return from_each_W, rows[self._by_source(from_each_W)]
+            to_ranks = self.for_each(at_relay, self.among(ranks_RK) & self._is_near_W, sum(to_near))
+            from_each = [line[first + 1] for line in sizes.received]
+            rows = self.give(
+                to_ranks, self._of_all(self._near, to_near), self._of_all(self._relay_of_source, from_each)
+            )
+            return sizes, rows[self._by_source(sizes.received_WX[:, first + 1], len(rows))]
 
         return by_relays
 
-    def _by_source(self, from_each_W: Tensor) -> Tensor:
+    def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
+        """Lines of sizes, [W, X]: a rank's pairs by slot; rows by way of it; rows for it; those for its whole node."""
+        no_rows = rows_W.new_zeros(1)
+        passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]
+        return torch.cat((pairs_WM, to_relay_W[:, None], rows_W[:, None], passed_on_WX), 1)
+
+    def _of_all(self, ranks: list[int], rows: list[int]) -> list[int]:
+        """Add up rows by rank, for all ranks of the group."""
+        total = [0] * self.group.size
+        for rank, number in zip(ranks, rows, strict=True):
+            total[rank] += number
+        return total
+
+    def _by_source(self, from_each_W: Tensor, num_rows: int) -> Tensor:
         """Rows arrive by relay, then source: the order that puts sources first."""
-        return self._arrival_W.repeat_interleave(from_each_W[self._arrival_W]).argsort(stable=True)
+        sources = self._arrival_W.repeat_interleave(from_each_W[self._arrival_W], output_size=num_rows)
+        return sources.argsort(stable=True)
+
+
+def _passed_on(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
+    """Of each rank that is a relay, the ranks of its node, filled up to the largest node's; `size` stands for none."""
+    members = [[rank for rank in range(group.size) if group.nodes[rank] == node] for node in group.nodes]
+    most = max(map(len, members))
+    is_relay = set(relay_of_rank)
+    lines = [own if rank in is_relay else [] for rank, own in enumerate(members)]
+    return [line + [group.size] * (most - len(line)) for line in lines]
 
 
 def _relay(group: Group, source: int, node: int) -> int:
@@ -66,6 +97,6 @@ def _relay(group: Group, source: int, node: int) -> int:
     return there[own.index(source) % len(there)]
 
 
-def _on(ops: Ops, values: list[int] | list[bool]) -> Tensor:
+def _on(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     """Put a table of the ranks where the rows are."""
     return torch.tensor(values, device=ops.device)

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from runtime.errors import PeerLost
-from runtime.protocol.sockets import listen
+from runtime.protocol.sockets import listen, look_up
 
 __all__ = ["MeetingPoint", "meet"]
 
@@ -55,7 +55,7 @@ def _find(meeting: MeetingPoint, size: int) -> dist.Store:
     complained = False
     while True:
         try:
-            leader = _look_up(meeting.leader, meeting.address)
+            leader = look_up(meeting.leader, meeting.address)
             if meeting.first and leader == str(ipaddress.ip_address(meeting.address)):
                 return _serve(meeting, size)
             return dist.TCPStore(leader, meeting.port, size, is_master=False, timeout=CALL_TIMEOUT)
@@ -69,13 +69,6 @@ def _find(meeting: MeetingPoint, size: int) -> dist.Store:
                 where = f"{meeting.leader}:{meeting.port}"
                 print(f"tidemill: waiting for the unit's leader {where}: {error}", file=sys.stderr, flush=True)
         time.sleep(RETRY_S)
-
-
-def _look_up(name: str, own_address: str) -> str:
-    """Return the IP address of `name`, of the version that this unit's nodes have. Raises gaierror."""
-    family = socket.AF_INET if ipaddress.ip_address(own_address).version == 4 else socket.AF_INET6
-    (*_, (address, *_)), *_ = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
-    return str(ipaddress.ip_address(address))
 
 
 def _serve(meeting: MeetingPoint, size: int) -> dist.Store:

@@ -128,7 +128,7 @@ class Registry:
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
         rank = self._admit(await _read_hello(frames), writer)
-        log.info("%s on %s joined", rank, rank.hello.node)
+        log.info("%s on %s joined", rank, _where(rank))
         try:
             while (frame := await frames.read()) is not None:
                 rank.take(frame[0])
@@ -224,15 +224,24 @@ def _loads(units: list[Unit], phase: str) -> list[RankLoad]:
     return [RankLoad(rank.hello.unit, rank.hello.rank, rank.num_requests) for rank in members]
 
 
+def _where(rank: Rank) -> str:
+    """`node-7`, or `spare node-7 for node-2`."""
+    hello = rank.hello
+    return f"spare {hello.node} for {hello.for_node}" if hello.for_node else hello.node
+
+
 def _report_unit(unit: Unit) -> dict[str, Any]:
-    ranks = [
-        {
-            "rank": rank.hello.rank,
-            "node": rank.hello.node,
-            "pid": rank.hello.pid,
-            "state": rank.state,
-            "loaded": round(rank.loaded, 3),
-        }
-        for rank in unit.ranks
-    ]
-    return {"unit": unit.name, "phase": unit.phase, "ranks": ranks}
+    return {"unit": unit.name, "phase": unit.phase, "ranks": [_report_rank(rank) for rank in unit.ranks]}
+
+
+def _report_rank(rank: Rank) -> dict[str, Any]:
+    """`for_node` is there when `node` is a spare that stands in for it."""
+    hello = rank.hello
+    where = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
+    return {
+        "rank": hello.rank,
+        **where,
+        "pid": hello.pid,
+        "state": rank.state,
+        "loaded": round(rank.loaded, 3),
+    }

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure
+from runtime.kernels.fp8 import ExpertCodes
 from runtime.kernels.ops import Ops, own
 
 __all__ = ["TILE_ROWS", "BatchInvariant", "Batched", "Batching", "check_machine"]
@@ -63,13 +64,19 @@ class Batching(Protocol):
     ) -> Tensor:
         """Let each request attend to its first `lengths_B` latents, which lie in the pages of its table: [B, H, L]."""
 
-    def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute rows that lie slot after slot, `counts_M` of each, in their own memory."""
+    def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Compute rows that lie slot after slot, `counts` of each, in their own memory."""
 
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
     ) -> Tensor:
         """Compute the first `counts_M` of each slot's rows: [M, Z, D]."""
+
+    def fp8_experts(self, ops: Ops, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
+        """Compute packed rows that lie slot after slot, `counts` of each: [R, D]."""
+
+    def masked_fp8_experts(self, ops: Ops, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Compute the first `counts_M` of each slot's packed rows: [M, Z, D]."""
 
 
 class Batched:
@@ -98,15 +105,23 @@ class Batched:
         """Take all requests at once."""
         return ops.attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
-    def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+    def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Take all slots at once."""
-        return ops.experts(rows_RD, counts_M, gate_up_MXD, down_MDI)
+        return ops.experts(rows_RD, counts, gate_up_MXD, down_MDI)
 
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
     ) -> Tensor:
         """Take all slots at once."""
         return ops.masked_experts(rows_MZD, counts_M, gate_up_MXD, down_MDI)
+
+    def fp8_experts(self, ops: Ops, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
+        """Take all slots at once."""
+        return ops.fp8_experts(packed_RX, counts, experts)
+
+    def masked_fp8_experts(self, ops: Ops, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Take all slots at once."""
+        return ops.masked_fp8_experts(packed_MZX, counts_M, experts)
 
 
 class BatchInvariant:
@@ -155,9 +170,9 @@ class BatchInvariant:
         ]
         return torch.cat(contexts) if contexts else ops.attend(q_BHC, latent_BSC, lengths_B, lora_rank, scale)
 
-    def experts(self, ops: Ops, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+    def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Go slot by slot and tile by tile."""
-        for slot, rows in enumerate(rows_RD.split(counts_M.tolist())):
+        for slot, rows in enumerate(rows_RD.split(counts)):
             if len(rows):
                 rows.copy_(self.rows(partial(_expert, ops, gate_up_MXD[slot], down_MDI[slot]), rows))
         return rows_RD
@@ -167,8 +182,22 @@ class BatchInvariant:
     ) -> Tensor:
         """Go slot by slot and tile by tile too; the rows beyond a slot's count stay as they are."""
         for slot, count in enumerate(counts_M.tolist()):
-            self.experts(ops, rows_MZD[slot, :count], counts_M[slot : slot + 1], gate_up_MXD[slot:], down_MDI[slot:])
+            self.experts(ops, rows_MZD[slot, :count], [count], gate_up_MXD[slot:], down_MDI[slot:])
         return rows_MZD
+
+    def fp8_experts(self, ops: Ops, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
+        """Go slot by slot and tile by tile."""
+        results = packed_RX.new_empty(len(packed_RX), experts.down.codes.shape[1], dtype=torch.bfloat16)
+        for slot, (rows, part) in enumerate(zip(packed_RX.split(counts), results.split(counts), strict=True)):
+            if len(rows):
+                part.copy_(self.rows(partial(ops.fp8_expert, experts=experts, slot=slot), rows))
+        return results
+
+    def masked_fp8_experts(self, ops: Ops, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Go slot by slot and tile by tile too, of all rows."""
+        num_slots, num_rows = packed_MZX.shape[:2]
+        results_RD = self.fp8_experts(ops, packed_MZX.flatten(0, 1), [num_rows] * num_slots, experts)
+        return results_RD.unflatten(0, (num_slots, num_rows))
 
 
 @torch.inference_mode()

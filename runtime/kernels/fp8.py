@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    *("BLOCK", "E4M3", "Quantised", "by_row", "dequantise_matrix", "matmul", "num_blocks", "pack", "quantise_matrix"),
-    *("quantise_rows", "unpack"),
+    *("BLOCK", "E4M3", "ExpertCodes", "Quantised", "dequantise_matrix", "matmul", "num_blocks", "pack"),
+    *("quantise_matrix", "quantise_rows", "unpack"),
 ]
 
 E4M3 = torch.float8_e4m3fn
@@ -45,6 +45,15 @@ class Quantised:
 
     codes: Tensor
     scales: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertCodes:
+    """The experts of M slots: gate and up [M, 2, I, D], each with blocks of its own, and down [M, D, I]."""
+
+    gate_up: Quantised
+    down: Quantised
+    power_of_two: bool  # how their rows are scaled
 
 
 def num_blocks(size: int) -> int:
@@ -77,13 +86,14 @@ def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
 def dequantise_matrix(w: Quantised) -> Tensor:
     """[O, D] in FP32: each code times its block's scale."""
     rows, columns = w.codes.shape
-    return w.codes.float() * by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
+    return w.codes.float() * _by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
 
 
-def matmul(x: Quantised, codes_OD: Tensor, scales_OF: Tensor) -> Tensor:
-    """x W^T, [R, O] in FP32, block of channels by block of channels; `scales_OF` are the weight's, one row each."""
-    total_RO = x.codes.new_zeros((len(x.codes), len(codes_OD)), dtype=torch.float32)
-    blocks = zip(x.codes.float().split(BLOCK, 1), codes_OD.split(BLOCK, 1), strict=True)
+def matmul(x: Quantised, w: Quantised) -> Tensor:
+    """x W^T, [R, O] in FP32, block of channels by block of channels."""
+    scales_OF = _by_row(w.scales, len(w.codes))
+    total_RO = x.codes.new_zeros((len(x.codes), len(w.codes)), dtype=torch.float32)
+    blocks = zip(x.codes.float().split(BLOCK, 1), w.codes.split(BLOCK, 1), strict=True)
     for group, (x_RX, w_OX) in enumerate(blocks):
         products_RO = x_RX @ w_OX.float().T
         total_RO += products_RO.mul_(x.scales[:, group, None]).mul_(scales_OF[:, group])
@@ -102,7 +112,7 @@ def unpack(rows: Tensor, size: int) -> Quantised:
     return Quantised(rows[:, :size].view(E4M3), scales.view(torch.float32))
 
 
-def by_row(scales: Tensor, num_rows: int) -> Tensor:
+def _by_row(scales: Tensor, num_rows: int) -> Tensor:
     """Repeat a matrix's scales, [O / 128, D / 128], for each of its rows, [O, D / 128]."""
     return scales.repeat_interleave(BLOCK, 0)[:num_rows]
 

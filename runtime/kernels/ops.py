@@ -7,18 +7,19 @@ chooses one table when a model is built. The model calls methods and knows nothi
 Every table computes the same up to rounding. A table for deterministic mode keeps one rule more: it overrides only
 operations in which a row's bits do not depend on the other rows.
 
-Nothing here asks a device for a value, except `experts`, whose rows have no room between slots; `masked_experts` never
-waits for the host.
+Nothing here asks a device for a value, except `read`, for which the host waits.
 
 The package's docstring has the legend of the shape letters.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels import fp8
-from runtime.kernels.fp8 import Quantised
+from runtime.kernels.fp8 import ExpertCodes, Quantised
 
 __all__ = ["Ops", "inverse", "own"]
 
@@ -34,6 +35,10 @@ class Ops:
 
     def prepare(self) -> None:
         """Load or compile what the first step would otherwise wait for."""
+
+    def read(self, numbers: Tensor) -> Any:
+        """Return whole numbers as nested lists on the host, which waits until the device has computed them."""
+        return numbers.tolist()
 
     # projections, norms, MLPs
 
@@ -53,9 +58,13 @@ class Ops:
         """Return down(silu(gate x) * up x), [R, D]."""
         return self.linear(self.silu_product(self.linear(x_RD, gate_ID), self.linear(x_RD, up_ID)), down_DI)
 
-    def fp8_matmul(self, x: Quantised, w_OD: Tensor, scales_OF: Tensor) -> Tensor:
-        """Return x w^T, [R, O] in FP32, of codes; `scales_OF` has a row for each of w's."""
-        return fp8.matmul(x, w_OD, scales_OF)
+    def quantise_rows(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
+        """Return each row's codes, and the scales of its groups."""
+        return fp8.quantise_rows(x_RD, power_of_two)
+
+    def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
+        """Return x w^T of codes, [R, O], added in FP32 and rounded once, to `dtype`."""
+        return fp8.matmul(x, w).to(dtype)
 
     # attention
 
@@ -166,9 +175,9 @@ class Ops:
         gate_RI, up_RI = F.linear(rows_RD, gate_up_XD).chunk(2, -1)
         return torch.mm(self.silu_product(gate_RI, up_RI), down_DI.mT, out=out)
 
-    def experts(self, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute rows that lie slot after slot, `counts_M` of each; the results take the rows' memory."""
-        matrices = zip(rows_RD.split(counts_M.tolist()), gate_up_MXD, down_MDI, strict=True)
+    def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+        """Compute rows that lie slot after slot, `counts` of each; the results take the rows' memory."""
+        matrices = zip(rows_RD.split(counts), gate_up_MXD, down_MDI, strict=True)
         for rows, gate_up_XD, down_DI in matrices:
             rows.copy_(self.expert(rows, gate_up_XD, down_DI))
         return rows_RD
@@ -180,6 +189,33 @@ class Ops:
         results_MZD = torch.bmm(hidden_XI.unflatten(0, rows_MZD.shape[:2]), down_MDI.mT)
         is_empty_MZ = torch.arange(rows_MZD.shape[1], device=counts_M.device) >= counts_M[:, None]
         return results_MZD.masked_fill_(is_empty_MZ[..., None], 0)
+
+    def fp8_expert(self, packed_RX: Tensor, experts: ExpertCodes, slot: int) -> Tensor:
+        """Compute the expert of one slot of packed rows: [R, D] in BF16."""
+        hidden = experts.down.codes.shape[1]
+        x = fp8.unpack(packed_RX, hidden)
+        weights = zip(experts.gate_up.codes[slot], experts.gate_up.scales[slot], strict=True)
+        gate_RI, up_RI = (self.fp8_matmul(x, Quantised(*weight), torch.bfloat16) for weight in weights)
+        product = self.quantise_rows(F.silu(gate_RI) * up_RI, experts.power_of_two)
+        down = Quantised(experts.down.codes[slot], experts.down.scales[slot])
+        return self.fp8_matmul(product, down, torch.bfloat16)
+
+    def fp8_experts(self, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
+        """Compute packed rows that lie slot after slot, `counts` of each: [R, D] in BF16."""
+        hidden = experts.down.codes.shape[1]
+        results_RD = torch.empty(len(packed_RX), hidden, dtype=torch.bfloat16, device=packed_RX.device)
+        parts = zip(packed_RX.split(counts), results_RD.split(counts), strict=True)
+        for slot, (rows, results) in enumerate(parts):
+            if len(rows):
+                results.copy_(self.fp8_expert(rows, experts, slot))
+        return results_RD
+
+    def masked_fp8_experts(self, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Compute at least the first `counts_M` of each slot's packed rows: [M, Z, D] in BF16.
+
+        All of a slot's are computed here: nobody waits for the counts.
+        """
+        return torch.stack([self.fp8_expert(rows_ZX, experts, slot) for slot, rows_ZX in enumerate(packed_MZX)])
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Add up each token's rows, which are read where they lie, in the order of its choices: [T, D]."""

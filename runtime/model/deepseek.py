@@ -47,8 +47,11 @@ class DeepseekV3(nn.Module):
         backend: Backend,
         overlap: Overlap = OVERLAPS["none"],
         nodes: Sequence[str] | None = None,
+        max_step_tokens: int | None = None,
     ) -> None:
         """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`).
+
+        `max_step_tokens`: of any rank, where no step has prompts, so that a device need not wait for sizes.
 
         Raises RuntimeFailure when `backend` is deterministic and the unit's dispatcher is not.
         """
@@ -57,7 +60,7 @@ class DeepseekV3(nn.Module):
         self.overlap, self.nodes = overlap, nodes
         experts = torch.tensor(expert_map, device=backend.device)
         self.load = ExpertLoad(experts.chunk(group.size, 1)[group.rank], group.size)
-        self.dispatcher = self._dispatcher(group)
+        self.dispatcher = self._dispatcher(group, max_step_tokens)
         self.rotary = RotaryTable(
             config.qk_rope_head_dim, config.max_position_embeddings, config.rope_theta, config.yarn, backend.device
         )
@@ -131,12 +134,14 @@ class DeepseekV3(nn.Module):
     def _head(self, x_TD: Tensor) -> Tensor:
         return self.lm_head(self.model.norm(x_TD)).float()
 
-    def _dispatcher(self, group: Group) -> TokenDispatcher:
+    def _dispatcher(self, group: Group, max_step_tokens: int | None) -> TokenDispatcher:
         config, backend = self.config, self.backend
-        row_format = Fp8Rows(config.power_of_two_scales) if backend.dtype == E4M3 else PlainRows(backend.dtype)
+        capacity = None if max_step_tokens is None else max(self.overlap.shares(max_step_tokens))
+        is_fp8 = backend.dtype == E4M3
+        row_format = Fp8Rows(config.power_of_two_scales, backend.ops) if is_fp8 else PlainRows(backend.dtype)
         x_1D = torch.zeros(1, config.hidden_size, dtype=backend.unquantized_dtype, device=backend.device)
         slots_per_rank = self.load.rows.shape[1]
-        return new_dispatcher(group, slots_per_rank, config.num_experts_per_tok, row_format, x_1D, backend)
+        return new_dispatcher(group, slots_per_rank, config.num_experts_per_tok, row_format, x_1D, backend, capacity)
 
     def _feed_forward(self, layer: int, expert_map: PhysicalToLogical, rank: int) -> nn.Module:
         config, backend = self.config, self.backend
@@ -164,6 +169,13 @@ class Layer(nn.Module):
         self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
     ) -> Flow[Tensor]:
         """[T, D] -> [T, D] of the tokens of `answering`: all, or some; the latents of all are written to `pages`."""
+        x_TD = yield from self._attention(x_TD, cos, sin, step, answering, pages)
+        return (yield from self._feed_forward(x_TD))
+
+    def _attention(
+        self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
+    ) -> Flow[Tensor]:
+        """A flow of its own, at whose end its queries are freed: nothing may hold them while experts compute."""
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
             pages.write(step.slot_mapping_T, self.self_attn.latent(normed_TD, cos, sin))
@@ -172,8 +184,7 @@ class Layer(nn.Module):
             queries = self.self_attn.begin(normed_TD, cos, sin, answering)
         yield Pause.HALF_ATTENDED
         with self.span("attention 2"):
-            attended_TD = self.self_attn.finish(queries, answering, pages)
-        return (yield from self._feed_forward(x_TD + attended_TD))
+            return x_TD + self.self_attn.finish(queries, answering, pages)
 
     def _feed_forward(self, x_TD: Tensor) -> Flow[Tensor]:
         normed_TD = self.batching.rows(self.post_attention_layernorm, x_TD)

@@ -39,6 +39,7 @@ class EngineConfig:
     deterministic: bool = False
     overlap: str = "none"
     nodes: Sequence[str] | None = None  # of each rank, for tokens that prefer replicas near them; None for none
+    max_step_tokens: int | None = None  # of any rank, where no step has prompts; None for any number
     device: torch.device = CPU  # where every tensor of the model is made
 
 
@@ -58,7 +59,9 @@ class Engine:
         _check_expert_map(config.expert_map, self.config)
         self.backend = choose_backend(config.device, config.dtype, config.deterministic)
         overlap = OVERLAPS[config.overlap]
-        self.model = DeepseekV3(self.config, config.expert_map, group, self.backend, overlap, config.nodes)
+        self.model = DeepseekV3(
+            self.config, config.expert_map, group, self.backend, overlap, config.nodes, config.max_step_tokens
+        )
         self.loaded = weights.load(self.model, config.checkpoint, progress)
         self.backend.ops.prepare()
         if config.deterministic:

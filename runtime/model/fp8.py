@@ -4,15 +4,12 @@ Which matrices are in FP8 is their owners' choice; `kernels/fp8.py` has the numb
 codes and then its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
 """
 
-from functools import partial
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.expert_parallel.dispatcher import ContiguousRows, ExpertRows
 from runtime.kernels.backend import Backend
-from runtime.kernels.fp8 import E4M3, by_row, num_blocks, pack, quantise_rows, unpack
+from runtime.kernels.fp8 import E4M3, ExpertCodes, Quantised, num_blocks, pack
 from runtime.kernels.ops import Ops
 from runtime.model.config import ModelConfig
 
@@ -22,12 +19,12 @@ __all__ = ["Fp8Experts", "Fp8Linear", "Fp8Rows", "round_scales_up"]
 class Fp8Rows:
     """Rows for dispatch: quantised before they travel, so that they are half as long; unpacked by the experts."""
 
-    def __init__(self, power_of_two: bool) -> None:
-        self.power_of_two = power_of_two
+    def __init__(self, power_of_two: bool, ops: Ops) -> None:
+        self.power_of_two, self.ops = power_of_two, ops
 
     def encode(self, x_TD: Tensor) -> Tensor:
         """[T, D + 4 ceil(D / 128)] bytes."""
-        return pack(quantise_rows(x_TD, self.power_of_two))
+        return pack(self.ops.quantise_rows(x_TD, self.power_of_two))
 
     def decode(self, bytes_RX: Tensor) -> Tensor:
         """As they are: `Fp8Experts` takes packed rows."""
@@ -47,8 +44,8 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, in] -> [R, out], of x's type."""
-        scales = by_row(self.weight_scale_inv, len(self.weight))
-        return self.ops.fp8_matmul(quantise_rows(x_RD, self.power_of_two), self.weight, scales).to(x_RD.dtype)
+        w = Quantised(self.weight, self.weight_scale_inv)
+        return self.ops.fp8_matmul(self.ops.quantise_rows(x_RD, self.power_of_two), w, x_RD.dtype)
 
 
 class Fp8Experts(nn.Module):
@@ -60,7 +57,7 @@ class Fp8Experts(nn.Module):
     def __init__(self, num_slots: int, config: ModelConfig, backend: Backend) -> None:
         super().__init__()
         self.ops, self.batching, device = backend.ops, backend.batching, backend.device
-        self.hidden, self.power_of_two = config.hidden_size, config.power_of_two_scales
+        self.power_of_two = config.power_of_two_scales
         hidden, intermediate = config.hidden_size, config.moe_intermediate_size
         self.gate_up = _codes(device, num_slots, 2, intermediate, hidden)
         self.gate_up_scales = _scale_parameter(device, num_slots, 2, num_blocks(intermediate), num_blocks(hidden))
@@ -68,33 +65,19 @@ class Fp8Experts(nn.Module):
         self.down_scales = _scale_parameter(device, num_slots, num_blocks(hidden), num_blocks(intermediate))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute packed rows of each slot: [R, D] or, of masked rows, [M, Z, D], in BF16.
-
-        Of masked rows, all of a slot are computed: nobody waits for the counts.
-        """
+        """Compute packed rows of each slot: [R, D] or, of masked rows, [M, Z, D], in BF16."""
         if isinstance(rows, ContiguousRows):
-            packed = enumerate(rows.rows_RD.split(rows.counts_M.tolist()))
-            nothing = torch.empty(0, self.hidden, dtype=torch.bfloat16, device=rows.rows_RD.device)
-            return torch.cat([nothing, *(self._rows_of(slot, part_RX) for slot, part_RX in packed if len(part_RX))])
-        return torch.stack([self._rows_of(slot, part_ZX) for slot, part_ZX in enumerate(rows.rows_MZD)])
-
-    def _rows_of(self, slot: int, packed_RX: Tensor) -> Tensor:
-        return self.batching.rows(partial(self.expert, slot), packed_RX)
-
-    def expert(self, slot: int, packed_RX: Tensor) -> Tensor:
-        """Packed rows -> [R, D] by the expert in local slot `slot`."""
-        x, intermediate = unpack(packed_RX, self.hidden), self.gate_up.shape[2]
-        gate, up = (
-            self.ops.fp8_matmul(x, codes, by_row(scales, intermediate)).bfloat16()
-            for codes, scales in zip(self.gate_up[slot], self.gate_up_scales[slot], strict=True)
-        )
-        hidden = quantise_rows(F.silu(gate) * up, self.power_of_two)
-        down_scales = by_row(self.down_scales[slot], self.hidden)
-        return self.ops.fp8_matmul(hidden, self.down[slot], down_scales).bfloat16()
+            return self.batching.fp8_experts(self.ops, rows.rows_RD, rows.counts, self._codes)
+        return self.batching.masked_fp8_experts(self.ops, rows.rows_MZD, rows.counts_M, self._codes)
 
     def first_expert(self, x_TD: Tensor) -> Tensor:
         """What the expert in slot 0 makes of rows that did not travel: what `check_machine` asks about. [T, D]."""
-        return self.expert(0, pack(quantise_rows(x_TD, self.power_of_two)))
+        return self.ops.fp8_expert(pack(self.ops.quantise_rows(x_TD, self.power_of_two)), self._codes, 0)
+
+    @property
+    def _codes(self) -> ExpertCodes:
+        gate_up, down = Quantised(self.gate_up, self.gate_up_scales), Quantised(self.down, self.down_scales)
+        return ExpertCodes(gate_up, down, self.power_of_two)
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
         """The memory of each tensor of the expert in `slot`, by its published name."""

@@ -119,7 +119,7 @@ class LocalExperts(nn.Module):
     def forward(self, rows: ExpertRows) -> Tensor:
         """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] of masked ones."""
         if isinstance(rows, ContiguousRows):
-            return self.batching.experts(self.ops, rows.rows_RD, rows.counts_M, self.gate_up, self.down)
+            return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)
         return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
@@ -167,14 +167,17 @@ class MixtureOfExperts(nn.Module):
         yield Pause.DISPATCHING
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
+            del dispatching  # and the rows that it sent: what is held in a flow is held while the other computes
         with self.span("experts"):
             results = self._computed(dispatched.rows)
         self.load.add(self.moe_layer, dispatched.rows.counts_M, dispatched.sent_W)
         with self.span("combine issue"):
             combining = self.dispatcher.combine(results, dispatched)
+            del results, dispatched
         yield Pause.COMBINING
         with self.span("combine wait"):
             combined = combining.wait()
+            del combining
         yield Pause.COMBINED
         with self.span("sum"):
             return combined.sum().add_(shared_TD)

@@ -140,7 +140,7 @@ def _check_tied(model: nn.Module, index: Index, folder: Path) -> None:
 def _equal(name: str, other: str, index: Index) -> bool:
     if index[name].dtype != index[other].dtype:
         return False
-    parts = zip(_read(name, index), _read(other, index), strict=True)
+    parts = zip(_read(name, index, None), _read(other, index, None), strict=True)
     return all(torch.equal(_wide(one), _wide(same)) for (_, one), (_, same) in parts)
 
 
@@ -186,7 +186,7 @@ def _is_fp8(stored: StoredTensor) -> bool:
     return TYPES[stored.dtype] == E4M3
 
 
-def _read(name: str, index: Index, digests: ReadDigests | None = None) -> Iterator[tuple[int, Tensor | Quantised]]:
+def _read(name: str, index: Index, digests: ReadDigests | None) -> Iterator[tuple[int, Tensor | Quantised]]:
     """The tensor in parts, each with the number of its first row; a part of an FP8 matrix has whole blocks."""
     stored = index[name]
     num_rows = stored.shape[0]
@@ -195,8 +195,10 @@ def _read(name: str, index: Index, digests: ReadDigests | None = None) -> Iterat
     for first in range(0, num_rows, step):
         values = _read_rows(name, index, first, min(step, num_rows - first), digests)
         if _is_fp8(stored):
-            scales = _read_rows(name + SCALE, index, first // BLOCK, num_blocks(len(values)), digests)
-            yield first, Quantised(values, scales)
+            yield (
+                first,
+                Quantised(values, _read_rows(name + SCALE, index, first // BLOCK, num_blocks(len(values)), digests)),
+            )
         else:
             yield first, values
 

@@ -3,6 +3,7 @@
     rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
     gateway -> rank       Prefill starts a request (at a prefill or mixed rank); Abort ends one; Rejected ends the rank
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
+    node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
 A request: gateway --Prefill--> prefill rank --Token (the first)--> gateway
                                 prefill rank --Handover + KV--> decode rank --Token, Token, ...--> gateway
@@ -15,13 +16,16 @@ import msgspec
 __all__ = [
     "Abort",
     "Accepted",
+    "Claim",
     "Failed",
     "FromGateway",
+    "FromLeader",
     "FromRank",
     "Handover",
     "HandoverReply",
     "Hello",
     "Logprobs",
+    "Place",
     "Prefill",
     "RankState",
     "Refused",
@@ -29,6 +33,7 @@ __all__ = [
     "Sampling",
     "State",
     "Token",
+    "Wait",
 ]
 
 RankState = Literal["loading", "joining", "ready"]
@@ -67,7 +72,10 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.
 
 
 class Hello(_Message):
-    """A rank presents itself. `kv_host` is None where no KV comes in: it does at decode ranks."""
+    """A rank presents itself. `kv_host` is None where no KV comes in: it does at decode ranks.
+
+    `for_node` is the planned node that this one, a spare, stands in for.
+    """
 
     unit: str
     phase: Literal["prefill", "decode", "mixed"]
@@ -79,6 +87,7 @@ class Hello(_Message):
     kv_digest: str
     kv_host: str | None
     kv_port: int | None
+    for_node: str | None = None
 
 
 class State(_Message):
@@ -124,7 +133,7 @@ class Abort(_Message):
 
 
 class Rejected(_Message):
-    """The gateway does not take this rank, and would not if it called again."""
+    """Whoever was called does not take this rank, or node, and would not if it called again."""
 
     reason: str
 
@@ -154,6 +163,27 @@ class Refused(_Message):
     reason: str
 
 
+class Claim(_Message):
+    """A unit's node asks for its place. `address` tells pods on one node apart."""
+
+    unit_digest: str
+    node: str
+    address: str
+
+
+class Place(_Message):
+    """The node has this place of the unit."""
+
+    number: int
+
+
+class Wait(_Message):
+    """There is no place for the node now."""
+
+    reason: str
+
+
 FromRank = Hello | State | Token | Failed
 FromGateway = Prefill | Abort | Rejected
 HandoverReply = Accepted | Refused
+FromLeader = Place | Wait | Rejected

@@ -12,7 +12,7 @@ import socket
 
 from runtime.errors import RuntimeFailure
 
-__all__ = ["VANISHED_AFTER_S", "check_address", "listen", "notice_a_vanished_peer", "write_or_hang_up"]
+__all__ = ["VANISHED_AFTER_S", "check_address", "listen", "look_up", "notice_a_vanished_peer", "write_or_hang_up"]
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 VANISHED_AFTER_S = KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES
@@ -31,6 +31,13 @@ def listen(address: str, port: int, purpose: str) -> socket.socket:
         listener.close()
         raise RuntimeFailure(f"cannot listen on {address}:{port} ({purpose}): {str(error.strerror).lower()}") from None
     return listener
+
+
+def look_up(name: str, own_address: str) -> str:
+    """Return the IP address of `name`, of the version that `own_address` has. Raises gaierror."""
+    family = socket.AF_INET if ipaddress.ip_address(own_address).version == 4 else socket.AF_INET6
+    (*_, (address, *_)), *_ = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
+    return str(ipaddress.ip_address(address))
 
 
 def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:

@@ -16,17 +16,13 @@ from torch import Tensor
 from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.messages import Sampling
-from runtime.serving.sampling import SeenTokens, has_penalties
 
 __all__ = ["Request"]
 
 
 @dataclass(eq=False)
 class Request:
-    """`latents` is `[num_layers, num_cached, latent_dim]`; `kv_address` is the decode rank's, at a prefill rank.
-
-    `seen` is made with the first token that is drawn under penalties.
-    """
+    """`latents` is `[num_layers, num_cached, latent_dim]`; `kv_address` is the decode rank's, at a prefill rank."""
 
     id: str
     prompt_ids: list[int]
@@ -36,7 +32,6 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
-    seen: SeenTokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -47,14 +42,6 @@ class Request:
     def is_prefilling(self) -> bool:
         """A part of its prompt is still to be computed."""
         return self.num_cached < len(self.prompt_ids)
-
-    def counted_tokens(self, vocab_size: int) -> SeenTokens | None:
-        """What penalties count, or None where it has none."""
-        if not has_penalties(self.sampling):
-            return None
-        if self.seen is None:
-            self.seen = SeenTokens(self.prompt_ids, vocab_size)
-        return self.seen.count(self.generated)
 
     def next_of_prompt(self, max_tokens: int) -> Chunk:
         """The next chunk, of at most `max_tokens` tokens."""

@@ -13,6 +13,7 @@ tokens; the repetition's the prompt's too) and which logits logprobs are of (`ra
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -21,43 +22,23 @@ from torch import Tensor
 from runtime.errors import RequestFailure
 from runtime.protocol.messages import FinishReason, Logprobs, Sampling
 
-__all__ = ["SeenTokens", "finish_reason", "has_penalties", "logprobs", "sample"]
+__all__ = ["finish_reason", "logprobs", "sample"]
 
 
-class SeenTokens:
-    """What penalties count of one request, kept from token to token: a long prompt is looked at once.
-
-    `has_V`: whether its prompt or its output has a token. `times_V`: how often its output has it.
-    """
-
-    def __init__(self, prompt_ids: Sequence[int], vocab_size: int) -> None:
-        self.has_V = torch.zeros(vocab_size, dtype=torch.bool)
-        self.times_V = torch.zeros(vocab_size)
-        self.has_V[torch.tensor([*{*prompt_ids}], dtype=torch.long)] = True
-        self._num_counted = 0
-
-    def count(self, generated: Sequence[int]) -> "SeenTokens":
-        """Count what was generated since the last call."""
-        for token in generated[self._num_counted :]:
-            self.has_V[token] = True
-            self.times_V[token] += 1
-        self._num_counted = len(generated)
-        return self
-
-
-def has_penalties(sampling: Sampling) -> bool:
-    """Whether a draw depends on the tokens before it."""
-    return not (sampling.repetition_penalty == 1 and sampling.frequency_penalty == sampling.presence_penalty == 0)
-
-
-def sample(logits_V: Tensor, sampling: Sampling, position: int, seen: SeenTokens | None = None) -> int:
-    """The token that follows `position`; `seen` is needed where the request has penalties.
+def sample(
+    logits_V: Tensor,
+    sampling: Sampling,
+    position: int,
+    generated: Sequence[int] = (),
+    prompt_ids: Sequence[int] = (),
+) -> int:
+    """The token that follows `position`, where the request has `generated` these tokens after its prompt.
 
     Raises RequestFailure where the logits are not numbers.
     """
     _check_finite(logits_V)
-    if seen is not None:
-        logits_V = _penalised(_less_of_the_same(logits_V, sampling, seen), sampling, seen)
+    logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
+    logits_V = _penalised(logits_V, sampling, generated)
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
@@ -89,20 +70,26 @@ def _check_finite(logits_V: Tensor) -> None:
         raise RequestFailure("the model's logits are not finite numbers")
 
 
-def _less_of_the_same(logits_V: Tensor, sampling: Sampling, seen: SeenTokens) -> Tensor:
+def _less_of_the_same(
+    logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
+) -> Tensor:
     """logit / repetition_penalty of tokens that the request has; times it where the logit is negative."""
-    if sampling.repetition_penalty == 1:
+    if sampling.repetition_penalty == 1:  # before a long prompt is looked at, for every token that follows it
         return logits_V
-    factors_V = torch.where(logits_V < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
-    return torch.where(seen.has_V, logits_V * factors_V, logits_V)
+    tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)
+    of_seen = logits_V[tokens]
+    factors = torch.where(of_seen < 0, sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+    return logits_V.index_copy(0, tokens, of_seen * factors)
 
 
-def _penalised(logits_V: Tensor, sampling: Sampling, seen: SeenTokens) -> Tensor:
+def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
     """logit - count x frequency_penalty - (count > 0) x presence_penalty."""
-    if sampling.frequency_penalty == sampling.presence_penalty == 0:
+    if not generated or sampling.frequency_penalty == sampling.presence_penalty == 0:
         return logits_V
-    is_there_V = (seen.times_V > 0) * sampling.presence_penalty
-    return logits_V - (seen.times_V * sampling.frequency_penalty + is_there_V)
+    counts = Counter(generated)
+    tokens = torch.tensor(list(counts))
+    times = torch.tensor(list(counts.values()), dtype=logits_V.dtype)
+    return logits_V.index_add(0, tokens, -(times * sampling.frequency_penalty + sampling.presence_penalty))
 
 
 def _best(scores_V: Tensor, top_k: int) -> Tensor:

@@ -20,7 +20,7 @@ from runtime.serving.request import Request
 from runtime.serving.sampling import finish_reason, logprobs, sample
 from runtime.serving.scheduler import Scheduler
 
-__all__ = ["Outbox", "Phase", "StepCounters", "next_token"]
+__all__ = ["Outbox", "Phase", "StepCounters"]
 
 Arriving = TypeVar("Arriving")
 
@@ -98,7 +98,7 @@ class Phase(ABC, Generic[Arriving]):
         if request.is_prefilling:
             return
         try:
-            token = next_token(request, logits_V)
+            token = _next_token(request, logits_V)
         except RequestFailure as error:
             self._scheduler.end(request)
             self._outbox.say(Failed(request.id, str(error)))
@@ -111,11 +111,10 @@ class Phase(ABC, Generic[Arriving]):
             self._scheduler.end(request)
 
 
-def next_token(request: Request, logits_V: Tensor) -> Token:
+def _next_token(request: Request, logits_V: Tensor) -> Token:
     """Draw the request's next token. Raises RequestFailure: what goes wrong here is one request's, not the unit's."""
     try:
-        seen = request.counted_tokens(len(logits_V))
-        token_id = sample(logits_V, request.sampling, request.num_cached - 1, seen)
+        token_id = sample(logits_V, request.sampling, request.num_cached - 1, request.generated, request.prompt_ids)
         said = logprobs(logits_V, token_id, request.sampling)
     except RuntimeError as error:  # torch's, for whatever it cannot draw from
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error

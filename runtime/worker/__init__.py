@@ -1,1 +1,1 @@
-"""One rank as a process, with its sockets and metrics; and a node's ranks as child processes."""
+"""One rank as a process, with its sockets and metrics; and a node: its place, its ranks."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runtime.errors import RuntimeFailure
 
@@ -63,10 +63,14 @@ class Child:
             print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)
 
 
-def wait_together(children: Sequence[Child]) -> None:
-    """Wait until all children end well. When one does not, kill the others and raise ChildDied naming the cause."""
+def wait_together(children: Sequence[Child], check: Callable[[], None] = lambda: None) -> None:
+    """Wait until all children end well. When one does not, kill the others and raise ChildDied naming the cause.
+
+    `check` is called now and then; what it raises ends them too.
+    """
     try:
         while not (dead := [child for child in children if child.process.poll()]):
+            check()
             if all(child.process.returncode == 0 for child in children):
                 return
             time.sleep(POLL_S)

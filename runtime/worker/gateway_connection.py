@@ -21,6 +21,9 @@ from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 __all__ = ["GatewayLink"]
 
 RETRY_S = 0.5
+# A call to the address of a pod that is gone may get no answer at all, and the kernel repeats it for two minutes. A new
+# call asks the gateway's name again, which leads to its next pod.
+CALL_TIMEOUT_S = 3.0
 RETRY_OTHER_VERSION_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
 
 
@@ -40,7 +43,8 @@ class GatewayLink:
         while True:
             pause_s = RETRY_S
             try:
-                stream, writer = await asyncio.open_connection(self._host, self._port)
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    stream, writer = await asyncio.open_connection(self._host, self._port)
                 notice_a_vanished_peer(writer)
                 await self._follow(stream, writer)
             except WireVersionError as error:

@@ -1,8 +1,8 @@
 """One node of a unit: the pod's process, which starts a process for each of its ranks and ends with them.
 
-A node knows which ranks are its own by its name in the launch file. When a rank dies, the others here are killed and
-the node ends with a sentence that names the cause; the ranks on other nodes notice by themselves.
-It does not restart anything: Kubernetes, or `tidemill up`, decides that for the whole unit.
+A node asks the unit's leader which place is its own (`membership.py`), and starts that place's ranks. When a rank dies,
+the others here are killed and the node ends with a sentence that names the cause; the ranks on other nodes notice by
+themselves. It does not restart anything: Kubernetes, or `tidemill up`, decides that for the whole unit.
 """
 
 import signal
@@ -13,28 +13,37 @@ from runtime.errors import LaunchError, RuntimeFailure
 from runtime.launch import UnitLaunch
 from runtime.worker.children import Child, wait_together
 from runtime.worker.cpus import threads_of_each
+from runtime.worker.membership import Membership
 
 __all__ = ["run_node"]
 
 
-def run_node(launch: UnitLaunch, launch_path: Path, node: str, addresses: list[str]) -> None:
+def run_node(launch: UnitLaunch, launch_path: Path, node: str, membership: Membership, addresses: list[str]) -> None:
     """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raises RuntimeFailure.
 
     SIGTERM ends node and ranks: the first process of a pod has to ask for that, or the kernel ignores the signal.
     """
     signal.signal(signal.SIGTERM, _end)
-    places = launch.ranks_of(node)
-    if not places:
-        known = ", ".join(sorted({place.node for place in launch.ranks}))
-        raise LaunchError(f"unit {launch.unit} has no ranks on node {node!r}; its nodes are {known}")
-    threads = threads_of_each(len(places))
-    flags = ["rank", "--launch", str(launch_path), "--node", node, *addresses]
-    ranks = [
-        Child(f"{launch.unit} rank {place.rank}", [*flags, "--local-rank", str(place.local_rank)], threads)
-        for place in places
+    _require_a_place(launch, node)
+    place = membership.join()
+    if node in launch.spares:
+        print(f"tidemill: spare {node} takes the place of {launch.places[place]}", file=sys.stderr, flush=True)
+    ranks = launch.ranks_of(place)
+    threads = threads_of_each(len(ranks))
+    flags = ["rank", "--launch", str(launch_path), "--node", node, "--place", str(place), *addresses]
+    children = [
+        Child(f"{launch.unit} rank {each.rank}", [*flags, "--local-rank", str(each.local_rank)], threads)
+        for each in ranks
     ]
-    wait_together(ranks)
+    wait_together(children, membership.check)
     raise RuntimeFailure(f"all ranks of unit {launch.unit} on {node} ended")
+
+
+def _require_a_place(launch: UnitLaunch, node: str) -> None:
+    if node not in (*launch.places, *launch.spares):
+        spares = f", its spares {', '.join(sorted(launch.spares))}" if launch.spares else ""
+        known = ", ".join(sorted(launch.places)) + spares
+        raise LaunchError(f"unit {launch.unit} has no place for node {node!r}; its nodes are {known}")
 
 
 def _end(signal_number: int, _: object) -> None:

@@ -45,8 +45,9 @@ IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a re
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where this rank's node is, and whom it calls; `leader` is the host of the unit's first node."""
+    """The node that this rank is on, where that is, and whom it calls; `leader` is the host of the unit's leader."""
 
+    node: str
     address: str
     leader: str
     gateway: str
@@ -61,7 +62,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     check_weights_digest(folder, launch.checkpoint.weights_digest)
     metrics, inbox = RankMetrics(launch, place.rank), Inbox()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
-    hello = _hello(launch, place, addresses.address, kv_port)
+    hello = _hello(launch, place, addresses, kv_port)
     network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
     with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
@@ -89,18 +90,20 @@ def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
             _wait_for_work(inbox, phase)
 
 
-def _hello(launch: UnitLaunch, place: RankPlace, address: str, kv_port: int | None) -> Hello:
+def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: int | None) -> Hello:
+    planned = launch.places[place.place]
     return Hello(
         unit=launch.unit,
         phase=launch.phase,
         rank=place.rank,
         num_ranks=len(launch.ranks),
-        node=place.node,
+        node=addresses.node,
         pid=os.getpid(),
         unit_digest=launch.unit_digest,
         kv_digest=launch.kv_digest,
-        kv_host=None if kv_port is None else address,
+        kv_host=None if kv_port is None else addresses.address,
         kv_port=kv_port,
+        for_node=None if planned == addresses.node else planned,
     )
 
 
@@ -114,7 +117,7 @@ def _bring_up(
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
-    check_same_weights(group, place, engine.loaded.files)
+    check_same_weights(group, f"rank {place.rank} on {addresses.node}", engine.loaded.files)
     return engine, group
 
 
@@ -135,9 +138,9 @@ class _WhatIRead(msgspec.Struct):
     files: Files
 
 
-def check_same_weights(group: Group, place: RankPlace, files: Files) -> None:
+def check_same_weights(group: Group, rank_name: str, files: Files) -> None:
     """Refuse to serve with other weights than the first rank's. Raises CheckpointError."""
-    own = _WhatIRead(f"rank {place.rank} on {place.node}", files)
+    own = _WhatIRead(rank_name, files)
     told = group.from_first(msgspec.json.encode(own).decode())
     first = msgspec.json.decode(told, type=_WhatIRead)
     check_same_files(own.files, own.name, first.files, first.name)
@@ -151,6 +154,7 @@ def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:
         deterministic=launch.deterministic,
         overlap=launch.overlap,
         nodes=launch.nodes_to_stay_on,
+        max_step_tokens=launch.limits.max_requests if launch.phase == "decode" else None,
     )
 
 

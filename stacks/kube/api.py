@@ -57,22 +57,30 @@ class Api:
         items = self._object("GET", path, f"list of {kind}s", query=list(selectors.items()))["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
-    def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False) -> Manifest:
-        """Server-side apply, strict; what the server makes of it. Without `force` another's field is not taken."""
+    def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
+        """Server-side apply, strict; what the server makes of it. Without `force` another's field is not taken.
+
+        With `uid` the server refuses an object that is not the one with this uid, also when there is none.
+        """
         reference = Reference.of(manifest)
+        if uid is not None:
+            manifest = manifest | {"metadata": manifest["metadata"] | {"uid": uid}}
         query = [("fieldManager", FIELD_MANAGER), ("fieldValidation", "Strict"), ("force", str(force).lower())]
         if dry_run:
             query.append(("dryRun", "All"))
         path, subject = self._path(reference), str(reference)
         return self._object("PATCH", path, subject, query=query, body=manifest, content_type=APPLY)
 
-    def delete(self, reference: Reference) -> None:
-        """Begin to delete in the foreground: it stays until what it owns is gone. Nothing to do when it is gone."""
+    def delete(self, reference: Reference, uid: str) -> None:
+        """Begin to delete in the foreground: it stays until what it owns is gone. Nothing to do when it is gone.
+
+        An object of the same name with another uid stays: a request may arrive late, or twice.
+        """
         try:
-            how = {"propagationPolicy": "Foreground"}
+            how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
             self._connection.request("DELETE", self._path(reference), str(reference), body=how)
         except RefusedError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
+            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
                 raise
 
     def _path(self, reference: Reference) -> str:

@@ -6,6 +6,8 @@
     ├── RefusedError       the API server says no
     ├── NotServedError     the API server does not know the kind
     ├── ForeignError       the object exists and is not ours
+    ├── OtherPlanError     the object exists and belongs to another plan
+    ├── SharedError        the namespace has objects of other plans in it
     ├── NotReadyError      the object exists, is ours, and is not what it should be
     └── NotGoneError       the object was told to go and did not
 
@@ -25,8 +27,10 @@ __all__ = [
     "NotGoneError",
     "NotReadyError",
     "NotServedError",
+    "OtherPlanError",
     "ProviderError",
     "RefusedError",
+    "SharedError",
     "UnreachableError",
 ]
 
@@ -49,8 +53,11 @@ SILENT_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]*)": (?P<why>
 FROZEN = re.compile(r"immutable|updates to \w+ spec for fields other than|may not change once set", re.IGNORECASE)
 FIELD = re.compile(r"([A-Za-z][\w.\[\]]*): (?:Invalid value|Forbidden)")
 
+OTHER_UID = re.compile(r"UID in precondition|uid mismatch|metadata\.uid: Invalid value")
+
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+UNDECIDED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)  # who says this gave up before the work was done
 
 
 class ProviderError(Exception):
@@ -84,8 +91,26 @@ class ForeignError(ProviderError):
         )
 
 
+class OtherPlanError(ProviderError):
+    """An object of another plan has the name of ours."""
+
+    def __init__(self, reference: Reference, plan: str) -> None:
+        advice = "choose another kubernetes.namespace, or another name for one of the plans"
+        if reference.kind == "Namespace":
+            advice = "set kubernetes.create_namespace: false to share it, or choose another kubernetes.namespace"
+        super().__init__(f"{reference} belongs to the plan {plan}; {advice}")
+
+
+class SharedError(ProviderError):
+    """A namespace that is to go has objects of other plans in it."""
+
+    def __init__(self, reference: Reference, plans: Sequence[str]) -> None:
+        whose = f"the plan{'s' if len(plans) > 1 else ''} {', '.join(plans)}"
+        super().__init__(f"{reference} has objects of {whose} in it, which would go with it; destroy those first")
+
+
 class NotReadyError(ProviderError):
-    """Created or updated, but not ready; `reasons` has one entry for each cause that is known."""
+    """Stored, or perhaps stored, but not ready; `reasons` has one entry for each cause that is known."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -111,6 +136,11 @@ class RefusedError(ProviderError):
     def is_about_rights(self) -> bool:
         """The user may not do this."""
         return self.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT.search(self.server_message) is not None
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether the server may have done, or may yet do, what it was asked."""
+        return self.status in UNDECIDED
 
     @property
     def is_about_the_manifest(self) -> bool:
@@ -148,6 +178,8 @@ def _explained(status: int, message: str) -> str:
         return "its namespace is being deleted; wait until it is gone, then repeat"
     if status == HTTPStatus.NOT_FOUND and (missing := MISSING_NAMESPACE.match(message)):
         return f"namespace {missing['namespace']} does not exist; create it first"
+    if OTHER_UID.search(message):
+        return "somebody deleted it, or made it anew, at this very moment; repeat"
     if status == HTTPStatus.CONFLICT:
         return f"another program sets the same fields ({message}); decide which of the two shall, and repeat"
     if silent := SILENT_WEBHOOK.search(message):

@@ -1,37 +1,60 @@
 """What the provider does to one object: create, update, read, delete, and foresee each.
 
     create   get: gone, or ours (a lost state is found again), or someone else's (refused) -> apply -> wait until ready
-    update   apply by force: the manifest wins over hand edits, other fields are left alone -> wait until ready
+    update   get: ours -> apply by force: the manifest wins over hand edits, other fields are left alone -> wait
     read     get, dry run of apply -> the manifest as found (drift.py), and what it lacks to be ready
-    delete   in the foreground, and wait until it is gone
+    delete   get: ours -> in the foreground, and wait until it is gone
 
-Nothing here knows Pulumi.
+What is looked at and what is changed are one object: the server gets its uid with the change. `ownership.py` says what
+is ours. Nothing here knows Pulumi.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from planner.facts.names import PLAN_LABEL
 from stacks.kube import pods
 from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.diff import Difference, path_text
-from stacks.kube.drift import as_found, laid_over, owned_fields
+from stacks.kube.drift import as_found, laid_over
 from stacks.kube.errors import (
-    ForeignError,
     NotGoneError,
     NotReadyError,
     NotServedError,
     ProviderError,
     RefusedError,
+    SharedError,
     UnreachableError,
 )
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.readiness import missing
+from stacks.kube.ownership import is_still_ours, plan_of, require_still_ours, require_takeable
+from stacks.kube.readiness import is_off, missing
 from stacks.kube.waiting import Patience
 
-__all__ = ["Found", "create", "delete", "foresee_create", "foresee_update", "frozen", "read", "update"]
+__all__ = [
+    "Found",
+    "Stored",
+    "create",
+    "delete",
+    "delete_all",
+    "foresee_create",
+    "foresee_update",
+    "frozen",
+    "read",
+    "update",
+]
 
 # A namespace's conditions that say what is left in it.
 HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object that is as its manifest says."""
+
+    uid: str
+    is_off: bool  # somebody scaled it to 0, which its manifest leaves to others
 
 
 @dataclass(frozen=True)
@@ -43,36 +66,44 @@ class Found:
     unsure: str | None = None  # why drift could not be looked for
 
 
-def create(api: Api, manifest: Manifest, patience: Patience) -> None:
-    """Make it and wait. Raises NotReadyError once it exists; anything else means that it was not made."""
-    reference = Reference.of(manifest)
-    if _is_ending(api.get(reference)):
-        _await_gone(api, reference, patience)
-    is_there = _require_ours(api, reference)
-    api.apply(manifest, force=is_there)
-    _await_ready(api, reference, patience)
+def create(api: Api, manifest: Manifest, patience: Patience) -> Stored:
+    """Make it and wait. Raises NotReadyError once it exists or may exist; anything else means that it was not made."""
+    live = _standing(api, Reference.of(manifest), patience)
+    if live is not None:
+        require_takeable(live, manifest)
+    return _store(api, manifest, live, patience)
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
     """Raises what `create` would, as far as it can be known; the namespace may come in the same run."""
-    is_there = _require_ours(api, Reference.of(manifest))
+    live = api.get(Reference.of(manifest))
+    if live is not None:
+        require_takeable(live, manifest)
     try:
-        api.apply(manifest, force=is_there, dry_run=True)
+        api.apply(manifest, force=live is not None, dry_run=True)
     except RefusedError as error:
         if error.misses_namespace:
             _foresee_elsewhere(api, manifest)
-        elif not (is_there and error.is_about_frozen_fields):  # those are replaced, and deleted first
+        elif not (live is not None and error.is_about_frozen_fields):  # those are replaced, and deleted first
             raise
 
 
-def update(api: Api, manifest: Manifest, patience: Patience) -> None:
-    """Make it as the manifest says, whoever changed it, and wait. Raises NotReadyError once that is stored."""
-    api.apply(manifest, force=True)
-    _await_ready(api, Reference.of(manifest), patience)
+def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> Stored:
+    """Make what was made from `old` as `manifest` says, whoever changed it, and wait; make it anew if it is gone.
+
+    Raises NotReadyError once that is stored, or may be.
+    """
+    live = _standing(api, Reference.of(manifest), patience)
+    if live is not None:
+        require_still_ours(live, manifest, old)
+    return _store(api, manifest, live, patience)
 
 
-def foresee_update(api: Api, manifest: Manifest) -> None:
+def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
     """Raises what `update` would; a namespace that someone deleted may come back in the same run."""
+    live = api.get(Reference.of(manifest))
+    if live is not None:
+        require_still_ours(live, manifest, old)
     try:
         api.apply(manifest, force=True, dry_run=True)
     except RefusedError as error:
@@ -99,12 +130,15 @@ def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[
 
 
 def read(api: Api, manifest: Manifest) -> Found | None:
-    """What has become of the object that was made from `manifest`; None when it is gone."""
+    """What has become of the object that was made from `manifest`; None when it is gone.
+
+    It is gone, too, where somebody else's now has its name: `create` will say whose.
+    """
     try:
         live = api.get(Reference.of(manifest))
     except NotServedError:  # the kind went, and took its objects with it
         return None
-    if live is None:
+    if live is None or not is_still_ours(live, manifest):
         return None
     try:
         applied = api.apply(manifest, force=True, dry_run=True)
@@ -117,22 +151,53 @@ def read(api: Api, manifest: Manifest) -> Found | None:
     return Found(as_found(manifest, live, applied), missing(live))
 
 
-def delete(api: Api, reference: Reference, patience: Patience) -> None:
-    """Make it go, with all that it owns, and wait. What is gone already is fine."""
+def delete(api: Api, manifest: Manifest, patience: Patience, spared: Collection[str] = ()) -> None:
+    """Make what was made from `manifest` go, with all that it owns, and wait. What is gone already is fine.
+
+    An object whose uid is in `spared` stays, and so does what somebody else has made under the name. Raises
+    SharedError for a namespace that other plans use.
+    """
+    reference = Reference.of(manifest)
     try:
-        api.delete(reference)
-        _await_gone(api, reference, patience)
+        live = api.get(reference)
+        if live is None or _uid(live) in spared or not is_still_ours(live, manifest):
+            return
+        _require_unshared(api, reference, plan_of(manifest))
+        api.delete(reference, _uid(live))
+        _await_gone(api, reference, _uid(live), patience)
     except NotServedError:
         return
 
 
-def _require_ours(api: Api, reference: Reference) -> bool:
-    """Whether it exists. Raises ForeignError when it does and nothing in it is ours."""
+def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
+    """Make them all go at once, each as `delete` does. Raises what one of them raises, after all were tried."""
+    with ThreadPoolExecutor(max(1, len(manifests))) as threads:
+        ended = [threads.submit(delete, api, each, patience) for each in manifests]
+    for each in ended:
+        each.result()
+
+
+def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
+    """The object of that name, once one that is being deleted is gone."""
     live = api.get(reference)
-    if live is not None and not owned_fields(live):
-        managers = {each["manager"] for each in live["metadata"].get("managedFields") or []}
-        raise ForeignError(reference, sorted(managers))
-    return live is not None
+    if live is None or not _is_ending(live):
+        return live
+    _await_gone(api, reference, _uid(live), patience)
+    return api.get(reference)
+
+
+def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patience) -> Stored:
+    """Apply, over `live` and no other object, and wait."""
+    reference = Reference.of(manifest)
+    try:
+        stored = api.apply(manifest, force=live is not None, uid=_uid(live) if live else None)
+    except (UnreachableError, RefusedError) as error:
+        if isinstance(error, RefusedError) and not error.may_be_done:
+            raise
+        # It may be stored, now or in a minute: what is not in the state would never be deleted.
+        raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
+    ready = _await_ready(api, reference, _uid(stored), patience)
+    return Stored(_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
@@ -146,16 +211,23 @@ def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
             raise RefusedError(str(Reference.of(manifest)), error.status, error.answer) from error
 
 
-def _await_ready(api: Api, reference: Reference, patience: Patience) -> None:
+def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
+    """The object, ready. Raises NotReadyError, at once when there is nothing left to wait for."""
+    seen: list[Manifest] = []
+
     def look() -> str | None:
         try:
             live = api.get(reference)
         except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
             return str(error)
-        return "it was deleted meanwhile" if live is None else missing(live)
+        if live is None or _uid(live) != uid or _is_ending(live):
+            raise NotReadyError([f"{reference} was deleted by somebody before it was ready; repeat to make it again"])
+        seen[:] = [live]
+        return missing(live)
 
     if lacking := patience.until_none(look):
         raise NotReadyError([f"{reference} is not ready {patience.spent}: {lacking}", *_reasons(api, reference)])
+    return seen[0]
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
@@ -193,12 +265,22 @@ def _seen(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifes
         return []
 
 
-def _await_gone(api: Api, reference: Reference, patience: Patience) -> None:
+def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
+    """Raises SharedError for a namespace with objects of other plans, as far as we may look: each has an account."""
+    if reference.kind != "Namespace":
+        return
+    accounts = _seen(api, "ServiceAccount", reference.name, labelSelector=PLAN_LABEL)
+    if others := sorted({str(plan_of(each)) for each in accounts} - {plan}):
+        raise SharedError(reference, others)
+
+
+def _await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> None:
     def look() -> str | None:
         try:
-            return "being deleted" if _is_ending(api.get(reference)) else None  # not ending: someone made another
+            live = api.get(reference)
         except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
             return str(error)
+        return "being deleted" if live is not None and _uid(live) == uid else None
 
     if left := patience.until_none(look):
         raise NotGoneError(
@@ -206,8 +288,12 @@ def _await_gone(api: Api, reference: Reference, patience: Patience) -> None:
         )
 
 
-def _is_ending(live: Manifest | None) -> bool:
-    return live is not None and "deletionTimestamp" in live["metadata"]
+def _uid(live: Manifest) -> str:
+    return str(live["metadata"]["uid"])
+
+
+def _is_ending(live: Manifest) -> bool:
+    return "deletionTimestamp" in live["metadata"]
 
 
 def _holding(api: Api, reference: Reference) -> Iterator[str]:

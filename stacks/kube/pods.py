@@ -4,7 +4,7 @@ Pure: the looking up is in `lifecycle.py`. A reason that many pods share is said
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from stacks.kube.manifest import Manifest
@@ -32,7 +32,7 @@ def not_ready_nodes(nodes: Sequence[Manifest]) -> set[str]:
     return {each["metadata"]["name"] for each in nodes if not _is_true(each, "Ready")}
 
 
-def reasons(live: Manifest, pods: Sequence[Manifest], down: set[str], events: Sequence[Manifest]) -> list[str]:
+def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Sequence[Manifest]) -> list[str]:
     """What keeps `live` from being ready: from its pods, given the nodes that are down, else from its events."""
     pods_by_reason: dict[str, list[str]] = {}
     for pod in pods:
@@ -56,7 +56,7 @@ def _containers(pod: Manifest) -> list[dict[str, Any]]:
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
 
-def _of_pod(pod: Manifest, down: set[str]) -> Iterator[str]:
+def _of_pod(pod: Manifest, down: Set[str]) -> Iterator[str]:
     node = pod["spec"].get("nodeName", "")
     if node in down:
         yield f"node {node} is not ready"

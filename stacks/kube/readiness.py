@@ -12,13 +12,18 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["MISSING", "missing"]
+__all__ = ["MISSING", "is_off", "missing"]
 
 
 def missing(live: Manifest) -> str | None:
     """What `live` still lacks to be ready: `1 of 2 groups ready`."""
-    judge = MISSING.get((live["apiVersion"].partition("/")[0], live["kind"]))
+    judge = MISSING.get(_kind(live))
     return judge(live) if judge else None
+
+
+def is_off(live: Manifest) -> bool:
+    """Whether it is scaled to 0: nothing is missing that could be waited for, and nothing serves."""
+    return _kind(live) in MISSING and not _wanted(live)
 
 
 def _deployment(live: Manifest) -> str | None:
@@ -62,6 +67,10 @@ MISSING: dict[tuple[str, str], Callable[[Manifest], str | None]] = {
     ("apps", "StatefulSet"): _stateful_set,
     ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leader_worker_set,
 }
+
+
+def _kind(live: Manifest) -> tuple[str, str]:
+    return live["apiVersion"].partition("/")[0], live["kind"]
 
 
 def _unseen(live: Manifest) -> str | None:

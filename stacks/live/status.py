@@ -4,10 +4,13 @@
     starting  its group is not whole yet: pods are being made, are loading, or are being made again
     ready     its whole group has joined and loaded
     failed    it will not get ready by itself: a node of it is down, or its containers cannot start
+    off       somebody scaled it to 0
 
-It reads, and changes nothing.
+It reads, and changes nothing. Rights in the plan's namespace are enough: who may not look at nodes hears of one that is
+down when its pods are gone.
 """
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,13 +20,16 @@ from planner.plan.deployable import Deployable
 from planner.problems.errors import TidemillError, Violation
 from stacks.kube import pods
 from stacks.kube.api import Api, connect
-from stacks.kube.errors import ProviderError
+from stacks.kube.errors import ProviderError, RefusedError
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.readiness import missing
+from stacks.kube.readiness import is_off, missing
+from stacks.live.places import StandIn, lost_nodes, stand_ins
 
-__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster"]
+__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "look_at"]
 
-State = Literal["absent", "starting", "ready", "failed"]
+WHEN_A_SPARE_COMES = "a spare takes over when that Node is deleted, or tainted node.kubernetes.io/out-of-service"
+
+State = Literal["absent", "starting", "ready", "failed", "off"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class LiveUnit:
     ranks: int
     state: State
     reason: str | None  # why it is not ready
+    stand_ins: tuple[StandIn, ...] | None  # spares that it is on
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class LivePlan:
     endpoint: str
     plan_digest: str | None
     units: tuple[LiveUnit, ...]
+    unseen: str | None  # why nodes were not looked at
 
 
 class ClusterError(TidemillError):
@@ -59,38 +67,62 @@ class ClusterError(TidemillError):
 def ask_cluster(plan: Deployable, context: str) -> LivePlan:
     """Every unit of `plan`, in its order, in the cluster of that kubeconfig context. Raises ClusterError."""
     try:
-        api = connect(context)
-        down = pods.not_ready_nodes(api.list_all("v1", "Node", ""))
-        units = tuple(_look_at(unit, plan.kubernetes.namespace, api, down) for unit in plan.units)
-        return LivePlan(plan.endpoint, _applied_digest(plan, api), units)
+        return look_at(plan, connect(context))
     except ProviderError as error:
         raise ClusterError(error) from None
 
 
+def look_at(plan: Deployable, api: Api) -> LivePlan:
+    """The same in that cluster. Raises ProviderError."""
+    down, unseen = _nodes_down(api)
+    units = tuple(
+        _look_at_unit(unit, plan.unit_document(unit)["spares"], plan.kubernetes.namespace, api, down)
+        for unit in plan.units
+    )
+    return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen)
+
+
+def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
+    """The nodes that are not ready, and why nobody knows: nodes are the whole cluster's, which few may list."""
+    try:
+        return pods.not_ready_nodes(api.list_all("v1", "Node", "")), None
+    except RefusedError as error:
+        if not error.is_about_rights:
+            raise
+        return frozenset(), str(error)
+
+
 def _applied_digest(plan: Deployable, api: Api) -> str | None:
-    namespace = api.get(Reference("v1", "Namespace", "", plan.kubernetes.namespace))
-    annotations = (namespace or {}).get("metadata", {}).get("annotations") or {}
+    account = Reference("v1", "ServiceAccount", plan.kubernetes.namespace, names.runtime_account(plan.name))
+    annotations = (api.get(account) or {}).get("metadata", {}).get("annotations") or {}
     digest = annotations.get(names.digest_annotation("plan"))
     return str(digest) if digest else None
 
 
-def _look_at(unit: Unit, namespace: str, api: Api, down: set[str]) -> LiveUnit:
+def _look_at_unit(unit: Unit, spares: Sequence[str], namespace: str, api: Api, down: Set[str]) -> LiveUnit:
     reference = Reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", namespace, unit.name)
     live = api.get(reference)
-    state, reason = ("absent", None) if live is None else _judge(live, unit, api, down)
-    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason)
+    if live is None:
+        return LiveUnit(unit.name, unit.phase, len(unit.ranks), "absent", None, None)
+    selector = pods.pod_selector(live)
+    assert selector
+    found = api.list_all("v1", "Pod", namespace, labelSelector=selector)
+    state, reason = _judge(live, unit, spares, found, down)
+    on_spares = stand_ins(unit.nodes, spares, found) or None
+    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)
 
 
-def _judge(live: Manifest, unit: Unit, api: Api, down: set[str]) -> tuple[State, str | None]:
+def _judge(
+    live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: Set[str]
+) -> tuple[State, str | None]:
     """The group's state. A unit cannot do without any of its nodes, so one that is down is named before all else."""
-    if lost := sorted(down & set(unit.nodes)):
-        return "failed", f"node {' and '.join(lost)} is not ready"
+    if is_off(live):
+        return "off", "scaled to 0"
+    if lost := lost_nodes(unit.nodes, spares, found, down):
+        return "failed", f"node {' and '.join(lost)} is not ready" + (f"; {WHEN_A_SPARE_COMES}" if spares else "")
     lacking = missing(live)
     if lacking is None:
         return "ready", None
-    selector = pods.pod_selector(live)
-    assert selector
-    found = api.list_all("v1", "Pod", live["metadata"]["namespace"], labelSelector=selector)
     reasons = [lacking, *pods.reasons(live, found, down, events=[])]
     is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for its place
     has_failed = not is_leaving and any(map(pods.cannot_start, found))

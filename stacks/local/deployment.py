@@ -19,7 +19,7 @@ from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root
 from stacks.local.supervisor import end_with, supervise
 
-__all__ = ["find_running", "follow", "require_runtime", "run_folder", "start", "stop"]
+__all__ = ["find_running", "follow", "require_runtime", "run_folder", "running_names", "start", "stop"]
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 20.0
@@ -34,11 +34,14 @@ def find_running(name: str | None) -> RunFolder | None:
     """The running deployment of that name, or the only one; None when there is none. Raises LocalError for several."""
     running = [folder for folder in running_deployments() if name in (None, folder.name)]
     if len(running) > 1:
-        names = ", ".join(folder.name for folder in running)
-        raise LocalError(
-            f"R103 several deployments run here ({names})", "which one is meant is not clear", "name its spec"
-        )
+        rule = f"R103 several deployments run here ({', '.join(folder.name for folder in running)})"
+        raise LocalError(rule, "which one is meant is not clear", "give its name, its spec or its plan")
     return running[0] if running else None
+
+
+def running_names() -> list[str]:
+    """The names of all deployments that run here."""
+    return [folder.name for folder in running_deployments()]
 
 
 def require_runtime() -> None:
@@ -55,7 +58,8 @@ def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
     folder.path.mkdir(parents=True, exist_ok=True)
     _write_launch_files(folder.launch_folder, plan)
     units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
-    record = Record(plan.name, plan.digest, layout.endpoint, _model_name(plan), units)
+    model = _model_name(plan)
+    record = Record(plan.name, plan.digest, layout.endpoint, model, units, switches_units=plan.switches_units)
     _fork(lambda started: supervise(folder, layout, record, started), folder.path / "supervisor.log", detached)
     return folder
 

@@ -52,6 +52,7 @@ class Record:
     supervisor: int = 0  # its process; 0 before there is one
     stages: dict[str, float] = field(default_factory=dict)
     failure: str | None = None  # why the whole deployment ended, once it has
+    switches_units: bool = False  # as the plan's schedule says, and nothing does yet
 
     @property
     def is_ready(self) -> bool:

@@ -1,10 +1,11 @@
 """A whole plan as a Pulumi component: what all pods share, then the gateway and the units side by side.
 
     Provider -> Deployment -> namespace, account -> Gateway
-                                                 -> Unit, Unit, ...
+                                                 -> Occupants -> Unit, Unit, ...
 
 Gateway and units wait for each other inside the cluster (ranks register, then the gateway is ready), so Pulumi must
-bring them up together and may order only what comes before both.
+bring them up together and may order only what comes before both. Units that the plan before had and this one has not
+end before new ones come, which may need their nodes (`provider/occupants.py`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import pulumi
 from planner.facts import names
 from planner.plan.deployable import Deployable
 from stacks.program.plan_objects import PlanObject, PlanObjects, plan_objects
-from stacks.provider.resource import Object, Provider
+from stacks.provider.resource import Object, Occupants, Provider
 
 __all__ = ["Deployment", "deploy"]
 
@@ -38,8 +39,10 @@ class Deployment(pulumi.ComponentResource):
         shared = _create(self, objects.shared, kubernetes.ready_timeout)
         children = pulumi.ResourceOptions(parent=self, depends_on=shared)
         Gateway(names.gateway_name(plan.name), objects.gateway, kubernetes.ready_timeout, children)
+        occupants = Occupants("units", objects.occupants(), _with_deadline(children, kubernetes.ready_timeout))
+        in_place = pulumi.ResourceOptions(parent=self, depends_on=[*shared, occupants])
         for name, of_unit in objects.units.items():
-            Unit(name, of_unit, kubernetes.ready_timeout, children)
+            Unit(name, of_unit, kubernetes.ready_timeout, in_place)
         self.endpoint = plan.endpoint
         self.register_outputs({"endpoint": self.endpoint})
 
@@ -75,7 +78,11 @@ def _create(
     """Create `objects` as children of `parent`, each after those before it."""
     created: list[pulumi.Resource] = []
     for each in objects:
-        deadline = pulumi.CustomTimeouts(create=f"{ready_timeout_s:g}s", update=f"{ready_timeout_s:g}s")
-        options = pulumi.ResourceOptions(parent=parent, depends_on=list(created), custom_timeouts=deadline)
-        created.append(Object(each.name, each.manifest, options))
+        options = pulumi.ResourceOptions(parent=parent, depends_on=list(created))
+        created.append(Object(each.name, each.manifest, _with_deadline(options, ready_timeout_s)))
     return created
+
+
+def _with_deadline(options: pulumi.ResourceOptions, ready_timeout_s: float) -> pulumi.ResourceOptions:
+    deadline = pulumi.CustomTimeouts(create=f"{ready_timeout_s:g}s", update=f"{ready_timeout_s:g}s")
+    return pulumi.ResourceOptions.merge(options, pulumi.ResourceOptions(custom_timeouts=deadline))

@@ -14,6 +14,8 @@ from planner.plan.deployable import Deployable
 
 __all__ = ["PlanObject", "PlanObjects", "plan_objects"]
 
+GROUP = "LeaderWorkerSet"
+
 
 @dataclass(frozen=True)
 class PlanObject:
@@ -27,6 +29,12 @@ class PlanObject:
         """`apps/v1/Deployment`."""
         return f"{self.manifest['apiVersion']}/{self.manifest['kind']}"
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The manifest without all that may change while the object lives."""
+        metadata = {key: self.manifest["metadata"][key] for key in ("name", "namespace", "labels")}
+        return {"apiVersion": self.manifest["apiVersion"], "kind": self.manifest["kind"], "metadata": metadata}
+
 
 @dataclass(frozen=True)
 class PlanObjects:
@@ -35,6 +43,11 @@ class PlanObjects:
     shared: tuple[PlanObject, ...]
     gateway: tuple[PlanObject, ...]
     units: dict[str, tuple[PlanObject, ...]]  # by unit name
+
+    def occupants(self) -> dict[str, dict[str, Any]]:
+        """What takes a unit's nodes, by unit name: the identity of its LeaderWorkerSet."""
+        groups = {name: [each for each in unit if each.manifest["kind"] == GROUP] for name, unit in self.units.items()}
+        return {name: group.identity for name, (group,) in groups.items()}
 
     def kinds(self) -> list[str]:
         """Every kind that the cluster has to serve, sorted."""

@@ -2,6 +2,7 @@
 
     provider = Provider("cluster", kinds=["v1/Namespace", "apps/v1/Deployment"])
     Object("gateway", manifest, ResourceOptions(provider=provider))
+    Occupants("units", {"decode-0": manifest}, ResourceOptions(provider=provider))
 
 An object's properties are the manifest's own top-level keys, so previews name `spec.replicas` and not
 `manifest.spec.replicas`. It does not import `kubernetes`: a program needs only Pulumi.
@@ -13,8 +14,9 @@ from typing import Any
 import pulumi
 
 from stacks.kube.manifest import type_token
+from stacks.provider import occupants
 
-__all__ = ["Object", "Provider"]
+__all__ = ["Object", "Occupants", "Provider"]
 
 
 class Provider(pulumi.ProviderResource):
@@ -32,10 +34,27 @@ class Provider(pulumi.ProviderResource):
 
 
 class Object(pulumi.CustomResource):
-    """One Kubernetes object. `apiVersion` and `kind` are plain strings; anything else may be an output.
+    """One Kubernetes object. `apiVersion`, `kind` and `immutable` are plain values; anything else may be an output.
+
+    When it has to be replaced, the old one goes first: two of one name cannot be, `pulumi up --replace` included. An
+    immutable one is replaced under another name, so the new one comes first, and nobody misses it meanwhile.
 
     Awaited until it is ready, 10 minutes at most: `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))`.
     """
 
     def __init__(self, name: str, manifest: Mapping[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(type_token(manifest["apiVersion"], manifest["kind"]), name, dict(manifest), opts)
+        old_first = pulumi.ResourceOptions(delete_before_replace=not manifest.get("immutable"))
+        options = pulumi.ResourceOptions.merge(old_first, opts)
+        super().__init__(type_token(manifest["apiVersion"], manifest["kind"]), name, dict(manifest), options)
+
+
+class Occupants(pulumi.CustomResource):
+    """The objects that stand where others want to stand, by name: what leaves the list is gone before its dependents.
+
+    Of each manifest only the identity and the labels count.
+    """
+
+    def __init__(
+        self, name: str, objects: Mapping[str, Mapping[str, Any]], opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(occupants.TOKEN, name, {"objects": dict(objects)}, opts)

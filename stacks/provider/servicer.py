@@ -29,9 +29,10 @@ from stacks.kube import lifecycle
 from stacks.kube.api import Api
 from stacks.kube.diff import Change, Difference, Path, differences, path_text
 from stacks.kube.errors import NotReadyError, ProviderError
+from stacks.kube.lifecycle import Stored
 from stacks.kube.manifest import Manifest, Reference, type_token
 from stacks.kube.waiting import Patience
-from stacks.provider import config
+from stacks.provider import config, occupants
 from stacks.provider.engine import Engine
 from stacks.provider.session import Session
 from stacks.provider.wire import has_unknown, to_plain, to_struct
@@ -90,6 +91,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self.engine = engine
         self._cancelled = threading.Event()
         self._session: Session | None = None
+        self._made: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
 
     @answered
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
@@ -126,15 +128,17 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
         """That the manifest names an object of the resource's kind. The rest is the API server's to judge."""
-        return _check_response(request, _misnamed(to_plain(request.news), request.type))
+        news = to_plain(request.news)
+        failures = occupants.misnamed(news) if request.type == occupants.TOKEN else _misnamed(news, request.type)
+        return _check_response(request, failures)
 
     @answered
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Path by path, and which of them need a new object."""
         old, new = to_plain(request.old_inputs), to_plain(request.news)
         changed = list(differences(old, new))
-        if not changed:
-            return _diff_response([], [])
+        if not changed or request.type == occupants.TOKEN:
+            return _diff_response(changed, [])
         if other := [each for each in changed if _is_identity(each.path, old, new)]:
             return _diff_response(changed, other)
         frozen = self._frozen(new, changed)
@@ -143,6 +147,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
         """Waits until the object is ready."""
+        if request.type == occupants.TOKEN:
+            return provider_pb2.CreateResponse(id=occupants.ID, properties=request.properties)
         manifest = to_plain(request.properties)
         if request.preview:
             if not has_unknown(manifest):
@@ -150,14 +156,18 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.CreateResponse(properties=request.properties)
         reference = Reference.of(manifest)
         try:
-            lifecycle.create(self._api(), manifest, self._patience(request))
+            stored = lifecycle.create(self._api(), manifest, self._patience(request))
         except NotReadyError as error:
             raise InitFailed(reference, manifest, error.reasons) from error
+        self._made.add(stored.uid)
+        self._say_off(request.urn, reference, stored)
         return provider_pb2.CreateResponse(id=reference.id, properties=to_struct(manifest), refresh_before_update=True)
 
     @answered
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """The manifest as it is found in the cluster; without an id when the object is gone."""
+        if request.type == occupants.TOKEN:
+            return provider_pb2.ReadResponse(id=request.id, properties=request.properties, inputs=request.inputs)
         manifest = to_plain(request.inputs)
         if not manifest:
             raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
@@ -175,22 +185,28 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
         """Waits until the object is ready, also when only that was missing."""
-        manifest = to_plain(request.news)
+        old, manifest = to_plain(request.old_inputs), to_plain(request.news)
+        if request.type == occupants.TOKEN:
+            if not request.preview:
+                lifecycle.delete_all(self._api(), occupants.left(old, manifest), self._patience(request))
+            return provider_pb2.UpdateResponse(properties=request.news)
         if request.preview:
             if not has_unknown(manifest):
-                lifecycle.foresee_update(self._api(), manifest)
+                lifecycle.foresee_update(self._api(), old, manifest)
             return provider_pb2.UpdateResponse(properties=request.news)
+        reference = Reference.of(manifest)
         try:
-            lifecycle.update(self._api(), manifest, self._patience(request))
+            stored = lifecycle.update(self._api(), old, manifest, self._patience(request))
         except NotReadyError as error:
-            raise InitFailed(Reference.of(manifest), manifest, error.reasons) from error
+            raise InitFailed(reference, manifest, error.reasons) from error
+        self._say_off(request.urn, reference, stored)
         return provider_pb2.UpdateResponse(properties=to_struct(manifest), refresh_before_update=True)
 
     @answered
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
-        """Waits until the object is gone."""
-        reference = Reference.of(to_plain(request.old_inputs))
-        lifecycle.delete(self._api(), reference, self._patience(request))
+        """Waits until the object is gone. What a replacement has made under the same name stays."""
+        if request.type != occupants.TOKEN:
+            lifecycle.delete(self._api(), to_plain(request.old_inputs), self._patience(request), spared=self._made)
         return empty_pb2.Empty()
 
     @answered
@@ -202,6 +218,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _api(self) -> Api:
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.api()
+
+    def _say_off(self, urn: str, reference: Reference, stored: Stored) -> None:
+        if stored.is_off:
+            self.engine.warn(urn, f"{reference} is scaled to 0 and serves nothing until somebody scales it")
 
     def _frozen(self, new: Manifest, changed: list[Difference]) -> list[Difference]:
         """Changes that need a new object, as far as the cluster can be asked."""

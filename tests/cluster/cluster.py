@@ -1,4 +1,4 @@
-"""A real cluster on one machine: a control plane and three nodes that run pods, each a machine to the others.
+"""A real cluster on one machine: a control plane and four nodes that run pods, each a machine to the others.
 
 From the host, the API, pods and ClusterIPs are reachable at their own addresses. From inside, nothing outside is.
 """
@@ -38,7 +38,7 @@ CLUSTER_PRODUCTS = (
     *(products.LWS_CRDS, products.LWS_WEBHOOKS, products.LWS_CONTROLLER),
     *(products.CONTAINERD, products.RUNC, products.CNI_PLUGINS, products.KUBELET, products.KUBE_PROXY),
 )
-NUM_NODES = 3
+NUM_NODES = 4
 NODE_GRACE_S = 10  # of silence, then a node is not ready
 READY_TIMEOUT_S = 120  # about 10 s alone on the machine
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)

@@ -17,6 +17,9 @@ from kubernetes.client import ApiClient
 from planner.compiler import compile_plan
 from planner.plan.deployable import Deployable
 from planner.spec.check import check_spec
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
+from stacks.live.status import LiveUnit, look_at
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
 
@@ -95,12 +98,6 @@ class Deployed:
         """Of its pods that are not on their way out: other ones after a restart."""
         return {pod.metadata.uid for pod in self.pods(owner) if pod.metadata.deletion_timestamp is None}
 
-    def status(self) -> dict[str, dict]:
-        """Unit name -> what `tidemill status` says of it."""
-        done = self.run_status("--format", "json")
-        assert done.returncode == 0, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
-        return {unit["name"]: unit for unit in json.loads(done.stdout)["units"]}
-
     def run_status(
         self, *flags: str, context: str = "test", given: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
@@ -112,13 +109,17 @@ class Deployed:
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    def states_until(self, unit: str, state: str, timeout_s: float) -> list[dict]:
-        """What `status` says of the unit from now until it is in that state: each different answer once."""
-        seen: list[dict] = []
+    def states_until(self, unit: str, state: str, timeout_s: float) -> list[LiveUnit]:
+        """What `status` finds of the unit from now until it is in that state: each different answer once.
+
+        In this process: a new one for each look would take the processor that the unit needs to come back.
+        """
+        seen: list[LiveUnit] = []
+        plan, api = self.plan, Api(Connection(self.cluster.api))
         deadline = time.monotonic() + timeout_s
-        while not seen or seen[-1]["state"] != state:
+        while not seen or seen[-1].state != state:
             assert time.monotonic() < deadline, f"{unit} is not {state} within {timeout_s} s: {seen}"
-            answer = self.status()[unit]
+            (answer,) = (each for each in look_at(plan, api).units if each.name == unit)
             if not seen or answer != seen[-1]:
                 seen.append(answer)
             time.sleep(POLL_S)

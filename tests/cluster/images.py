@@ -26,7 +26,8 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def write_images(folder: Path) -> None:
     """As archives that `ctr images import` reads."""
     folder.mkdir()
-    environment = {"PATH": f"{Path(sys.prefix) / 'bin'}:/bin:/usr/bin", "HOME": "/tmp"}
+    path = f"{Path(sys.prefix) / 'bin'}:/bin:/usr/bin"
+    environment = {"PATH": path, "HOME": "/tmp", "PYTHONPATH": str(REPOSITORY)}  # what the tests import, too
     _write_image(folder / "python.tar", PYTHON_IMAGE, ["/bin/sh"], environment)
     _write_image(folder / "pause.tar", PAUSE_IMAGE, ["/bin/sleep", "2147483647"], {})
 

@@ -1,8 +1,11 @@
 """Creating and deleting against a real API server: what stands in the way is waited for, or said."""
 
+import functools
 import itertools
+import json
 import threading
 import time
+import uuid
 
 import pytest
 from kubernetes.client import CoreV1Api
@@ -31,6 +34,19 @@ def patience(timeout_s, cancelled=None):
     return Patience(timeout_s, cancelled or threading.Event(), lambda text: None)
 
 
+def patience_until(missing, happened):
+    """One that its user loses once that is missing and has happened: no test waits longer than it must."""
+    cancelled, said = threading.Event(), []
+
+    def watch():
+        while missing not in said or not happened():
+            time.sleep(0.05)
+        cancelled.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return Patience(60, cancelled, said.append)
+
+
 def config_map(**data):
     metadata = {"name": f"settings-{next(NUMBERS)}", "namespace": NAMESPACE}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
@@ -54,6 +70,24 @@ def release(api, manifest):
     api.apply(manifest, force=True)
 
 
+def test_a_request_with_another_uid_changes_nothing(api):
+    """What was looked at and what is changed are one object; the words are those of the fake server, too."""
+    manifest = config_map(a="1")
+    words = "somebody deleted it, or made it anew, at this very moment; repeat"
+
+    with pytest.raises(RefusedError, match=words):
+        api.apply(manifest, force=True, uid=str(uuid.uuid4()))
+    assert api.get(Reference.of(manifest)) is None
+    made = api.apply(manifest, force=False)
+    with pytest.raises(RefusedError, match=words):
+        api.apply(manifest | {"data": {"a": "2"}}, force=True, uid=str(uuid.uuid4()))
+    api.delete(Reference.of(manifest), str(uuid.uuid4()))
+
+    same = api.apply(manifest, force=True, uid=made["metadata"]["uid"])
+    assert (same["metadata"]["uid"], same["data"]) == (made["metadata"]["uid"], {"a": "1"})
+    assert "f:uid" not in json.dumps(same["metadata"]["managedFields"])
+
+
 def test_what_does_not_go_is_said_with_what_holds_it(api):
     """At the deadline."""
     manifest = config_map(a="1")
@@ -61,11 +95,11 @@ def test_what_does_not_go_is_said_with_what_holds_it(api):
     reference = Reference.of(manifest)
 
     with pytest.raises(NotGoneError) as error:
-        lifecycle.delete(api, reference, patience(0.3))
+        lifecycle.delete(api, manifest, patience(0.3))
     assert str(error.value) == f"{reference} is still there after 0 s: finalizers {FINALIZER}"
 
     release(api, manifest)
-    lifecycle.delete(api, reference, patience(10))
+    lifecycle.delete(api, manifest, patience(10))
     assert api.get(reference) is None
 
 
@@ -73,8 +107,8 @@ def test_creating_waits_for_the_last_one_to_go(api):
     """A `destroy` that was cut short, then `up`."""
     manifest = config_map(a="1")
     lifecycle.create(api, held(manifest), patience(5))
-    api.delete(Reference.of(manifest))
     first = api.get(Reference.of(manifest))["metadata"]["uid"]
+    api.delete(Reference.of(manifest), first)
     threading.Timer(0.5, release, (api, manifest)).start()
 
     lifecycle.create(api, manifest, patience(30))
@@ -84,19 +118,20 @@ def test_creating_waits_for_the_last_one_to_go(api):
 
 def test_deleting_what_is_gone_is_done(api):
     """And what never was, and what has no kind any more."""
-    lifecycle.delete(api, Reference("v1", "ConfigMap", NAMESPACE, "nowhere"), patience(5))
-    lifecycle.delete(api, Reference("example.org/v1", "Gone", NAMESPACE, "x"), patience(5))
+    lifecycle.delete(api, config_map(), patience(5))
+    lifecycle.delete(api, config_map() | {"apiVersion": "example.org/v1", "kind": "Gone"}, patience(5))
 
 
 def test_deleting_waits_for_what_the_object_owns(api):
     """A Deployment is gone after its ReplicaSets and pods are."""
     manifest = workload("Deployment")
-    with pytest.raises(NotReadyError, match="0 of 1 pods available"):
-        lifecycle.create(api, manifest, patience(8))
     mine = {"labelSelector": f"app={manifest['metadata']['name']}"}
+    has_pods = functools.partial(api.list_all, "v1", "Pod", NAMESPACE, **mine)
+    with pytest.raises(NotReadyError, match="0 of 1 pods available"):
+        lifecycle.create(api, manifest, patience_until("0 of 1 pods available", has_pods))
     assert len(api.list_all("v1", "Pod", NAMESPACE, **mine)) == 1
 
-    lifecycle.delete(api, Reference.of(manifest), patience(30))
+    lifecycle.delete(api, manifest, patience(30))
 
     assert api.list_all("v1", "Pod", NAMESPACE, **mine) == []
     assert api.list_all("apps/v1", "ReplicaSet", NAMESPACE, **mine) == []
@@ -112,7 +147,7 @@ def test_cancelling_ends_the_wait_and_says_what_is_missing(api):
         lifecycle.create(api, manifest, patience(600, cancelled))
 
     assert time.monotonic() - began < 60
-    lifecycle.delete(api, Reference.of(manifest), patience(30))
+    lifecycle.delete(api, manifest, patience(30))
 
 
 def test_why_pods_cannot_be_made_is_said(api, control_plane):
@@ -120,12 +155,14 @@ def test_why_pods_cannot_be_made_is_said(api, control_plane):
     core = CoreV1Api(control_plane.api)
     core.create_namespaced_resource_quota(NAMESPACE, {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
     manifest = workload("StatefulSet", serviceName="none")
+    about = f"involvedObject.name={manifest['metadata']['name']},type=Warning"
+    has_events = functools.partial(api.list_all, "v1", "Event", NAMESPACE, fieldSelector=about)
 
     with pytest.raises(NotReadyError) as error:
-        lifecycle.create(api, manifest, patience(10))
+        lifecycle.create(api, manifest, patience_until("0 of 1 pods ready", has_events))
 
     core.delete_namespaced_resource_quota("none", NAMESPACE)
-    assert error.value.reasons[0].endswith("is not ready after 10 s: 0 of 1 pods ready")
+    assert error.value.reasons[0].endswith("is not ready when cancelled: 0 of 1 pods ready")
     assert error.value.reasons[1].startswith("FailedCreate: Create Pod ")
     assert "exceeded quota: none" in error.value.reasons[1]
 
@@ -164,11 +201,11 @@ def test_what_cannot_be_compared_can_be_looked_at_and_deleted(api):
     assert found.manifest == manifest
     assert "no update today" in found.unsure
     with pytest.raises(RefusedError, match="no update today"):
-        lifecycle.foresee_update(api, manifest)
+        lifecycle.foresee_update(api, manifest, manifest)
 
-    lifecycle.delete(api, Reference.of(manifest), patience(10))
+    lifecycle.delete(api, manifest, patience(10))
     for each in (BINDING, POLICY):
-        api.delete(Reference.of(each))
+        lifecycle.delete(api, each, patience(10))
 
 
 FROZEN = [

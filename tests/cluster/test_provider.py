@@ -19,8 +19,8 @@ LWS = {"group": "leaderworkerset.x-k8s.io", "version": "v1", "plural": "leaderwo
 CONTAINER = {"name": "rank", "image": "example.org/rank:1"}
 
 
-def namespace(name):
-    metadata = {"name": name, "labels": {"app.kubernetes.io/managed-by": "tidemill"}}
+def namespace(name, **labels):
+    metadata = {"name": name, "labels": {"app.kubernetes.io/managed-by": "tidemill", **labels}}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
@@ -164,6 +164,43 @@ def test_a_field_that_cannot_change_replaces_its_object(up, control_plane):
     assert stack.up().status == 0
 
 
+def test_a_replacement_by_hand_leaves_a_new_object(up, core):
+    """`up --replace` deletes the old one first: two of one name cannot be."""
+    stack, _ = up
+    (urn,) = (each["urn"] for each in stack.resources() if each["id"] == "v1/ConfigMap/up/settings")
+    before = core.read_namespaced_config_map("settings", "up")
+
+    done = stack.up("--replace", urn)
+
+    assert done.status == 0, done.output
+    after = core.read_namespaced_config_map("settings", "up")
+    assert (after.data, after.metadata.uid != before.metadata.uid) == (before.data, True)
+
+
+def test_two_plans_do_not_share_a_namespace_by_accident(new_stack, core):
+    """The second one is refused, in a preview and in `up`, and neither its `destroy` nor a half-made state ends it."""
+    first = new_stack(namespace("shared", **{"tidemill.dev/plan": "first"}))
+    assert first.up().status == 0
+    second = new_stack(namespace("shared", **{"tidemill.dev/plan": "second"}))
+    sentence = (
+        "Namespace shared belongs to the plan first; set kubernetes.create_namespace: false to share it, "
+        "or choose another kubernetes.namespace"
+    )
+
+    assert second.preview().errors == [sentence]
+    assert second.up().errors == [sentence]
+    assert second.destroy().status == 0
+    assert core.read_namespace("shared").metadata.labels["tidemill.dev/plan"] == "first"
+
+    account = {"metadata": {"name": "second-runtime", "labels": {"tidemill.dev/plan": "second"}}}
+    core.create_namespaced_service_account("shared", account)
+    assert first.destroy().errors == [
+        "Namespace shared has objects of the plan second in it, which would go with it; destroy those first"
+    ]
+    core.delete_namespaced_service_account("second-runtime", "shared")
+    assert first.destroy().status == 0
+
+
 def test_a_lost_state_finds_its_objects_again(up, new_stack):
     """What is ours is taken up as it is."""
     _, manifests = up
@@ -193,7 +230,7 @@ def test_another_s_object_is_refused_and_left_alone(new_stack, core):
 def test_what_never_becomes_ready_is_kept_and_destroyed(new_stack, control_plane):
     """It is in the state with its reason, `up` waits for it again, and `destroy` leaves the cluster as it was."""
     before = listing(control_plane.api)
-    stack = new_stack(namespace("broken"), deployment("broken"), create="8s", update="8s")
+    stack = new_stack(namespace("broken"), deployment("broken"), create="8s", update="2s")
 
     (reason, why) = stack.up().errors
     assert reason == "Deployment broken/gateway is not ready after 8 s: 0 of 1 pods available"
@@ -203,7 +240,7 @@ def test_what_never_becomes_ready_is_kept_and_destroyed(new_stack, control_plane
         "apps/v1/Deployment/broken/gateway": [reason, why],
     }
     assert stack.preview().steps == {"gateway": "update"}
-    assert stack.up().errors[0] == reason
+    assert stack.up().errors[0] == reason.replace("after 8 s", "after 2 s")
 
     done = stack.destroy()
     assert done.status == 0, done.output

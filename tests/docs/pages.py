@@ -5,6 +5,7 @@
 They are made here and not in the planner, because the examples of rules are the cases of the tests.
 """
 
+from tests.docs.layouts_page import layouts_page
 from tests.docs.rooms_table import ROOT, contributing_page
 from tests.docs.rules_page import rules_page
 from tests.docs.spec_page import spec_page
@@ -14,5 +15,6 @@ __all__ = ["PAGES"]
 PAGES = {
     ROOT / "docs" / "spec.md": spec_page,
     ROOT / "docs" / "rules.md": rules_page,
+    ROOT / "docs" / "published-layouts.md": layouts_page,
     ROOT / "CONTRIBUTING.md": contributing_page,
 }

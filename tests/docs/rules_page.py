@@ -18,7 +18,7 @@ HEAD = """# The rules
 A message has four parts: field and value, rule, reason, nearest fix. Programs find the id in `rule`
 ([errors as JSON](errors.md)). Each id is shown with one message that it has in the tests, or with its rule alone."""
 COLUMNS = "| rule | for example |\n|---|---|"
-RULE = re.compile(r'"(S\d{3}) ([^"]*)')
+RULE = re.compile(r'"([SW]\d{3}) ([^"]*)')
 GROUPS = {
     "S1": "The file itself",
     "S2": "One field",
@@ -29,6 +29,7 @@ GROUPS = {
     "S7": "Right, but cannot be had or cannot be run (exit status 3)",
     "S8": "Sizes and options of `tidemill experts`",
     "S9": "The command line, and the files that it reads and writes",
+    "W1": "Warnings: right, and hardly meant (exit status 0)",
 }
 
 

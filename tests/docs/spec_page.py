@@ -43,6 +43,10 @@ def _heading(paths):
 
 
 def _field_row(name, field, section):
+    """One row. Raises ValueError for a field that says nothing of itself: pydantic leaves out what is not given."""
+    for key in ("description", "examples"):
+        if key not in field:
+            raise ValueError(f"{section['title']}.{name} has no {key}: give it one in planner/spec/schema.py")
     is_plain = "$ref" not in field and field.get("default") is not None
     default = f"`{_value(field['default'])}`" if is_plain else ""
     if name in section.get("required", []):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.docs.pages import PAGES
 from tests.docs.rooms_table import ROOT
+from tests.docs.spec_page import _field_row
 from tests.planner.spec.spec_schema import all_kinds
 
 
@@ -23,9 +24,20 @@ def test_every_field_has_a_row():
     assert sorted(field for field in fields if f"| `{field}` |" not in page) == []
 
 
+@pytest.mark.parametrize("key", ["description", "examples"])
+def test_a_field_that_says_nothing_is_named(key):
+    """Whoever adds a field without its description reads which one it is."""
+    field = {"type": "integer", "description": "How many.", "examples": [1]}
+    row = _field_row("units", field, {"title": "PhaseSpec"})
+
+    assert row == "| `units` | a whole number |  | How many. | `1` |"
+    with pytest.raises(ValueError, match=rf"PhaseSpec\.units has no {key}: "):
+        _field_row("units", {name: each for name, each in field.items() if name != key}, {"title": "PhaseSpec"})
+
+
 def test_every_rule_has_a_row():
     """The page of the rules has each id that the planner's sources name."""
     sources = "".join(path.read_text() for path in (ROOT / "planner").rglob("*.py"))
     page = PAGES[ROOT / "docs" / "rules.md"]()
 
-    assert sorted(rule for rule in set(re.findall(r'"(S\d{3})\b', sources)) if f"| {rule} |" not in page) == []
+    assert sorted(rule for rule in set(re.findall(r'"([SW]\d{3})\b', sources)) if f"| {rule} |" not in page) == []

@@ -180,14 +180,16 @@ def test_render_refuses_a_folder_that_it_did_not_write(spec_file, tmp_path, caps
     assert "[S902]" in capsys.readouterr().err
 
 
-def test_render_refuses_a_foreign_file_in_its_way(spec_file, tmp_path):
+def test_render_refuses_a_foreign_file_in_its_way(spec_file, tmp_path, capsys):
     """S902: a file of its own folder that it did not write is not overwritten."""
     folder = tmp_path / "out"
     main(["render", str(spec_file()), "-o", str(folder)])
-    text = (folder / "kustomization.yaml").read_text()
-    (folder / "kustomization.yaml").write_text(text.replace('  - "namespace-tidemill.yaml"\n', ""))
+    lines = (folder / "kustomization.yaml").read_text().splitlines()
+    kept = [line for line in lines if "namespace-tidemill.yaml" not in line]
+    (folder / "kustomization.yaml").write_text("\n".join(kept))
 
     assert main(["render", str(spec_file()), "-o", str(folder)]) == 2
+    assert "[S902]" in capsys.readouterr().err
 
 
 def test_render_refuses_a_file_in_place_of_the_folder(spec_file, tmp_path, capsys):
@@ -228,6 +230,12 @@ def test_a_wrong_call_as_json_is_json(capsys):
     """A program that asks for JSON gets it even where its call is wrong."""
     assert main(["simulate", "--format", "json"]) == 2
     assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("S900")
+
+
+def test_a_section_whose_name_is_a_number_is_unknown(capsys, spec_text, spec_file):
+    """As any other name that no section has."""
+    assert main(["validate", str(spec_file(f"{spec_text}8000: {{}}\n"))]) == 2
+    assert "8000" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
         "placement",
         "sources",
         "spec",
+        "warnings",
     }
     assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest", "why"]
     assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])

@@ -26,6 +26,17 @@ def transformers_choices(prompts, outputs, transformers_logits):
     ]
 
 
+def off_by(found, expected):
+    """The error as a part of what is expected, in their norms: of what rounds, no number by itself says much."""
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def median_off_by(found, expected):
+    """The same of the row in the middle: where rounding changes a token's experts, its row says nothing of kernels."""
+    found, expected = found.double(), expected.double()
+    return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median().item()
+
+
 def relative_error(ours, theirs):
     """The largest difference at any position, as a part of that position's largest logit."""
     assert ours.shape == theirs.shape

@@ -13,10 +13,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from runtime.expert_parallel.dispatcher import AllToAllDispatcher, PlainRows
+from runtime.expert_parallel.dispatcher import AllToAllDispatcher, MaskedRows, PlainRows
 from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import GlooGroup
 from runtime.expert_parallel.hierarchical import NodeDispatcher
+from runtime.expert_parallel.masked import MaskedDispatcher
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.expert_parallel.shared_memory.pipes import Pipes
@@ -27,6 +28,7 @@ ADDRESS = "127.0.0.1"
 HIDDEN = 16
 ROW_BYTES = HIDDEN * 4
 TOP_K = 3
+MOST_PAIRS = 120  # that a rank has in a round: all may want one slot
 
 
 def main(rank, size, port, slots_per_rank, folder):
@@ -73,6 +75,7 @@ def forms(group, slots_per_rank):
         yield form, form_of_layout(group, slots_per_rank, rows, TORCH_OPS)
     group.nodes = tuple(range(group.size))
     yield "each_alone", new_dispatcher(group, slots_per_rank, TOP_K, rows, torch.zeros(1, HIDDEN), backend())
+    yield "masked", MaskedDispatcher(group, slots_per_rank, MOST_PAIRS, rows, TORCH_OPS)
     normal = AllToAllDispatcher(group, slots_per_rank, rows, TORCH_OPS)
     yield "shared", SharedDispatcher(normal, ROW_BYTES, ROW_BYTES, TOP_K)
     yield "shared_wide", SharedDispatcher(normal, ROW_BYTES, 2 * ROW_BYTES, TOP_K)
@@ -92,9 +95,16 @@ def one_round(dispatcher, step, first_slot, result, exchanges):
     dispatched = dispatcher.dispatch(*step).wait()
     to_dispatch = exchanges.number - before
     counts = dispatched.rows.counts_M
-    slot_of_row = torch.arange(first_slot, first_slot + len(counts)).repeat_interleave(counts)
-    rows = dispatched.rows.rows_RD.clone()
-    combined = dispatcher.combine((rows * (slot_of_row[:, None] + 1)).to(result), dispatched).wait()
+    slots = torch.arange(first_slot, first_slot + len(counts))
+    if isinstance(dispatched.rows, MaskedRows):
+        rooms = dispatched.rows.rows_MZD
+        rows = torch.cat([room[:count] for room, count in zip(rooms, counts, strict=True)])
+        results = rooms * (slots[:, None, None] + 1)
+    else:
+        rows = dispatched.rows.rows_RD.clone()
+        results = rows * (slots.repeat_interleave(counts)[:, None] + 1)
+        assert dispatched.rows.counts == counts.tolist()
+    combined = dispatcher.combine(results.to(result), dispatched).wait()
     return {
         "rows": rows.numpy(),
         "combined": combined.rows_RD[combined.row_of_pair_TK].float().numpy(),

@@ -7,7 +7,7 @@ from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, digest_of
 
 ZERO = "sha256:" + "0" * 64
 UNIT = {
-    "version": 1,
+    "version": 2,
     "kind": "unit",
     "launch_digest": ZERO,
     "unit_digest": ZERO,
@@ -15,9 +15,11 @@ UNIT = {
     "unit": "demo-decode-0",
     "phase": "decode",
     "ranks": [
-        {"node": "node-0", "local_rank": 0, "rank": 0},
-        {"node": "node-1", "local_rank": 0, "rank": 1},
+        {"place": 0, "local_rank": 0, "rank": 0},
+        {"place": 1, "local_rank": 0, "rank": 1},
     ],
+    "places": ["node-0", "node-1"],
+    "spares": ["node-7"],
     "expert_map": {
         "sha256": ZERO,
         "num_logical_experts": 3,
@@ -27,12 +29,12 @@ UNIT = {
     "precision": "fp32",
     "overlap": "none",
     "deterministic": False,
-    "kv_cache": {"wire_version": 1, "dtype": "fp32", "bytes_per_token": 96},
+    "kv_cache": {"wire_version": 2, "dtype": "fp32", "bytes_per_token": 96},
     "model": {"name": "org/small"},
     "checkpoint": {"uri": "bundled:demo", "config_digest": ZERO, "weights_digest": None},
     "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32, "kv_tokens": 128},
     "gateway": {"service": "demo-gateway"},
-    "ports": {"rendezvous": 29500, "kv": 29600, "registry": 29700, "metrics": 29800},
+    "ports": {"rendezvous": 29500, "places": 29501, "kv": 29600, "registry": 29700, "metrics": 29800},
 }
 GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "model", "checkpoint", "limits")} | {
     "kind": "gateway",

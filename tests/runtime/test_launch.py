@@ -15,7 +15,11 @@ BROKEN_RULES = {
     "a negative expert": {"expert_map__physical_to_logical": [[0, 1, 2, -1], [0, 1, 2, 0]]},
     "layers of different length": {"expert_map__physical_to_logical": [[0, 1, 2, 0], [0, 1, 2, 0, 1, 2]]},
     "ranks out of order": {"ranks": UNIT["ranks"][::-1]},
-    "two ranks in one place": {"ranks": [{"node": "node-0", "local_rank": 0, "rank": rank} for rank in (0, 1)]},
+    "two ranks in one place": {"ranks": [{"place": 0, "local_rank": 0, "rank": rank} for rank in (0, 1)]},
+    "a place without ranks": {"places": ["node-0", "node-1", "node-2"]},
+    "a rank in a place that there is not": {"places": ["node-0"]},
+    "two places on one node": {"places": ["node-0", "node-0"]},
+    "a spare that has a place": {"spares": ["node-1"]},
     "no ranks": {"ranks": []},
     "KV for less than one request": {"limits__kv_tokens": UNIT["limits"]["max_request_tokens"] - 1},
     "KV of another type than the precision's": {"precision": "bf16"},
@@ -31,7 +35,7 @@ MALFORMED = {
     "an unknown split": {"split": "by mood"},
     "an unknown precision": {"precision": "fp64"},
     "a step of no tokens": {"limits__max_batch_tokens": 0},
-    "an unknown KV wire version": {"kv_cache__wire_version": 2},
+    "an unknown KV wire version": {"kv_cache__wire_version": 1},
     "an expert that is no integer": {"expert_map__physical_to_logical": [[0, 1, 2, 0.5], [0, 1, 2, 0]]},
 }
 
@@ -45,14 +49,21 @@ def refusal(read, path):
     return sentence
 
 
+def test_a_refusal_does_not_write_to_the_terminal(tmp_path):
+    """What the file says in place of a digest is shown with its control characters written out."""
+    path = write(tmp_path, resealed(sealed(UNIT) | {"unit_digest": "\x1b[2J"}))
+
+    assert r"its unit_digest says \x1b[2J," in refusal(read_unit_launch, path)
+
+
 def test_a_unit_reads_what_is_written(tmp_path):
-    """All values arrive, and a node finds its ranks."""
+    """All values arrive, and a place has its ranks."""
     launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
 
     assert (launch.unit, launch.phase, launch.kv_cache.bytes_per_token) == ("demo-decode-0", "decode", 96)
     assert launch.expert_map.physical_to_logical == UNIT["expert_map"]["physical_to_logical"]
-    assert [place.rank for place in launch.ranks_of("node-1")] == [1]
-    assert launch.ranks_of("node-9") == []
+    assert [each.rank for each in launch.ranks_of(1)] == [1]
+    assert launch.ranks_of(9) == []
 
 
 def test_a_gateway_reads_what_is_written(tmp_path):
@@ -104,12 +115,12 @@ def test_a_missing_key_is_refused(tmp_path, key):
     refusal(read_unit_launch, write(tmp_path, document if key == "launch_digest" else resealed(document)))
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None, [1]])
+@pytest.mark.parametrize("version", [1, 3, "2", None, [2]])
 def test_another_version_names_both(tmp_path, version):
     """The sentence says which version the file has and which this runtime reads."""
-    sentence = refusal(read_unit_launch, write(tmp_path, sealed(UNIT, version=version, unheard_of="new in 2")))
+    sentence = refusal(read_unit_launch, write(tmp_path, sealed(UNIT, version=version, unheard_of="new in 3")))
 
-    assert f"has version {version!r}, this runtime reads version 1" in sentence
+    assert f"has version {version!r}, this runtime reads version 2" in sentence
 
 
 @pytest.mark.parametrize("name", ["launch_digest", "unit_digest", "kv_digest", "expert_map.sha256"])

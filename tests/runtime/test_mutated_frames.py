@@ -13,13 +13,16 @@ from runtime.gateway.registry import Registry
 from runtime.kv.transfer import KvReceiver
 from runtime.launch import KvLayout
 from runtime.model.engine import Engine, EngineConfig
-from runtime.protocol.frames import encode_frame
+from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import (
     Abort,
+    Claim,
     Failed,
+    FromLeader,
     Handover,
     Hello,
     Logprobs,
+    Place,
     Prefill,
     Sampling,
     State,
@@ -30,6 +33,7 @@ from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.worker import gateway_connection
 from runtime.worker.gateway_connection import GatewayLink
+from runtime.worker.places import Roll
 from tests.runtime.mutations import mutated_frames
 from tests.runtime.one_rank import DECODE, NO_METRICS, Limits
 from tests.runtime.random_checkpoints import V3, write_checkpoint
@@ -226,4 +230,30 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
     in_time(run())
 
     assert heard == [Token(BYSTANDER, 5, None)]
+    assert rank.escaped == []
+
+
+def test_a_leader_survives_what_comes_to_its_port_for_places():
+    """A node that has its place keeps it, and the last place is free for whom it was planned."""
+    launch = SimpleNamespace(unit="decode-0", unit_digest="sha256:unit", places=["node-0", "node-1"], spares=["node-7"])
+    rank = SimpleNamespace(escaped=[])
+
+    async def run():
+        watch(rank)
+        roll = Roll(launch)
+        roll.is_leaders = True
+        async with await asyncio.start_server(roll.serve, HOST, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(HOST, port)
+            frames = FrameReader(reader, FromLeader)
+            writer.write(encode_frame(Claim("sha256:unit", "node-1", "10.0.0.1")))
+            assert (await frames.read())[0] == Place(1)
+            for data in mutated_frames(Claim("sha256:unit", "node-7", "10.0.0.7"), b"", NUM_FRAMES, seed=5):
+                await send_alone(port, data)
+            answer = await send_alone(port, encode_frame(Claim("sha256:unit", "node-0", "10.0.0.2")))
+            writer.write_eof()
+            assert await frames.read() is None  # nothing else was said to it
+            return answer
+
+    assert in_time(run()) == encode_frame(Place(0))
     assert rank.escaped == []

@@ -7,6 +7,7 @@ import pytest
 from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
+from stacks.local.record import Record, RunFolder, UnitRecord
 from tests.stacks.deployments import DEMO_SPEC
 
 
@@ -79,6 +80,71 @@ def test_up_refuses_a_plan_that_the_runtime_cannot_run(write_spec, tmp_path, cap
 
     assert cli.main(["up", str(tmp_path / "plan.json")]) == 3
     assert "cluster.gpu (h800) must be cpu to run" in capsys.readouterr().err
+
+
+@pytest.fixture
+def river_runs(tmp_path):
+    """Another deployment runs here, and its unit failed with words that would write to the terminal."""
+    folder = RunFolder(tmp_path / "state" / "tidemill" / "river")
+    folder.path.mkdir(parents=True)
+    unit = UnitRecord("river-decode-0", "decode", "failed", 4, "no\x1b[2J memory")
+    folder.write(Record("river", "sha256:0", "http://127.0.0.1:8000", "river", (unit,)))
+    with folder.locked():
+        yield folder
+
+
+@pytest.mark.usefixtures("river_runs")
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_what_runs_instead_is_named(plan, command, capsys):
+    """The demo does not run here, and it is not so that nothing does."""
+    assert cli.main([command, str(plan)]) == 0
+    assert capsys.readouterr().out == "it does not run here; what runs: river\n"
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_what_is_neither_a_file_nor_runs_is_answered(command, river_runs, capsys):
+    """S101: with what runs, which may be named as well as its spec; without anything that runs, with the path."""
+    assert cli.main([command, "riverr"]) == 2
+    assert capsys.readouterr().err == (
+        "riverr: must be a readable file; there is none, and nothing of that name runs here; "
+        "name what runs: river [S101]\n"
+    )
+
+
+def test_a_name_that_runs_nowhere_is_a_wrong_path(capsys):
+    """S101 where nothing runs at all."""
+    assert cli.main(["down", "foo"]) == 2
+    assert "nothing of that name runs here; check the path [S101]" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("river_runs")
+def test_status_takes_the_name_of_what_runs(capsys):
+    """The endpoint is without /v1, as in JSON; what a rank said last cannot write to the terminal."""
+    assert cli.main(["status", "river"]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["status", "river", "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert text.splitlines() == [
+        "river: http://127.0.0.1:8000, plan sha256:0",
+        r"  river-decode-0  decode  4 ranks  failed (no\x1b[2J memory)",
+    ]
+    assert document["endpoint"] == "http://127.0.0.1:8000"
+
+
+def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):
+    """That very deployment."""
+    monkeypatch.setattr(cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
+
+    assert cli.main(["down", "river"]) == 0
+    assert capsys.readouterr().out == "river is stopped\n"
+
+
+@pytest.mark.parametrize(("words", "fix"), [(["up", "--detatch"], "--detach"), (["status", "--contxt=x"], "--context")])
+def test_a_misspelt_option_is_answered_with_the_right_one(words, fix, capsys):
+    """By the command that has it."""
+    assert cli.main(words) == 2
+    assert f"{words[1]} is not known; did you mean {fix}? [S900]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "down"])

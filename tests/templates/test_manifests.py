@@ -55,8 +55,13 @@ def pod_of(document):
 
 def rendered_with(folder, kubernetes):
     """The demo's objects with that text as the spec's `kubernetes` section."""
+    return rendered_demo(folder, lambda text: f"{text}\nkubernetes:\n{kubernetes}")
+
+
+def rendered_demo(folder, change):
+    """The objects of the demo's spec after a change of its text."""
     path = folder / "spec.yaml"
-    path.write_text(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/") + f"\nkubernetes:\n{kubernetes}")
+    path.write_text(change(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/")))
     return [yaml.safe_load(text) for text in render_files(compile_plan(check_spec(path)).deployable).values()]
 
 
@@ -107,7 +112,21 @@ def test_digests_are_only_on_object_metadata(applied):
     """A digest on a pod template would restart pods for a change that does not concern them."""
     for each in applied.values():
         assert "sha256" not in json.dumps(each.get("spec", {}))
-    assert "tidemill.dev/plan-digest" in applied["namespace-tidemill.yaml"]["metadata"]["annotations"]
+    assert "tidemill.dev/plan-digest" in applied["serviceaccount-demo-runtime.yaml"]["metadata"]["annotations"]
+
+
+def test_the_user_s_namespace_is_left_alone(objects, tmp_path):
+    """With `create_namespace: false` everything but the Namespace is as it would be with one."""
+    rendered = rendered_with(tmp_path, "  create_namespace: false\n")
+
+    expected = [each for each in objects.values() if each["kind"] not in ("Namespace", "Kustomization")]
+    assert [without_plan_digest(each) for each in rendered[1:]] == [without_plan_digest(each) for each in expected]
+
+
+def without_plan_digest(document):
+    """The object, less what every change of the spec's `kubernetes` changes."""
+    kept = {key: value for key, value in document["metadata"].items() if key != "annotations"}
+    return document | {"metadata": kept}
 
 
 def test_nothing_sets_replicas(applied):
@@ -116,20 +135,55 @@ def test_nothing_sets_replicas(applied):
 
 
 def test_a_unit_is_a_group_of_pods_one_a_node(applied):
-    """Decode on its two nodes: size 2, pinned there, apart from each other, restarted as one."""
+    """Decode on its two nodes: size 2, pinned there, restarted as one."""
     spec = applied["leaderworkerset-demo-decode-0.yaml"]["spec"]
     template = spec["leaderWorkerTemplate"]
-    affinity = template["workerTemplate"]["spec"]["affinity"]
-    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    (apart,) = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
 
     assert (spec["startupPolicy"], template["size"]) == ("LeaderCreated", 2)
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
-    assert term["matchExpressions"] == [
-        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1", "node-2"]}
+    assert named_nodes(template, "required") == named_nodes(template, "preferred") == ["node-1", "node-2"]
+
+
+def test_a_unit_may_move_to_spares_and_prefers_its_own_nodes(tmp_path):
+    """By the nodes' names, whatever their labels say, with a term for each: the API server takes one name a term."""
+    nodes = "  nodes: 5\n  spares: [node-0, node-4]\n"
+    rendered = rendered_demo(tmp_path, lambda text: text.replace("  nodes: 3\n", nodes))
+    _, decode = (each for each in rendered if each["kind"] == "LeaderWorkerSet")
+    template = decode["spec"]["leaderWorkerTemplate"]
+
+    assert named_nodes(template, "required") == ["node-2", "node-3", "node-0", "node-4"]
+    assert named_nodes(template, "preferred") == ["node-2", "node-3"]
+
+
+def test_no_two_pods_of_units_share_a_node(applied):
+    """Of whichever units of the plan: none of them asks for GPUs that would keep it off. The gateway's is not meant."""
+    units = [each["spec"]["leaderWorkerTemplate"]["workerTemplate"] for name, each in applied.items() if "set-" in name]
+    gateway = applied["deployment-demo-gateway.yaml"]["spec"]["template"]
+    for template in units:
+        (apart,) = template["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        selector = apart["labelSelector"]
+        (exists,) = selector["matchExpressions"]
+
+        def is_kept_off(pod, selector=selector, label=exists["key"]):
+            labels = pod["metadata"]["labels"]
+            return selector["matchLabels"].items() <= labels.items() and label in labels
+
+        assert (apart["topologyKey"], exists["operator"]) == ("kubernetes.io/hostname", "Exists")
+        assert [is_kept_off(pod) for pod in (*units, gateway)] == [True, True, False]
+
+
+def named_nodes(template, kind):
+    """The names of the nodes that a unit's pods must, or would rather, be on."""
+    wanted = template["workerTemplate"]["spec"]["affinity"]["nodeAffinity"][
+        f"{kind}DuringSchedulingIgnoredDuringExecution"
     ]
-    assert apart["topologyKey"] == "kubernetes.io/hostname"
-    assert apart["labelSelector"]["matchLabels"].items() <= template["workerTemplate"]["metadata"]["labels"].items()
+    terms = wanted["nodeSelectorTerms"] if kind == "required" else [each["preference"] for each in wanted]
+    assert all(list(term) == ["matchFields"] for term in terms)
+    (fields,) = {
+        (field["key"], field["operator"], len(field["values"])) for term in terms for field in term["matchFields"]
+    }
+    assert fields == ("metadata.name", "In", 1)
+    return [field["values"][0] for term in terms for field in term["matchFields"]]
 
 
 def test_selectors_pick_the_pods_they_are_for(applied):

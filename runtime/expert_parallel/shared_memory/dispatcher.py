@@ -128,7 +128,8 @@ class SharedDispatcher:
         rows_RX = self._read(buffer, torch.from_numpy(buffer.row_of_pair.ravel()[pairs]))
         counts_M, sent_W = (torch.from_numpy(sizes[own].sum(1)) for sizes in (by_slot_WMW, sizes_WWM))
         way_back = _WayBack(buffer, torch.from_numpy(result_of_row[row_of_pair_TK.numpy()]), weights_TK)
-        return Dispatched(ContiguousRows(self._row_format.decode(rows_RX), counts_M), sent_W, way_back)
+        rows = ContiguousRows(self._row_format.decode(rows_RX), counts_M, counts_M.tolist())
+        return Dispatched(rows, sent_W, way_back)
 
     def _read(self, buffer: ExchangeBuffer, which_R: Tensor) -> Tensor:
         """These rows: to where the results will be, if those are as long."""

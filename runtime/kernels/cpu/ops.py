@@ -43,12 +43,11 @@ class CpuOps(Ops):
     def __init__(self) -> None:
         super().__init__(CPU)
 
-    def experts(self, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+    def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Compute each slot's rows with the first of the next slots, which are put back afterwards.
 
         oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take; so it is to meet few.
         """
-        counts = counts_M.tolist()
         for slot, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             if count:
                 rows = rows_RD[end - count : end + -count % ROWS_STEP]
@@ -133,12 +132,12 @@ class LoopOps(RowLoopOps):
             return kernels.wide_linear(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
 
-    def experts(self, rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
+    def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Take all slots in one call while each has few rows."""
-        if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * int(counts_M.count_nonzero()):
-            kernels.experts_mlp(rows_RD, counts_M, gate_up_MXD, down_MDI)
+        if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * (len(counts) - counts.count(0)):
+            kernels.experts_mlp(rows_RD, torch.tensor(counts), gate_up_MXD, down_MDI)
             return rows_RD
-        return super().experts(rows_RD, counts_M, gate_up_MXD, down_MDI)
+        return super().experts(rows_RD, counts, gate_up_MXD, down_MDI)
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Add few tokens' results, which the core's caches still hold: of more, torch asks for rows ahead."""

@@ -101,7 +101,7 @@ def test_validate_says_so_without_a_placement(small, spec_file):
 def test_validate_says_that_racks_are_left_to_plan(small, spec_file):
     """S723: in which racks units stand only a placement knows."""
     spec = small("rack", redundant=32).replace("gpus_per_node: 2", "gpus_per_node: 2\n  rack_size: 1")
-    left = check_fit(check_spec(spec_file(spec)))
+    left = check_fit(check_spec(spec_file(spec))).left_to_plan
 
     assert [problem.message for problem in left] == [
         "coverage (rack) must hold in the racks where units will stand; these are not known before units are placed; "

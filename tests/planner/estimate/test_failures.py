@@ -92,3 +92,23 @@ def test_a_node_without_a_rack_is_a_rack_of_its_own(plan_of):
         document["failures"]["decode"]["rack"]["dark_experts"] > document["failures"]["decode"]["node"]["dark_experts"]
     )
     assert all("rack" in each for each in dark)
+
+
+def test_phases_on_different_gpus_have_their_own_racks(plan_of):
+    """Nodes of another GPU are used by the phase that runs on it: their racks are lost too, and warned of."""
+    racks = {"a": ["h800"] * 4, "b": ["h200"] * 2}
+    nodes = [
+        {"name": f"{rack}{i}", "gpu": gpu, "rack": rack} for rack, gpus in racks.items() for i, gpu in enumerate(gpus)
+    ]
+    del nodes[5]["rack"]
+    spec = PAIR | {
+        "cluster": {"gpu": "h800", "nodes": nodes, "gpus_per_node": 8},
+        "prefill": PAIR["prefill"] | {"gpu": "h200", "ep_size": 16, "redundant_experts": 16},
+        "decode": PAIR["decode"] | {"ep_size": 32},
+    }
+    plan = plan_of(json.dumps(spec, indent=1))
+    failures = plan.as_json()["failures"]
+
+    assert failures["prefill"]["rack"] == failures["prefill"]["node"] | {"at": "b"}
+    assert failures["decode"]["rack"]["dark_experts"] == 256
+    assert [each.path for each in plan.warnings if each.rule.startswith("W104")] == ["cluster.nodes.5.rack"]

@@ -61,6 +61,16 @@ def test_a_domain_ends_with_its_rack():
     assert [own.bandwidth(8 * node, 8 * node + 8) for node in range(6)] == [200, 50, 200, 50, 50, 200]
 
 
+def test_a_node_without_a_rack_is_a_domain_of_its_own():
+    """Two that nobody gave a rack to, among racks that are known, need not stand together."""
+    places = [("n0", "r0"), ("n1", "r0"), ("n2", ""), ("n3", "")]
+    nodes = [Node(index, name, rack, "", "", None) for index, (name, rack) in enumerate(places)]
+    domains = nvlink_domains(nodes, GPUS["gb200"], 4)
+
+    assert domains["n0"] == domains["n1"]
+    assert len({domains[name] for name in ("n0", "n2", "n3")}) == 3
+
+
 def test_a_node_may_be_several_domains():
     """Pairs of bridged GPUs: a NIC's bandwidth from one pair to the next."""
     pairs = topology(nvlink_domain=2)

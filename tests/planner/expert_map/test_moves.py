@@ -183,7 +183,15 @@ def test_gpus_that_hold_everything_keep_their_maps():
     before = balance(loads, 12, 2).physical_to_logical
     after = balance(tuple(reversed(loads)), 12, 2, previous=before)
 
-    assert all(set(layer) == {0, 1, 2, 3} for layer in after.physical_to_logical)
+    assert (after.moved_slots, after.physical_to_logical) == (0, before)
+
+
+def test_gpus_that_could_hold_everything_get_what_they_lack():
+    """A previous map with an expert on one GPU alone is uneven, and does not stay."""
+    after = balance(((4, 3, 2, 1),), 12, 2, previous=((0, 0, 0, 1, 2, 2, 1, 1, 2, 2, 3, 3),))
+
+    assert after.max_over_mean == (1.0,)
+    assert after.moved_slots > 0
 
 
 def test_a_map_that_splits_groups_is_no_start_where_groups_stay_whole():

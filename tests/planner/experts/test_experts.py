@@ -150,6 +150,20 @@ def test_the_front_of_auto_ends_without_groups(loads_file, experts, capsys):
     assert line.endswith("cross-node dispatch bytes, no groups kept  <- chosen")
 
 
+def test_the_front_counts_with_the_gate_that_is_given(loads_file, experts):
+    """Of fewer groups a token's copies go to fewer nodes; where it may go to all, no groups are kept on nodes."""
+    words = (loads_file([list(range(1, 17))]), "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 3, "--groups", 8)
+    few, usual, all_of_them = (
+        experts(*words, "--groups-per-token", picked, "--experts-per-token", 8)[1] for picked in (1, 4, 8)
+    )
+    _, by_default = experts(*words)
+
+    assert few["dispatch"]["bytes_per_token"] == pytest.approx(3 / 4 * 7392)  # one group, on another node
+    assert usual["front"] == by_default["front"]
+    assert (all_of_them["policy"], all_of_them["front"]) == ("global", [])
+    assert all_of_them["policy_reason"].startswith("no groups to keep on nodes")
+
+
 @pytest.mark.parametrize(
     ("loads", "reason"),
     [

@@ -55,7 +55,7 @@ def test_what_the_message_says_mends_it(folder, content):
     """The manifest is written again, or removed."""
     manifest = folder / "weights" / MANIFEST
     manifest.write_bytes(content)
-    with pytest.raises(SpecError, match="S307"):
+    with pytest.raises(SpecError, match="S308"):
         check_spec(folder / "spec.yaml")
 
     manifest.unlink()

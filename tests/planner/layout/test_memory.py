@@ -13,6 +13,7 @@ from planner.layout.layout import lay_out
 from planner.layout.memory import KV_PAGE_TOKENS, fit_memory
 from planner.layout.weights import weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes
+from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.schema import Spec
 
@@ -109,6 +110,7 @@ def test_kv_in_fp8_is_half_of_bf16(compiled):
     assert narrow.kv_tokens // wide.kv_tokens == 2
     assert {each["kv_cache"]["dtype"] for each in fp8.launch_documents.values() if each["kind"] == "unit"} == {"fp8"}
     assert {problem.rule[:4] for problem in fp8.refusals} >= {"S730"}
+    assert ("fp8, KV fp8" in plan_text(fp8), ", KV " in plan_text(compiled(PAIR))) == (True, False)
 
 
 def test_sparse_attention_keeps_fp8_kv_with_scales_and_wide_rotated_keys():
@@ -248,8 +250,8 @@ def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
 
     (problem,) = error.value.problems
     assert problem.message == (
-        "prefill.ep_size (8) must leave room for the KV of one request (32,768 tokens, 2.3 GB), 45.2 GB are missing; "
-        "of 84.9 GB, weights take 112.1 GB (36 routed slots), activations 11.3 GB, buffers 0.7 GB, reserve 3.8 GB; "
+        "prefill.ep_size (8) must leave room for the KV of one request (32,768 tokens, 2.3 GB), 42.7 GB are missing; "
+        "of 84.9 GB, weights take 112.1 GB (36 routed slots), activations 8.7 GB, buffers 0.7 GB, reserve 3.8 GB; "
         "nearest: prefill.ep_size 16"
     )
 
@@ -356,10 +358,13 @@ class Checked:
     """As much of a ResolvedSpec as memory reads."""
 
     def __init__(self, model, gpu, phase, section):
-        self.model, self.gpu, self._section = model, gpu, section
+        self.model, self._gpu, self._section = model, gpu, section
 
     def phase(self, _):
         return self._section
+
+    def gpu_of(self, _):
+        return self._gpu
 
     def problem(self, violation):
         return violation.at("spec.yaml", 1, 1)

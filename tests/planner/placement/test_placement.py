@@ -44,6 +44,7 @@ def cases(draw, max_nodes=20):
             num_units=draw(st.integers(0 if phase == "prefill" else 1, 4)),
             nodes_per_unit=draw(st.integers(1, 6)),
             ranks_per_node=2,
+            gpu="cpu",
         )
         for phase in ("prefill", "decode")
     ]
@@ -188,24 +189,57 @@ def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
     }
 
 
+def test_spares_are_kept_free(with_line, plan_of):
+    """No unit is planned on one; the plan names them, but for those that take no pods."""
+    names = [*"abcde", "f, cordoned: true"]
+    nodes = ", ".join(f"{{name: {name}}}" for name in names)
+    plan = plan_of(with_line(8, f"  nodes: [{nodes}]\n  spares: [d, a, f]"))
+
+    assert [unit.nodes for unit in plan.units] == [("b",), ("c", "e")]
+    assert plan.as_json()["placement"]["spares"] == ["a", "d"]
+    assert plan.as_json()["placement"]["unusable_nodes"] == {"f": "cordoned"}
+
+
+def test_counted_nodes_have_spares_too(with_line, plan_of):
+    """By the names that they have in the plan."""
+    plan = plan_of(with_line(8, "  nodes: 5\n  spares: [node-0, node-2]"))
+
+    assert [unit.nodes for unit in plan.units] == [("node-1",), ("node-3", "node-4")]
+    assert plan.placement.spares == ("node-0", "node-2")
+
+
 def test_a_node_without_a_rack_stands_alone(with_line, plan_of):
     """The racks of the others are counted all the same, and the plan says which node has none."""
     names = [("a1", "a"), ("b1", "b"), ("x", None), ("b2", "b"), ("a2", "a")]
     listed = [{"name": name} | ({"rack": rack} if rack else {}) for name, rack in names]
-    placement = plan_of(with_line(8, f"  nodes: {json.dumps(listed)}")).placement
+    plan = plan_of(with_line(8, f"  nodes: {json.dumps(listed)}"))
+    placement = plan.placement
 
     assert [(each.name, each.value) for each in placement.objectives[:2]] == [("racks", 2), ("rack_loss", 1)]
-    assert placement.why == "every count is at its bound; without a rack, x counts as standing alone"
+    assert [(each.path, each.rule) for each in plan.warnings] == [
+        ("cluster.nodes.2.rack", "W104 is missing in 1 of 5 nodes")
+    ]
     assert {len({name[0] for name in unit.nodes}) for unit in placement.units} == {1}
 
 
 def test_a_rack_under_two_leaf_switches_is_told(with_line, plan_of):
     """Racks of three nodes and leaves of two: the plan names one such rack and counts the others."""
-    torn = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2")).placement.why
-    whole = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3")).placement.why
+    torn = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2")).warnings
+    whole = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3")).warnings
 
-    assert torn.endswith("; rack rack-0 is under 2 leaf switches, and so for 1 more")
-    assert "leaf switches" not in whole
+    assert [each.rule for each in torn] == [
+        "W103 puts rack-0 under leaf-0 and leaf-1, and 1 more of 2 racks under several leaves"
+    ]
+    assert whole == ()
+
+
+def test_a_node_that_is_not_used_is_not_warned_of(with_line, plan_of):
+    """One that is cordoned may stand anywhere, or nowhere."""
+    nodes = [{"name": f"n{index}", "rack": "r", "leaf": "l"} for index in range(3)]
+    away = [{"name": "x", "cordoned": True}, {"name": "y", "rack": "r", "leaf": "m", "cordoned": True}]
+    plan = plan_of(with_line(8, f"  nodes: {json.dumps([*away, *nodes])}"))
+
+    assert plan.warnings == ()
 
 
 def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
@@ -298,7 +332,7 @@ def test_bounds_that_are_reached_need_no_exact_search(plan_of):
 )
 def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method, bound):
     """Small tasks end with a proof, whether a bound is one or the exact search is asked."""
-    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2)
+    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2, gpu="cpu")
     cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2} | places)
     placement = placed((cluster, [layout], None))
     first = placement.objectives[0]
@@ -308,7 +342,7 @@ def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method
 
 def test_a_task_too_large_for_the_exact_search_says_so():
     """Units times places is compared with the limit, and what is not proven is not called so."""
-    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2)
+    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2, gpu="cpu")
     cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 4})
     placement = placed((cluster, [layout], None))
 

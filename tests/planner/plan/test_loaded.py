@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.cli import main
+from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of, pretty_json
 from planner.plan.deployable import document_digest, plan_digest
 from planner.plan.given import read_given
@@ -44,8 +45,9 @@ def document(plan_of, spec_text):
 
 @pytest.fixture(scope="module")
 def estimated(plan_of, spec_text):
-    """The JSON of a plan with every section: memory and traffic of GPUs, and reasons why it does not run."""
+    """The JSON of a plan with every section: memory and traffic of GPUs, a warning, and why it does not run."""
     text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: h800") + SCHEDULE
+    text = text.replace("overlap: none", "overlap: five_stage", 1)
     return json.loads(pretty_json(plan_of(text.replace("precision: fp32", "precision: bf16")).as_json()))
 
 
@@ -77,7 +79,7 @@ def edited(document, keys, change):
     holder = copied
     for key in keys[:-1]:
         holder = holder[key]
-    holder[keys[-1]] = change(holder[keys[-1]])
+    holder[keys[-1]] = change(holder.get(keys[-1]) if isinstance(holder, dict) else holder[keys[-1]])
     return copied
 
 
@@ -209,14 +211,37 @@ REFERENCES = [
     (("launch_documents",), lambda each: each | {"../x": each[GATEWAY]}, "launch_documents"),
     (("launch_documents",), lambda each: each | {GATEWAY: each[DECODE]}, f"launch_documents.{GATEWAY}"),
     (("launch_documents",), lambda each: each | {DECODE: each[GATEWAY]}, "units.1.name"),
-    (("launch_documents",), lambda each: each | {DECODE: each[PREFILL]}, "units.1.name"),
-    (("launch_documents", DECODE, "phase"), lambda _: "prefill", "units.1.phase"),
-    (("launch_documents", DECODE, "ranks"), lambda ranks: ranks[:3], "units.1.ranks"),
-    (("launch_documents", DECODE, "ranks", 0, "node"), lambda _: "node-0", "units.1.nodes"),
+    (("launch_documents",), lambda each: each | {DECODE: each[PREFILL]}, "units.1.expert_map"),
+    (("launch_documents", DECODE, "phase"), lambda _: "prefill", f"launch_documents.{DECODE}.phase"),
+    (("launch_documents", DECODE, "ranks"), lambda ranks: ranks[:3], f"launch_documents.{DECODE}.ranks"),
+    (("launch_documents", DECODE, "ranks", 0, "place"), lambda _: 1, f"launch_documents.{DECODE}.ranks"),
+    (("launch_documents", DECODE, "places", 0), lambda _: "node-0", f"launch_documents.{DECODE}.places"),
+    (("launch_documents", DECODE, "spares"), lambda _: ["node-0"], f"launch_documents.{DECODE}.spares"),
+    (("launch_documents", DECODE, "version"), lambda _: 1, f"launch_documents.{DECODE}.version"),
+    (("launch_documents", DECODE, "surprise"), lambda _: 1, f"launch_documents.{DECODE}.surprise"),
+    (("launch_documents", DECODE, "deterministic"), lambda _: 0, f"launch_documents.{DECODE}.deterministic"),
+    (("launch_documents", DECODE, "kv_digest"), lambda _: "sha256:" + "0" * 64, f"launch_documents.{DECODE}.kv_digest"),
+    (("launch_documents", DECODE, "ports", "kv"), lambda _: 0, f"launch_documents.{DECODE}.ports.kv"),
+    (("launch_documents", GATEWAY, "ports", "http"), lambda _: 8001, f"launch_documents.{GATEWAY}.ports.http"),
+    (("launch_documents", GATEWAY, "model", "name"), lambda _: "gpt", f"launch_documents.{GATEWAY}.model.name"),
+    (("launch_documents", GATEWAY, "checkpoint"), lambda _: None, f"launch_documents.{GATEWAY}.checkpoint.uri"),
+    (("launch_documents", GATEWAY, "checkpoint", "uri"), lambda _: "/x", f"launch_documents.{GATEWAY}.checkpoint.uri"),
+    (("inputs",), lambda _: {}, f"launch_documents.{GATEWAY}.checkpoint.config_digest"),
+    (
+        ("inputs",),
+        lambda each: each | {MANIFEST: "sha256:" + "0" * 64},
+        f"launch_documents.{GATEWAY}.checkpoint.weights_digest",
+    ),
+    (("phases", "decode", "num_logical_experts"), lambda _: 31, "units.1.expert_map"),
+    (("phases", "decode", "num_logical_experts"), lambda _: 10**18, "units.1.expert_map"),
+    (("phases", "decode", "num_physical_experts"), lambda _: 32, "units.1.expert_map"),
+    (("phases",), lambda phases: {"prefill": phases["prefill"]}, "units.1.expert_map"),
+    (("units", 1, "nodes"), lambda _: ["node-0", "node-1"], "units.1.nodes"),
+    (("units", 1, "nodes"), lambda _: ["node-1", "node-1"], "units.1.nodes"),
     (("launch_documents", DECODE, "expert_map", "sha256"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
     (("units", 1, "expert_map"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
     (("units", 1, "nodes"), lambda _: ["node-1", "node-9"], "units.1.nodes"),
-    (("units", 1, "nodes"), lambda nodes: nodes[::-1], "units.1.nodes"),
+    (("units", 1, "nodes"), lambda nodes: nodes[::-1], f"launch_documents.{DECODE}.places"),
     (("units", 1, "ranks"), lambda _: 10**18, "units.1.ranks"),
     (("units", 1, "phase"), lambda _: "mixed", "units.1.phase"),
     (("schedule", "steps", 0, "units"), lambda _: ["nobody"], "schedule.steps.0.units"),
@@ -230,6 +255,51 @@ def test_parts_that_refer_to_nothing_are_refused(document, keys, change, where, 
 
     assert (problem.rule[:4], problem.path) == ("S908", where)
     assert len(problem.message.split("; ")) == 3
+
+
+def test_nothing_that_ranks_are_told_can_be_changed(document, tmp_path):
+    """Each value of each launch document by itself, with every digest computed again."""
+    keys = [
+        each
+        for each in every_leaf(document)
+        if each[0] == "launch_documents" and each[-1] not in ("launch_digest", "unit_digest")  # these are computed
+    ]
+    refusals = {each: refusal(resealed(edited(document, each, other)), tmp_path / "plan.json") for each in keys}
+
+    assert len(keys) > 60
+    assert [each for each, problem in refusals.items() if problem is None] == []
+
+
+def with_map_of(document, change):
+    """A copy whose decode unit has another map, named by its own digest wherever it is named."""
+    old = document["units"][1]["expert_map"]
+    rows = change(copy.deepcopy(document["expert_maps"][old]["physical_to_logical"]))
+    text = json.dumps(edited(document, ("expert_maps", old, "physical_to_logical"), lambda _: rows))
+    return json.loads(text.replace(old, digest_of(rows)))
+
+
+MAPS = {
+    "an expert that is nowhere": lambda rows: [[0] * len(row) for row in rows],
+    "an expert that does not exist": lambda rows: [[32, *row[1:]] for row in rows],
+    "a slot too many": lambda rows: [[*row, 0] for row in rows],
+    "a layer with fewer slots": lambda rows: [rows[0][:32], *rows[1:]],
+    "no layers": lambda rows: [],
+}
+
+
+@pytest.mark.parametrize("change", MAPS.values(), ids=MAPS)
+def test_a_map_that_is_none_of_the_phase_is_refused(document, change, tmp_path):
+    """S908: whatever its digest, a map gives each of the phase's slots one of the model's experts, and all of them."""
+    problem = refusal(resealed(with_map_of(document, change)), tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S908", "units.1.expert_map")
+
+
+def test_another_map_of_the_phase_is_another_plan(document, tmp_path):
+    """One that moves experts around is carried out as it stands: who sealed it has chosen it."""
+    other_map = with_map_of(document, lambda rows: [row[::-1] for row in rows])
+
+    assert loaded(resealed(other_map), tmp_path / "plan.json").deployable.digest != document["digest"]
 
 
 def test_a_name_that_would_leave_the_folder_is_refused(document, tmp_path):
@@ -268,7 +338,8 @@ def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
         if not (tmp_path / "a" / path.name).exists() or path.read_bytes() != (tmp_path / "a" / path.name).read_bytes()
     }
 
-    assert {name for name in changed if "prefill-1" not in name} == {"kustomization.yaml", "namespace-tidemill.yaml"}
+    of_the_plan = {"kustomization.yaml", "serviceaccount-river-runtime.yaml"}  # the account has the plan's digest
+    assert {name for name in changed if "prefill-1" not in name} == of_the_plan
 
 
 def test_a_plan_is_not_planned_again(document, tmp_path, capsys):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from planner.cli import main
 from planner.plan.text import plan_text
 from tests.planner.layout.test_memory import PAIR
 
@@ -68,3 +69,39 @@ def test_nodes_that_are_not_used_fit_a_terminal(num_away, counted, with_line, pl
 
     assert max(map(len, text.splitlines())) <= 80
     assert f"n3 (tainted team=research:NoSchedule){counted}" in " ".join(text.split())
+
+
+def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, spec_file, capsys):
+    """In 80 columns, and `validate` has a line of each with its place; a plan without any says nothing of them."""
+    text = spec_text.replace("overlap: none", "overlap: five_stage", 1)
+    planned = plan_text(plan_of(text))
+    path = spec_file(text, "warned.yaml")
+    status = main(["validate", str(path)])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, planned.splitlines())) <= 80
+    assert planned.index("Warnings:\n  - prefill.overlap (five_stage) is ") < planned.index("by default")
+    assert (status, lines[0]) == (0, f"{path}: valid")
+    assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is the overlap of decode")
+    assert "Warnings" not in plan_text(plan_of(spec_text))
+
+
+def test_spares_are_named(with_line, plan_of):
+    """As the nodes of units are; a plan without any says nothing of them."""
+    text = plan_text(plan_of(with_line(8, "  nodes: 7\n  spares: [node-4, node-5, node-6]")))
+
+    assert "  Spares, for a unit that loses a node: node-4 to node-6.\n" in text
+    assert "Spares" not in plan_text(plan_of(with_line(8, "  nodes: 7")))
+
+
+@pytest.mark.parametrize(("night_units", "is_said"), [(0, True), (1, False)])
+def test_a_schedule_is_not_taken_for_one_that_is_executed(night_units, is_said, plan_of):
+    """A plan that would switch units says that nothing does."""
+    day = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
+    night = {"at": "20:00", "prefill_units": night_units, "decode_units": night_units}
+    plan = plan_of(json.dumps(PAIR | {"schedule": {"timezone": "UTC", "windows": [day, night]}}, indent=1))
+
+    text = " ".join(plan_text(plan).split())
+
+    assert ("Nothing switches units yet: all of them stay on, whatever the schedule says." in text) is is_said
+    assert plan.deployable.switches_units is is_said

@@ -33,6 +33,7 @@ TEXTS = {
     "model.checkpoint": ("bundled:demo", "/models/weights"),
     "expert_load.file": ("loads.json",),
     "cluster.nodes[].gpu": ("own", *GPUS),
+    "cluster.spares[]": ("n1", "node-1"),
     "cluster.nodes[].taints[]": ("a=b:NoExecute", "a:NoSchedule", "a=b:PreferNoSchedule"),
     "kubernetes.image_pull_secrets[]": ("registry-login", "mirror.login"),
     "kubernetes.volumes[].mount_path": ("/models", "/data/weights"),

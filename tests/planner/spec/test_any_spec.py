@@ -77,7 +77,7 @@ def assert_validate_agrees(validated, plan):
     if isinstance(validated, TidemillError):
         assert type(validated) is type(plan)
     else:
-        left = _rules(validated)
+        left = _rules(validated.left_to_plan)
         assert left - UNKNOWN.keys() <= refused
         assert refused <= left | {rule for each in left & UNKNOWN.keys() for rule in UNKNOWN[each]}
 
@@ -99,6 +99,7 @@ def assert_sound(plan):
     on_nodes = [node for unit in plan.units for node in unit.nodes]
     assert len(set(on_nodes)) == len(on_nodes)
     assert not set(on_nodes) & plan.placement.unusable.keys()
+    assert not set(on_nodes) & set(plan.placement.spares)
     for layout in plan.layouts:
         assert layout.slots_per_gpu * layout.ep_size == layout.num_physical_experts
         assert layout.ranks_per_node * layout.nodes_per_unit == layout.ep_size

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from planner.cli import main
-from planner.compiler import compile_plan
+from planner.compiler import check_fit, compile_plan
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
@@ -24,7 +24,9 @@ NEEDS_KNOWLEDGE = {
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
-    "S307": "whether the config or the manifest is the right one",
+    "S307": "the shapes of that model",
+    "S308": "whether the config or the manifest is the right one",
+    "S530": "which nodes have which GPUs",
     "S602": "what was measured on this model",
     "S603": "where the measured loads are",
     "S604": "what was measured",
@@ -43,6 +45,7 @@ NEEDS_KNOWLEDGE = {
     "S905": "where the previous plan is",
     "S906": "where the previous plan is",
     "S907": "what the previous spec was",
+    "W104": "where the nodes stand",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
@@ -71,7 +74,7 @@ DONE_TO_TEXT = {
 
 def done_to_text(fix, before, after):
     """Fixes that say what to write, or how many spaces, and those above."""
-    if written := re.fullmatch(r"write `(\w+: \w+)`", fix):
+    if written := re.fullmatch(r"write `(\w+: [\w:]+)`", fix):
         return before + written[1] + after[after.index("\n") :]
     if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
         return before.rstrip(" ") + " " * int(spaces[1]) + after
@@ -151,6 +154,22 @@ def test_every_fix_of_what_the_runtime_cannot_run_mends_it(case, spec_file):
         assert after.keys() <= before.keys() - {(problem.path, problem.rule[:4])}
 
 
+@pytest.mark.parametrize("case", CASES["warned"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_every_fix_of_a_warning_ends_it(case, spec_file):
+    """What is written instead plans, without this warning and without another."""
+
+    def warnings(text):
+        spec = check_spec(spec_file(text, "warned.yaml"))
+        return {(warning.path, warning.rule[:4]): warning for warning in check_fit(spec).warnings}
+
+    before = warnings(changed(case))
+    (warning,) = (each for each in before.values() if each.rule.startswith(case["rule"]))
+    assert bool(warning.changes) == (case["rule"] not in NEEDS_KNOWLEDGE)
+    for change in warning.changes:
+        after = warnings(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        assert after.keys() == before.keys() - {(warning.path, case["rule"])}
+
+
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
 def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch, capsys, tmp_path):
     """The option with the offered value: nothing is wrong any more, and the work begins."""
@@ -174,6 +193,25 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
             words = with_option(words, option, written)
         with pytest.raises(WorkBegins):
             main(words)
+
+
+@pytest.mark.parametrize("size", [5, 7, 70])
+def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, problems_of, plan_of):
+    """Three nodes of two GPUs, of which prefill takes one: 6 or 36 would spread evenly, and could not be had."""
+    text = with_line(20, f"  ep_size: {size}")
+    (fix,) = {str(problem.fix) for problem in problems_of(text)}
+    plan = plan_of(with_line(20, f"  ep_size: {fix.removeprefix('nearest: ')}"))
+
+    assert len(plan.layouts) == 2
+
+
+@pytest.mark.parametrize(("num_nodes", "offered"), [(4, "nearest: 4"), (5, "nearest: 4 or 6")])
+def test_the_fix_of_an_ep_size_leaves_spares_alone(num_nodes, offered, with_line, problems_of):
+    """Of nodes of two GPUs prefill takes one and one is a spare: the others are decode's."""
+    nodes = f"  nodes: {num_nodes}\n  spares: [node-0]\n"
+    text = with_line(20, "  ep_size: 5").replace("  nodes: 3\n", nodes)
+
+    assert {str(problem.fix) for problem in problems_of(text)} == {offered}
 
 
 def test_mistakes_of_one_kind_come_up_together():

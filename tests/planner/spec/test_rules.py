@@ -22,6 +22,7 @@ OTHER_STATUS = {"S816": 3, "S817": 3, "S903": 1, "S904": 1}  # of calls: infeasi
 ELSEWHERE = {
     "test_yaml.py": {"S101", "S102"},
     "../estimate/test_coverage.py": {"S722", "S723"},
+    "../manifests/test_folder.py": {"S913"},
     "../plan/test_loaded.py": {"S908", "S909", "S910", "S911", "S912"},
 }
 
@@ -73,6 +74,26 @@ def test_what_the_runtime_cannot_run_says_so(case, plan_of):
         plan.deployable.launch_files()
 
 
+@pytest.mark.parametrize("case", CASES["warned"], ids=lambda case: f"{case['rule']} {case['change']}")
+def test_what_is_hardly_meant_is_said_and_planned(case, spec_file, capsys):
+    """`validate` and `plan` exit with 0, and each has the warning; only `validate` knows where it stands."""
+    path = str(spec_file(changed(case), "warned.yaml"))
+    validated, planned = (answer(capsys, command, path) for command in ("validate", "plan"))
+    (warning,) = (each for each in validated["warnings"] if each["rule"].startswith(case["rule"]))
+    placed = {"file", "line", "column"}
+
+    assert (validated["valid"], validated["errors"], warning["message"]) == (True, [], case["message"])
+    assert warning["file"] == path
+    assert warning["line"] > 0
+    assert {key: value for key, value in warning.items() if key not in placed} in planned["warnings"]
+
+
+def answer(capsys, command, path):
+    """What a command that does its work says as JSON."""
+    assert main([command, path, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
 def test_a_wrong_call_says_what_is_wrong_with_it(case, spec_folder, spec_file, monkeypatch, capsys):
     """One JSON document with exactly this message, and an exit status of the contract."""
@@ -99,7 +120,7 @@ def test_measured_loads_are_taken(file, problems_of):
 def test_every_rule_has_a_case():
     """A rule id in the planner's sources without a wrong spec in the tests fails here."""
     sources = "".join(path.read_text() for path in Path(planner.__file__).parent.rglob("*.py"))
-    declared = set(re.findall(r'"(S\d{3})\b', sources))
+    declared = set(re.findall(r'"([SW]\d{3})\b', sources))
     tested = {case["rule"] for group in CASES.values() for case in group}.union(*ELSEWHERE.values())
 
     assert declared == tested

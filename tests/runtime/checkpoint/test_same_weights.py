@@ -12,7 +12,7 @@ from runtime.checkpoint import MANIFEST, check_same_files, make_manifest, read_s
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
-from runtime.launch import RankPlace, read_unit_launch
+from runtime.launch import read_unit_launch
 from runtime.model.engine import Engine, EngineConfig
 from runtime.worker.worker import check_same_weights, for_weights
 from tests.runtime.launch_documents import UNIT, sealed, write
@@ -47,7 +47,7 @@ def join(free_port):
             engine = Engine(EngineConfig(folders[number], EXPERTS, torch.float32), group)
             group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
             try:
-                check_same_weights(group, RankPlace(f"node-{number}", 0, number), engine.loaded.files)
+                check_same_weights(group, f"rank {number} on node-{number}", engine.loaded.files)
             except CheckpointError as error:
                 raised[number] = str(error)
             group.any(False)

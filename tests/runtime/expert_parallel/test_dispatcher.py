@@ -10,7 +10,9 @@ from runtime.expert_parallel.dispatcher import SLOT_BYTES, AllToAllDispatcher, L
 from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import new_group
 from runtime.expert_parallel.hierarchical import NodeDispatcher
+from runtime.expert_parallel.masked import MaskedDispatcher
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
+from runtime.kernels.backend import choose_backend
 from runtime.model.moe import ReplicaTable
 from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, TOP_K, node_layouts
 from tests.runtime.on_cpu import CPU, TORCH_OPS, backend
@@ -25,6 +27,7 @@ EXCHANGES = {
     "each_alone": [2, 1],
     "by_node": [3, 1],
     "by_uneven_node": [3, 1],
+    "masked": [2, 1],
     "shared": [1, 1],
     "shared_wide": [1, 1],
     "not_shared": [2, 1],
@@ -221,6 +224,16 @@ def test_the_form_fits_the_unit(nodes, form):
     dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, torch.zeros(1, HIDDEN), backend())
 
     assert type(dispatcher) is form
+
+
+@pytest.mark.parametrize(("device", "capacity"), [("cuda", 8), ("cuda", None), ("cpu", 8)])
+def test_only_a_device_that_decodes_has_room_in_every_slot(device, capacity):
+    """Where steps may hold prompts there would be too much of it, and a CPU has nothing to run ahead of."""
+    group, chosen = new_group(0, 2, (0, 1)), choose_backend(torch.device(device), torch.float32, deterministic=False)
+    rows = PlainRows(torch.float32)
+    dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, torch.zeros(1, HIDDEN), chosen, capacity)
+
+    assert isinstance(dispatcher, MaskedDispatcher) == (device == "cuda" and capacity is not None)
 
 
 @st.composite

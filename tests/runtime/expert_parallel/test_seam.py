@@ -7,11 +7,12 @@ from runtime.errors import RuntimeFailure
 from runtime.expert_parallel import factory
 from runtime.expert_parallel.dispatcher import LocalDispatcher, WeightsApplied
 from runtime.model.forward_batch import Chunk
+from tests.runtime.closeness import off_by
 from tests.runtime.masked_dispatcher import use_masked_dispatch
 from tests.runtime.on_cpu import backend, new_cache
 
 TOKENS = 21
-CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.05, "atol": 0.05}}
+CLOSE = {torch.float32: 1e-6, torch.bfloat16: 0.012}  # a part of the hidden states' norm
 
 
 @torch.inference_mode()
@@ -31,7 +32,7 @@ def test_masked_rows_give_what_contiguous_rows_give(small_config, random_model, 
     masked = use_masked_dispatch(random_model(small_config, dtype=dtype), TOKENS, weights_applied)
     found, masked_counts = hidden_states(masked, small_config, dtype)
 
-    torch.testing.assert_close(found, expected, **CLOSE[dtype])
+    assert off_by(found, expected) < CLOSE[dtype]
     assert masked_counts.equal(counts)
 
 

@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 
 from runtime.errors import WireError, WireVersionError
 from runtime.protocol.frames import FRAME_PREFIX_BYTES, MAX_HEADER_BYTES, VERSION, FrameReader, encode_frame
-from runtime.protocol.messages import Abort, FromGateway, FromRank, Handover, HandoverReply, Logprobs, Sampling
+from runtime.protocol.messages import (
+    Abort,
+    Claim,
+    FromGateway,
+    FromLeader,
+    FromRank,
+    Handover,
+    HandoverReply,
+    Logprobs,
+    Sampling,
+)
 
-ANY_MESSAGE = FromRank | FromGateway | Handover | HandoverReply
+ANY_MESSAGE = FromRank | FromGateway | Handover | HandoverReply | Claim | FromLeader
 MAX_PAYLOAD = 1000
 PREFIX = struct.Struct("!4sHHIQ")
 
@@ -91,7 +101,7 @@ def test_an_http_request_is_refused():
 @given(st.binary(max_size=100))
 def test_garbage_inside_a_header_is_refused(header):
     """A right prefix before JSON that is none, or no message."""
-    refusal(PREFIX.pack(b"TDML", 1, 0, len(header), 0) + header)
+    refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +120,7 @@ def test_garbage_inside_a_header_is_refused(header):
 )
 def test_a_message_of_no_known_form_is_refused(header):
     """Not UTF-8, of another type, with a key too many or too few, of an unknown tag, or absurdly nested."""
-    assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", 1, 0, len(header), 0) + header)
+    assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header)
 
 
 def test_a_message_for_somebody_else_is_refused():
@@ -125,7 +135,10 @@ def test_another_version_names_both():
 
 
 # Version -> sha256 of its messages' JSON Schema. A line that was released stays; other messages are another version.
-MESSAGES = {1: "dbfd4a336de04a7fc46b3041bf4914d775d5537b4ca8ab7514c808d26ab2471f"}
+MESSAGES = {
+    1: "dbfd4a336de04a7fc46b3041bf4914d775d5537b4ca8ab7514c808d26ab2471f",
+    2: "480bce1eccf766e2928006a9a97c61f6a928776132bb82c55cc7d215efd9f852",
+}
 
 
 def test_a_version_has_its_messages():
@@ -142,12 +155,12 @@ def test_a_version_has_its_messages():
 @pytest.mark.parametrize(("header_bytes", "payload_bytes"), [(MAX_HEADER_BYTES + 1, 0), (2, MAX_PAYLOAD + 1)])
 def test_oversize_is_refused_before_it_is_read(header_bytes, payload_bytes):
     """A promise of too many bytes is refused from the prefix alone."""
-    assert "over" in refusal(PREFIX.pack(b"TDML", 1, 0, header_bytes, payload_bytes))
+    assert "over" in refusal(PREFIX.pack(b"TDML", VERSION, 0, header_bytes, payload_bytes))
 
 
 def test_the_largest_numbers_are_refused_too():
     """No size overflows into something small."""
-    refusal(PREFIX.pack(b"TDML", 1, 0, 2**32 - 1, 2**64 - 1))
+    refusal(PREFIX.pack(b"TDML", VERSION, 0, 2**32 - 1, 2**64 - 1))
 
 
 def test_a_clean_close_is_none():
@@ -160,5 +173,5 @@ def test_the_prefix_is_what_the_docstring_says():
     frame = encode_frame(Abort("a"), 5)
 
     assert FRAME_PREFIX_BYTES == PREFIX.size == 20
-    assert PREFIX.unpack(frame[:20]) == (b"TDML", 1, 0, len(frame) - 20, 5)
+    assert PREFIX.unpack(frame[:20]) == (b"TDML", VERSION, 0, len(frame) - 20, 5)
     assert msgspec.json.decode(frame[20:]) == {"type": "abort", "request_id": "a"}

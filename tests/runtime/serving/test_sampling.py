@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.protocol.messages import Sampling
-from runtime.serving.request import Request
-from runtime.serving.sampling import SeenTokens, finish_reason, logprobs, sample
-from runtime.serving.step_loop import next_token
+from runtime.serving.sampling import finish_reason, logprobs, sample
 
 NUM_DRAWS = 200
 TINY = [1e-4, 1e-30, 1e-40, 1e-300, 5e-324]
@@ -23,11 +21,6 @@ positions = st.integers(0, 2**20)
 def sampling(**changes):
     values = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "seed": 1, "stop_ids": [3]}
     return Sampling(**values | changes)
-
-
-def seen(logits, prompt_ids, generated):
-    """What penalties count of a request that has these tokens."""
-    return SeenTokens(prompt_ids, len(logits)).count(generated)
 
 
 def stream(logits, settings, first=0, count=NUM_DRAWS):
@@ -153,7 +146,7 @@ def test_penalties_are_openais_formula(logits, generated, frequency, presence):
     generated = [token for token in generated if token < len(logits)]
     settings = sampling(temperature=0.0, frequency_penalty=frequency, presence_penalty=presence)
     given_logits = torch.tensor(logits)
-    chosen = sample(given_logits, settings, 0, seen(logits, [], generated))
+    chosen = sample(given_logits, settings, 0, generated)
     expected = [
         logit - generated.count(token) * frequency - (token in generated) * presence
         for token, logit in enumerate(logits)
@@ -167,12 +160,10 @@ def test_a_penalty_ends_a_repetition():
     """The best token comes again and again, until its count has cost it the lead; draws heed that too."""
     logits, generated = torch.tensor([3.0, 2.0, -50.0]), []
     for position in range(4):
-        settings = sampling(temperature=0.0, frequency_penalty=0.6)
-        generated.append(sample(logits, settings, position, seen(logits, [], generated)))
+        generated.append(sample(logits, sampling(temperature=0.0, frequency_penalty=0.6), position, generated))
 
     assert generated == [0, 0, 1, 0]
-    once, settings = seen(logits, [], [0]), sampling(presence_penalty=2.0, temperature=0.01)
-    assert {sample(logits, settings, n, once) for n in range(20)} == {1}
+    assert {sample(logits, sampling(presence_penalty=2.0, temperature=0.01), n, [0]) for n in range(20)} == {1}
 
 
 @given(
@@ -182,7 +173,7 @@ def test_a_repetition_penalty_is_transformers_formula(logits, prompt_ids, genera
     """Tokens of the prompt and of the output alike: logit / penalty, or x penalty where it is negative."""
     prompt_ids, generated = ([token for token in ids if token < len(logits)] for ids in (prompt_ids, generated))
     settings = sampling(temperature=0.0, repetition_penalty=penalty)
-    chosen = sample(torch.tensor(logits), settings, 0, seen(logits, prompt_ids, generated))
+    chosen = sample(torch.tensor(logits), settings, 0, generated, prompt_ids)
     expected = [
         (logit * penalty if logit < 0 else logit / penalty) if token in {*prompt_ids, *generated} else logit
         for token, logit in enumerate(logits)
@@ -206,34 +197,9 @@ def test_logprobs_are_of_the_logits_as_the_model_made_them(logits, token_id, num
     assert all(value == pytest.approx(expected[other].item(), abs=1e-4) for other, value in found.best)
 
 
-class Prompt(list):
-    """Counts how often somebody looks at all of it."""
-
-    num_looks = 0
-
-    def __iter__(self):
-        self.num_looks += 1
-        return super().__iter__()
-
-
-@pytest.mark.parametrize(
-    ("changes", "num_looks"),
-    [({}, 0), ({"repetition_penalty": 1.3}, 1), ({"frequency_penalty": 0.5, "presence_penalty": -0.5}, 1)],
-    ids=str,
-)
-def test_a_prompt_is_looked_at_once_and_only_for_penalties(changes, num_looks):
-    """It may be long, and a token is drawn in every step; the tokens are those that all of it asks for."""
-    logits = torch.linspace(-1, 1, 9)
-    prompt = Prompt([8, 8, 2, 7])
-    request = Request("r", prompt, sampling(temperature=0.0, **changes), num_cached=4)
-    expected = []
-    for _ in range(6):
-        fresh = seen(logits, [8, 2, 7], expected) if changes else None
-        expected.append(sample(logits, request.sampling, 0, fresh))
-        request.generated.append(next_token(request, logits).token_id)
-
-    assert request.generated == expected
-    assert prompt.num_looks == num_looks
+def test_nobody_pays_for_a_penalty_that_nobody_asked_for():
+    """Without one, a prompt, which may be long, is not even looked at."""
+    assert sample(torch.tensor([0.0, 1.0]), sampling(temperature=0.0), 0, prompt_ids=None) == 1
 
 
 def test_nobody_pays_for_logprobs_that_nobody_asked_for():

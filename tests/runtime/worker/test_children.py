@@ -35,12 +35,18 @@ def run_node(launch_file, cwd=None, env=None, **changes):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env)
 
 
+def start_node(launch_file, **flags):
+    """`python -m runtime node`, and do not wait for its end."""
+    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--gateway=127.79.0.1"]
+    return subprocess.Popen(
+        [*command, *(f"--{name}={value}" for name, value in flags.items())], stderr=subprocess.PIPE, text=True
+    )
+
+
 @pytest.fixture
 def waiting_node(launch_file):
     """A real node and its two ranks, which load and then wait for the unit's other node: (process, rank pids)."""
-    command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--node=node-1"]
-    flags = ["--address=127.79.0.4", "--leader=127.79.0.4", "--gateway=127.79.0.1"]
-    node = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+    node = start_node(launch_file, node="node-1", address="127.79.0.4", leader="127.79.0.4")
     ports = [json.loads(launch_file.read_text())["ports"]["metrics"] + rank for rank in (0, 1)]
     wait_for(lambda: all(answers("127.79.0.4", port) for port in ports) or node.poll() is not None)
     yield node, children_of(node.pid)
@@ -57,21 +63,56 @@ def assert_one_sentence(done, *words):
     assert "Traceback" not in done.stderr
 
 
+CRASH = """
+import runpy, socket, sys, time
+from runtime.protocol.messages import Hello
+from runtime.worker import worker
+from runtime.worker.io_thread import Inbox, Network
+
+def crash(*_):
+    hello = Hello(unit="u", phase="mixed", rank=0, num_ranks=1, node="n", pid=1, unit_digest="", kv_digest="",
+                  kv_host=None, kv_port=None)
+    gateway = socket.create_server(("127.79.0.9", 0))
+    network = Network(*gateway.getsockname(), hello, Inbox(), None)
+    network.open_link()
+    time.sleep(0.2)
+    raise IndexError("list index out of range")
+
+worker.run_rank = crash
+sys.argv[0] = "runtime"
+runpy.run_module("runtime", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_crashed_rank_says_its_error_last(launch_file):
+    """Its network thread still calls the gateway, and what asyncio says of that would hide the error from `status`."""
+    flags = ["--node=node-1", "--address=127.79.0.9", "--leader=127.79.0.9", "--local-rank=0"]
+    command = [sys.executable, "-c", CRASH, "rank", "--launch", str(launch_file), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == "IndexError: list index out of range"
+
+
 def test_a_missing_launch_file_is_named(tmp_path):
     """The path and the system's reason."""
     assert_one_sentence(run_node(tmp_path / "none.json"), "none.json", "No such file")
 
 
 def test_a_node_that_the_unit_does_not_have_is_named(launch_file):
-    """With the nodes that it has."""
-    assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "node-1, node-2")
+    """With the nodes that it has, and its spares."""
+    assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "its nodes are node-1, node-2")
+
+    launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+
+    assert_one_sentence(run_node(launch_file, node="node-9"), "its nodes are node-1, node-2, its spares node-7")
 
 
 def test_a_wrong_version_names_both(launch_file):
     """The file's and the runtime's."""
-    launch_file.write_text(launch_file.read_text().replace('"version": 1', '"version": 7'))
+    launch_file.write_text(launch_file.read_text().replace('"version": 2', '"version": 7'))
 
-    assert_one_sentence(run_node(launch_file), "version 7", "reads version 1")
+    assert_one_sentence(run_node(launch_file), "version 7", "reads version 2")
 
 
 def test_a_changed_launch_file_prints_both_digests(launch_file):
@@ -104,16 +145,20 @@ def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
     """An empty TIDEMILL_TRACE asks for nothing, and nothing is written to wherever the ranks were started."""
     (tmp_path / "here").mkdir()
     environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[2])}
-    done = run_node(launch_file, cwd=tmp_path / "here", env=environment, address="192.0.2.7")
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    with socket.create_server(("127.79.0.3", port)):
+        done = run_node(launch_file, cwd=tmp_path / "here", env=environment)
 
-    assert_one_sentence(done, "cannot listen on 192.0.2.7")
+    assert_one_sentence(done, f"cannot listen on 127.79.0.3:{port}")
     assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_rank_records_what_it_did(launch_file, tmp_path):
     """In the folder that TIDEMILL_TRACE names, under its unit and number; here until the first of two fails."""
     environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
-    run_node(launch_file, env=environment, node="node-2", address="192.0.2.7")
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    with socket.create_server(("127.79.0.5", port)):
+        run_node(launch_file, env=environment, node="node-2", address="127.79.0.5", leader="127.79.0.5")
     records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
 
     assert records
@@ -128,6 +173,32 @@ def test_a_taken_port_is_named(launch_file):
         done = run_node(launch_file)
 
     assert_one_sentence(done, f"demo-decode-0 rank 1 ended with status 1: cannot listen on 127.79.0.3:{port} (metrics)")
+
+
+def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file):
+    """Its process says whose place it takes, and starts that place's ranks: here until a port of one is taken."""
+    launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
+    planned = start_node(launch_file, node="node-1", address="127.79.0.6", leader="127.79.0.7")
+    try:
+        with socket.create_server(("127.79.0.7", port)):
+            done = run_node(launch_file, node="node-7", address="127.79.0.7", leader="127.79.0.7")
+    finally:
+        planned.kill()
+        planned.communicate()
+
+    assert "tidemill: spare node-7 takes the place of node-2" in done.stderr.splitlines()
+    assert_one_sentence(done, f"demo-decode-0 rank 3 ended with status 1: cannot listen on 127.79.0.7:{port} (metrics)")
+
+
+def test_sigterm_ends_a_node_without_a_word(launch_file):
+    """While it leads a unit whose other nodes have not come: asyncio would complain of its tasks."""
+    leader = start_node(launch_file, node="node-1", address="127.79.0.8", leader="127.79.0.8")
+    wait_for(lambda: children_of(leader.pid) or leader.poll() is not None)
+    leader.terminate()
+    _, stderr = leader.communicate(timeout=60)
+
+    assert (leader.returncode, stderr) == (143, "")
 
 
 def test_another_checkpoint_than_planned_prints_both_digests(launch_file):

@@ -46,6 +46,34 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
     assert heard == [[HELLO, State("loading", 0.4)]] * 2
 
 
+def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
+    """As to a pod that is gone: the gateway's name leads the next call to another one."""
+    monkeypatch.setattr("runtime.worker.gateway_connection.CALL_TIMEOUT_S", 0.05)
+    answered, calls = asyncio.open_connection, []
+
+    async def open_connection(*address):
+        calls.append(address)
+        if len(calls) == 1:
+            await asyncio.Event().wait()
+        return await answered(*address)
+
+    async def behave(frames, writer):
+        writer.write(encode_frame(Abort("a")))
+        await writer.drain()
+        await frames.read()
+
+    async def use(link, received):
+        monkeypatch.setattr(asyncio, "open_connection", open_connection)
+        running = asyncio.create_task(link.run())
+        while not received:
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(with_gateway(behave, use))
+
+    assert len(calls) == 2
+
+
 def test_what_the_gateway_says_reaches_the_rank():
     """Messages are passed on in order."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stacks.kube.readiness import MISSING, missing
+from stacks.kube.readiness import MISSING, is_off, missing
 
 GROUPS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}
 UNSEEN = "not yet seen by its controller"
@@ -76,3 +76,11 @@ def test_other_kinds_are_ready_once_they_exist(kind):
     """Also kinds of the same name in another group."""
     assert missing({"apiVersion": "v1", "kind": kind, "metadata": {}}) is None
     assert missing({"apiVersion": "example.org/v1", "kind": "Deployment", "metadata": {}}) is None
+
+
+def test_what_is_scaled_to_nothing_is_off():
+    """A kind that has no replicas never is, and one replica is the default."""
+    assert is_off(live("LeaderWorkerSet", wanted=0))
+    assert not is_off(unit())
+    assert not is_off(live("LeaderWorkerSet", wanted=None))
+    assert not is_off({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}})

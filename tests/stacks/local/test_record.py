@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from stacks import cli
 from stacks.local.errors import LocalError
-from stacks.local.record import RunFolder
+from stacks.local.record import Record, RunFolder
 
 
 @pytest.fixture
@@ -47,3 +48,15 @@ def test_a_second_supervisor_is_refused(folder):
     """A deployment has one."""
     with folder.locked(), pytest.raises(LocalError, match="demo is being run by another process"), folder.locked():
         pass
+
+
+def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
+    """Where the plan that runs has a schedule that would; the record keeps that."""
+    monkeypatch.setattr(cli, "_find", lambda path: folder)
+    said = []
+    for switches_units in (True, False):
+        folder.write(Record("demo", "sha256:0", "http://127.0.0.1:8000", "m", (), switches_units=switches_units))
+        assert cli.main(["status"]) == 0
+        said.append(capsys.readouterr().err)
+
+    assert said == ["Nothing switches units yet: all of them stay on, whatever the schedule says.\n", ""]

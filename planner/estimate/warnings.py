@@ -1,0 +1,101 @@
+"""What a right spec is told all the same: it plans, but hardly does what was meant.
+
+A warning has the four parts of an error: field and value, rule, reason, fix. It changes neither the plan nor the exit
+status. What is certainly wrong is an error instead (`spec/layout_rules.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from planner.cluster.inventory import Node, PlaceKind, nodes_of
+from planner.facts.terms import Overlap, Phase
+from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
+from planner.problems.errors import Problem, Violation
+from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["warnings_of"]
+
+OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
+PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
+
+
+def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> tuple[Problem, ...]:
+    """Return every warning about `spec`, whose phases have `memory`, with its line."""
+    gpus = {spec.written.gpu_name(phase) for phase in spec.phases}
+    nodes = [node for node in nodes_of(spec.cluster, gpus) if node.unusable is None or node.is_spare]
+    found = chain(_limits(spec, memory), _overlaps(spec), _split_racks(spec, nodes), _nowhere(nodes))
+    return tuple(map(spec.problem, found))
+
+
+def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Violation]:
+    """Limits of requests that no GPU has KV for, however short most requests are; prefill computes one at a time."""
+    for plan in memory:
+        section = spec.phase(plan.phase)
+        request_tokens = in_pages(plan.max_request_tokens)
+        usual = USUAL_SHARE * section.max_requests * request_tokens
+        if plan.phase == "prefill" or plan.kv_tokens >= min(usual, section.max_kv_tokens or usual):
+            continue
+        full = "1 request" if plan.full_requests == 1 else f"{plan.full_requests:,} requests"
+        rule = f"W101 is more than memory holds: KV for {full} of full length ({plan.max_request_tokens:,} tokens)"
+        mean = plan.kv_tokens // section.max_requests
+        reason = f"so many at a time have {mean:,} tokens each, and the others wait or are preempted"
+        fewer = int(plan.kv_tokens / (USUAL_SHARE * request_tokens))
+        fix = Fix(f"for example {fewer}", ({HERE: fewer},))
+        yield Violation(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
+
+
+def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
+    """The other phase's overlap: it computes the same, and hides less."""
+    for phase, own in OVERLAPS.items():
+        others = {overlap: other for other, overlap in OVERLAPS.items() if other != phase}
+        written = spec.phase(phase).overlap if phase in spec.phases else own
+        if written in others:
+            rule = f"W102 is the overlap of {others[written]}, that of {phase} is {own}"
+            reason = "prompts hide dispatch behind a second micro-batch, single tokens behind attention in two parts"
+            yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
+
+
+def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:
+    """Racks with nodes under two leaf switches, which may well be a slip of one node or of a size."""
+    leaves_of: dict[str, Counter[str]] = {}
+    for node in nodes:
+        if node.rack and node.leaf:
+            leaves_of.setdefault(node.rack, Counter())[node.leaf] += 1
+    split = {rack: leaves for rack, leaves in leaves_of.items() if len(leaves) > 1}
+    if split:
+        rack, leaves = next(iter(split.items()))
+        rule = f"W103 puts {rack} under {' and '.join(leaves)}"
+        rule += f", and {len(split) - 1} more of {len(leaves_of)} racks under several leaves" if len(split) > 1 else ""
+        reason = "between leaves traffic takes the spine, which a unit in such a rack cannot avoid"
+        path, value, fix = _one_leaf_a_rack(spec, nodes, split)
+        yield Violation(path, value, rule, reason, fix)
+
+
+def _one_leaf_a_rack(
+    spec: ResolvedSpec, nodes: Sequence[Node], split: Mapping[str, Counter[str]]
+) -> tuple[str, int | str, Fix]:
+    """Where it is written that a rack is under two leaves, and what would put each under one."""
+    rack_size, leaf_size = spec.cluster.rack_size, spec.cluster.leaf_size
+    if rack_size and leaf_size:
+        below = leaf_size - leaf_size % rack_size
+        return "cluster.leaf_size", leaf_size, nearest_of(leaf_size, [below or rack_size, below + rack_size])
+    most = {rack: max(leaves, key=leaves.__getitem__) for rack, leaves in split.items()}
+    strays = [node for node in nodes if node.rack in split and node.leaf and node.leaf != most[node.rack]]
+    change: Change = {f"cluster.nodes.{node.index}.leaf": most[node.rack] for node in strays}
+    first = most[strays[0].rack]
+    more = f"{len(strays) - 1} more node{'' if len(strays) == 2 else 's'}"
+    words = f"write {first}, and in {more} the leaf of most of its rack" if len(strays) > 1 else f"nearest: {first}"
+    return f"cluster.nodes.{strays[0].index}.leaf", strays[0].leaf, Fix(words, (change,))
+
+
+def _nowhere(nodes: Sequence[Node]) -> Iterator[Violation]:
+    """Places that some nodes of a list say, and others do not."""
+    for kind, called in PLACES.items():
+        silent = [node for node in nodes if not getattr(node, kind)]
+        if 0 < len(silent) < len(nodes):
+            rule = f"W104 is missing in {len(silent)} of {len(nodes)} nodes"
+            reason = f"a node without one is planned as a {called} of its own"
+            path = f"cluster.nodes.{silent[0].index}.{kind}"
+            yield Violation(path, None, rule, reason, f"write {kind} for each node, or for none")

@@ -1,0 +1,81 @@
+"""Whether a plan's launch documents tell what the plan does: each is made again from the plan, and compared.
+
+A plan whose digests were all computed again after an edit agrees with itself as far as digests go. What ranks are told
+must still be what a reviewer reads: the spec's limits, ports and names, the units' places and the phases' maps. So the
+documents are made again by the writer of launch files. Only what the writer has from files is taken from the documents
+themselves: the checkpoint, and the bytes of a token's KV.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.facts import names
+from planner.facts.checkpoint_manifest import MANIFEST
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.plan.launch import Known, LaunchDocument, documents_for
+from planner.problems.errors import Violation
+from planner.spec.schema import Spec
+
+__all__ = ["told_otherwise"]
+
+REASON = "what ranks are told is made of the plan"
+FIX = "change the spec and plan it again"
+
+
+def told_otherwise(
+    spec: Spec, units: Sequence[Unit], data: Mapping[str, Any], written: Mapping[str, LaunchDocument]
+) -> Iterator[Violation]:
+    """What the launch documents `written`, of the plan's JSON `data`, tell otherwise than the rest of the plan.
+
+    `data` has the shapes of a plan, its units and documents name each other, and maps are written out in documents.
+    """
+    yield from _of_checkpoint(spec, data, written[names.GATEWAY_LAUNCH_FILE]["checkpoint"])
+    known = Known(
+        checkpoint=written[names.GATEWAY_LAUNCH_FILE]["checkpoint"],
+        kv_bytes_per_token=written[names.launch_file(units[0].name)]["kv_cache"]["bytes_per_token"],
+        kv_tokens={phase: each["kv_tokens"] for phase, each in data["memory"].items()},
+        expert_maps=_maps(data, units),
+    )
+    for file, document in documents_for(spec, units, known).items():
+        for path, value in _differences(written[file], document):
+            rule = "S908 must agree with the rest of the plan"
+            yield Violation(f"launch_documents.{file}.{path}", value, rule, REASON, FIX)
+
+
+def _of_checkpoint(spec: Spec, data: Mapping[str, Any], checkpoint: LaunchDocument | None) -> Iterator[Violation]:
+    """The weights are those that the spec names, beside the config that was read."""
+    uri, config = (None, "") if isinstance(spec.model, str) else (spec.model.checkpoint, spec.model.config)
+    expected = {
+        "uri": (uri, "spec.model.checkpoint"),
+        "config_digest": (data["inputs"].get(config), "inputs"),
+        "weights_digest": (data["inputs"].get(str(Path(config).with_name(MANIFEST)) if config else ""), "inputs"),
+    }
+    for key, (value, source) in expected.items():
+        told = checkpoint[key] if checkpoint else None
+        if told != value and (checkpoint or key == "uri"):
+            where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.checkpoint.{key}"
+            yield Violation(where, told, f"S908 must agree with {source}", REASON, FIX)
+
+
+def _maps(data: Mapping[str, Any], units: Sequence[Unit]) -> dict[Phase, LaunchDocument]:
+    """Each phase's map, as its documents have it."""
+    sha256s = {unit.phase: each["expert_map"] for unit, each in zip(units, data["units"], strict=True)}
+    return {
+        phase: {
+            "sha256": sha256,
+            "num_logical_experts": data["phases"][phase]["num_logical_experts"],
+            "physical_to_logical": data["expert_maps"][sha256]["physical_to_logical"],
+        }
+        for phase, sha256 in sha256s.items()
+    }
+
+
+def _differences(written: Any, expected: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The path and value of what is written otherwise than expected, or is not expected; digests of it come last."""
+    if isinstance(written, dict) and isinstance(expected, dict):
+        for key in sorted(written.keys() | expected.keys(), key=lambda key: (key.endswith("_digest"), key)):
+            yield from _differences(written.get(key), expected.get(key), f"{path}.{key}".lstrip("."))
+    elif type(written) is not type(expected) or written != expected:
+        yield path, written

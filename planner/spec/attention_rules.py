@@ -1,0 +1,68 @@
+"""The rules of GPUs that share attention; `layout_rules.py` asks them with the others.
+
+A group has equal parts of the heads and of a node, or whole nodes. Each rule offers sizes that all others take too, as
+far as the fields that they read are known.
+"""
+
+from planner.facts.catalog import GroupedAttention, Model
+from planner.problems.fix import nearest_of
+from planner.spec.rule import Broken, Rule, declare_in
+from planner.spec.schema import MAX_ATTENTION_TP
+
+__all__ = ["RULES"]
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+
+@_reads("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node", "model.shapes?")
+def attention_groups_are_alike(
+    attention_tp: int, ep_size: int, gpus_per_node: int, model: Model | None
+) -> Broken | None:
+    """Each group has an equal part of a node, or whole nodes."""
+    if ep_size % attention_tp == 0 and _fills_nodes(attention_tp, gpus_per_node):
+        return None
+    rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
+    reason = "GPUs that share attention stand on an equal part of a node, or on whole nodes"
+    return Broken(rule, reason, nearest_of(attention_tp, _attention_sizes(ep_size, gpus_per_node, model)))
+
+
+@_reads("{phase}.attention_tp", "model.shapes", "{phase}.ep_size?", "cluster.gpus_per_node?")
+def attention_divides_by_heads(
+    attention_tp: int, model: Model, ep_size: int | None, gpus_per_node: int | None
+) -> Broken | None:
+    """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
+    if _has_whole_heads(attention_tp, model):
+        return None
+    heads, kv_heads = _heads(model)
+    kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
+    rule = f"S509 must divide the {heads} attention heads{kv}"
+    sizes = _attention_sizes(ep_size, gpus_per_node, model)
+    return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, sizes))
+
+
+def _attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:
+    """Sizes of attention groups that all take which are known; one GPU always does."""
+    return [
+        size
+        for size in range(1, MAX_ATTENTION_TP + 1)
+        if (ep_size is None or ep_size % size == 0)
+        and (gpus_per_node is None or _fills_nodes(size, gpus_per_node))
+        and (model is None or _has_whole_heads(size, model))
+    ]
+
+
+def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
+    """Whether a group has an equal part of a node, or whole nodes."""
+    return gpus_per_node % num_gpus == 0 or num_gpus % gpus_per_node == 0
+
+
+def _has_whole_heads(num_gpus: int, model: Model) -> bool:
+    heads, kv_heads = _heads(model)
+    return heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
+
+
+def _heads(model: Model) -> tuple[int, int]:
+    """Attention heads, and KV heads; as many where all heads share a latent vector."""
+    heads = model.attention.num_heads
+    return heads, model.attention.num_kv_heads if isinstance(model.attention, GroupedAttention) else heads

@@ -1,0 +1,119 @@
+"""All-to-all dispatch in which nobody waits for sizes: every slot has room for all that can come.
+
+    capacity   tokens that a rank dispatches at once, at most; a token wants a slot at most once
+    sent       [W, M, capacity]: to each rank, for each of its slots, this rank's rows, and rows of zeros after them
+    rows       [M, Z], Z = W x capacity: what came for each slot, without gaps, and after it rows that mean nothing
+
+All shapes are known before the step begins, so on a device the host runs ahead of it, and a step can be captured as a
+graph. The price is memory and links: room for the whole unit's tokens in every slot. So it is for decode, where a rank
+has few tokens, and for devices: on a CPU the host has nothing to run ahead of.
+
+Worked example: 144 ranks with 2 slots each and a capacity of 64. A slot has room for 9,216 rows, and gets 256 of them
+on average, when each token of the unit chooses 8 of 288 slots.
+
+It moves all the room there is. DeepEP's low-latency kernels, whose form of rows this is, write only rows that exist,
+straight into the peers' memory.
+
+Source of the form: DeepEP (github.com/deepseek-ai/DeepEP), "Inference decoding": `packed_recv_x`, `packed_recv_count`.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from runtime.expert_parallel.dispatcher import (
+    ChoiceRows,
+    Combined,
+    Dispatched,
+    MaskedRows,
+    Pending,
+    RowFormat,
+    Traffic,
+    WeightsApplied,
+)
+from runtime.expert_parallel.group import Group
+from runtime.kernels.ops import Ops
+
+__all__ = ["MaskedDispatcher"]
+
+
+@dataclass(frozen=True)
+class _WayBack:
+    arrival_of_row: Tensor  # [M x Z]: where each row lay among what came
+    row_of_pair_TK: Tensor  # where the result of each of this rank's own pairs will lie
+    weights_TK: Tensor
+
+
+class MaskedDispatcher:
+    """Slots over the ranks of a group, each with room for `capacity` rows of each rank."""
+
+    weights_applied = WeightsApplied.BY_COMBINE
+    sums_in_order = True
+
+    def __init__(self, group: Group, slots_per_rank: int, capacity: int, row_format: RowFormat, ops: Ops) -> None:
+        self.group, self.slots_per_rank, self.capacity = group, slots_per_rank, capacity
+        self.row_format, self.ops = row_format, ops
+        self.traffic = Traffic()
+        self._for_each = [slots_per_rank * capacity] * group.size
+
+    def begin_step(self, num_tokens: int) -> None:
+        """There is room for this many, or the launch file's limits are not kept."""
+        assert num_tokens <= self.capacity
+
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+        """Put each pair's row into the room of its slot; exchange all rooms."""
+        pairs_S, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.group.size * self.slots_per_rank)
+        pairs_WM = pairs_S.view(self.group.size, self.slots_per_rank)
+        slots = slots_TK.flatten()
+        place_of_pair = slots * self.capacity + row_of_pair - (pairs_S.cumsum(0) - pairs_S)[slots]
+        bytes_RX = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
+        room = bytes_RX.new_zeros(self.group.size * self._for_each[0], bytes_RX.shape[1])
+        exchange = partial(self._exchange, pairs_WM, room.index_copy_(0, place_of_pair[pair_of_row], bytes_RX))
+
+        def close_gaps(arrived: tuple[Tensor, Tensor]) -> Dispatched:
+            counts_WM, came_RX = arrived
+            arrival_of_row = self._without_gaps(counts_WM)
+            rows_MZX = came_RX.index_select(0, arrival_of_row).unflatten(0, (self.slots_per_rank, -1))
+            decoded = self.row_format.decode(rows_MZX)
+            way_back = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
+            return Dispatched(MaskedRows(decoded, counts_WM.sum(0)), pairs_WM.sum(1), way_back)
+
+        return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, close_gaps)
+
+    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+        """Give the results back as the rows came."""
+        way: _WayBack = dispatched.way_back
+        rows_RD = results.flatten(0, 1)
+        room = torch.empty_like(rows_RD).index_copy_(0, way.arrival_of_row, rows_RD)
+        exchange = partial(self.group.all_to_all, room, self._for_each, self._for_each)
+        arrival = self.group.begin(self.traffic.combine.timed(exchange))
+        return Pending(
+            arrival.result, lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops)
+        )
+
+    def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+        """How many rows came from each rank for each slot here, and the rooms that they came in."""
+        self._count(room.shape[1])
+        one_each = [1] * self.group.size
+        counts_WM = self.group.all_to_all(pairs_WM, one_each, one_each)
+        return counts_WM, self.group.all_to_all(room, self._for_each, self._for_each)
+
+    def _without_gaps(self, counts_WM: Tensor) -> Tensor:
+        """Where each row of `[M, Z]` lies among what came, `[W, M, capacity]`: rows that exist first, by source."""
+        place_Z = torch.arange(self.group.size * self.capacity, device=counts_WM.device)
+        source_Z, number_Z = place_Z // self.capacity, place_Z % self.capacity
+        is_room_MZ = number_Z >= counts_WM.T[:, source_Z]
+        order_MZ = is_room_MZ.int().argsort(dim=1, stable=True)
+        first_M = torch.arange(self.slots_per_rank, device=counts_WM.device) * self.capacity
+        arrival_MZ = source_Z[order_MZ] * self._for_each[0] + first_M[:, None] + number_Z[order_MZ]
+        return arrival_MZ.flatten()
+
+    def _count(self, row_bytes: int) -> None:
+        """Add a dispatch to the traffic: its size is always the same."""
+        nodes, own_rank = self.group.nodes, self.group.rank
+        to_others = [node for rank, node in enumerate(nodes) if rank != own_rank]
+        self.traffic.bytes_sent += len(to_others) * self._for_each[0] * row_bytes
+        to_other_nodes = sum(node != nodes[own_rank] for node in to_others)
+        self.traffic.bytes_to_other_nodes += to_other_nodes * self._for_each[0] * row_bytes

@@ -1,0 +1,115 @@
+"""A node's place in its unit: asked for at the unit's leader, and held for as long as the node's process lives.
+
+The leader is the node to whose address the leader's name leads. It asks itself like any other node. In a cluster that
+name has no address before the leader's pod runs, or still that of the pod before it, so it is looked up again until the
+leader answers. When the connection breaks, the node asks again: a leader that was made anew must know who is here.
+
+The ranks start with the first answer. Should a later one be another, their place is somebody else's, and they end.
+"""
+
+import asyncio
+import ipaddress
+import queue
+import socket
+import sys
+import threading
+from concurrent.futures import Future
+
+from runtime.errors import PeerLost, RuntimeFailure, WireError
+from runtime.launch import UnitLaunch
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
+from runtime.protocol.sockets import listen, look_up, notice_a_vanished_peer
+from runtime.worker.places import Roll
+
+__all__ = ["Membership"]
+
+JOIN_TIMEOUT_S = 3600.0  # assumed: the slowest node has its image by then
+CALL_TIMEOUT_S = 10.0  # assumed: whoever is silent for so long is not the leader any more
+RETRY_S = 0.5
+
+
+class Membership:
+    """One node's. Its connection is on a thread of its own."""
+
+    def __init__(self, launch: UnitLaunch, node: str, address: str, leader: str) -> None:
+        self._launch, self._leader = launch, leader
+        self._claim = Claim(launch.unit_digest, node, address)
+        self._news: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
+        self._place: int | None = None
+        self._roll = Roll(launch)
+        self._said = ""
+
+    def join(self) -> int:
+        """Return this node's place, once the leader has given it one. Raises RuntimeFailure."""
+        listener = listen(self._claim.address, self._launch.ports.places, "places")
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._keep_up(listener), loop).add_done_callback(self._end)
+        try:
+            self._place = _place(self._news.get(timeout=JOIN_TIMEOUT_S))
+        except queue.Empty:
+            raise PeerLost(f"unit {self._launch.unit} gave this node no place: {self._said}") from None
+        return self._place
+
+    def check(self) -> None:
+        """Raise PeerLost when the place is another's now, or what ended this thread."""
+        while not self._news.empty():
+            place = _place(self._news.get())
+            if place != self._place:
+                raise PeerLost(f"this node's ranks have place {self._place}, and the unit's leader gives it {place}")
+
+    async def _keep_up(self, listener: socket.socket) -> None:
+        """Hold the place, for ever. Raises RuntimeFailure when there is none for this node."""
+        await asyncio.start_server(self._roll.serve, sock=listener)
+        while True:
+            try:
+                leader = await asyncio.to_thread(look_up, self._leader, self._claim.address)
+                self._roll.is_leaders = leader == str(ipaddress.ip_address(self._claim.address))
+                await self._ask(leader)
+            except (OSError, WireError) as error:
+                where = f"{self._leader}:{self._launch.ports.places}"
+                self._complain(f"waiting for the unit's leader {where}: {error or type(error).__name__}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, leader: str) -> None:
+        """Heed what the leader says, until it goes away."""
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            stream, writer = await asyncio.open_connection(leader, self._launch.ports.places)
+        try:
+            notice_a_vanished_peer(writer)
+            writer.write(encode_frame(self._claim))
+            frames: FrameReader[FromLeader] = FrameReader(stream, FromLeader)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                frame = await frames.read()
+            while frame is not None:
+                self._heed(frame[0])
+                frame = await frames.read()
+        finally:
+            writer.close()
+
+    def _heed(self, message: FromLeader) -> None:
+        match message:
+            case Place(number=number):
+                self._news.put(number)
+            case Wait(reason=reason):
+                self._complain(f"waiting for a place in unit {self._launch.unit}: {reason}")
+            case Rejected(reason=reason):
+                raise RuntimeFailure(f"the unit's leader refuses this node: {reason}")
+
+    def _complain(self, sentence: str) -> None:
+        """Once, and not after the ranks have begun: then they are the ones who say what is wrong."""
+        if self._place is None and sentence != self._said:
+            print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
+        self._said = sentence
+
+    def _end(self, keeping_up: "Future[None]") -> None:
+        error = keeping_up.exception()
+        assert error is not None  # it keeps up for ever
+        self._news.put(error)
+
+
+def _place(news: int | BaseException) -> int:
+    if isinstance(news, BaseException):
+        raise news
+    return news

@@ -1,0 +1,145 @@
+"""Who takes which place of a unit: its leader says, before any rank is started.
+
+The launch file numbers a unit's places, each with the node that was planned for it, and names spares. A place has its
+ranks, and so its experts, whichever node takes it.
+
+    a planned node   gets its own place, whenever it comes
+    a spare          gets a free one, once as many spares wait as places are free: the first the first
+
+Spares wait because a free place may be that of a planned node which is only late. A node is here for as long as its
+connection is open, and keeps its place that long. So whoever is made anew may come back, or another take its place.
+"""
+
+import asyncio
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.errors import WireError
+from runtime.launch import UnitLaunch
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
+from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
+
+__all__ = ["Roll", "give_places"]
+
+CLAIM_TIMEOUT_S = 5.0
+
+
+def give_places(
+    planned: Sequence[str], spares: Sequence[str], here: Collection[str], given: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the places of the nodes that are `here`; whoever was `given` one keeps it."""
+    places = {node: place for node, place in given.items() if node in here}
+    for place, node in enumerate(planned):
+        if node in here and place not in places.values():
+            places[node] = place
+    free = [place for place in range(len(planned)) if place not in places.values()]
+    waiting = [spare for spare in spares if spare in here and spare not in places]
+    if len(waiting) >= len(free):
+        places.update(zip(waiting, free, strict=False))
+    return places
+
+
+@dataclass
+class _Member:
+    """A node that is here, by its connection."""
+
+    claim: Claim
+    writer: asyncio.StreamWriter
+    told: Place | Wait | None = None
+
+
+class Roll:
+    """The leader's list of the nodes that are here. Used from one event loop.
+
+    Every node listens, and sends whoever takes it for the leader away until it is.
+    """
+
+    def __init__(self, launch: UnitLaunch) -> None:
+        self.is_leaders = False
+        self._launch = launch
+        self._members: dict[str, _Member] = {}
+        self._places: dict[str, int] = {}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Follow one node's connection, from its claim to its end."""
+        notice_a_vanished_peer(writer)
+        try:
+            frames = FrameReader(reader, Claim)
+            await self._follow(await _read_claim(frames), frames, writer)
+        except (WireError, OSError) as error:
+            _say(f"closed the connection of {writer.get_extra_info('peername')}: {error}")
+        finally:
+            writer.close()
+
+    async def _follow(self, claim: Claim, frames: FrameReader[Claim], writer: asyncio.StreamWriter) -> None:
+        refusal = self._refusal(claim)
+        if refusal is not None:
+            writer.write(encode_frame(refusal))
+            return
+        member = self._enter(claim, writer)
+        try:
+            if await frames.read() is not None:
+                raise WireError(f"node {claim.node} claims twice")
+        finally:
+            if self._members.get(claim.node) is member:
+                del self._members[claim.node]
+                self._tell()
+
+    def _refusal(self, claim: Claim) -> FromLeader | None:
+        """Why `claim` gets no place. It may call again, unless this unit has none for such a node."""
+        launch = self._launch
+        if not self.is_leaders:
+            return Wait("who was called does not lead the unit")
+        if claim.unit_digest != launch.unit_digest:
+            return Wait("the leader was launched with another launch file")
+        if claim.node not in (*launch.places, *launch.spares):
+            return Rejected(f"node {claim.node} is neither planned for unit {launch.unit} nor a spare")
+        known = self._members.get(claim.node)
+        if known is not None and known.claim.address != claim.address:
+            _say(f"{claim.address!r} and {known.claim.address!r} both say that they are on node {claim.node}")
+            return Wait(f"another pod is here from node {claim.node}")
+        return None
+
+    def _enter(self, claim: Claim, writer: asyncio.StreamWriter) -> _Member:
+        """A pod that starts its process again, before anybody noticed that the last one ended, takes its own place."""
+        before = self._members.get(claim.node)
+        member = self._members[claim.node] = _Member(claim, writer)
+        if before is not None:
+            before.writer.transport.abort()
+        self._tell()
+        return member
+
+    def _tell(self) -> None:
+        """Tell each node what is new for it."""
+        planned, spares = self._launch.places, self._launch.spares
+        self._places = give_places(planned, spares, self._members.keys(), self._places)
+        for node, member in self._members.items():
+            news = Place(self._places[node]) if node in self._places else Wait(self._why_waiting(node))
+            if news != member.told:
+                member.told = news
+                write_or_hang_up(member.writer, encode_frame(news))
+
+    def _why_waiting(self, node: str) -> str:
+        planned = self._launch.places
+        if node in planned:
+            taken_by = next(other for other, place in self._places.items() if place == planned.index(node))
+            return f"spare {taken_by} has the place of node {node}"
+        missing = ", ".join(name for place, name in enumerate(planned) if place not in self._places.values())
+        return f"a spare waits until all nodes are here; missing are {missing}" if missing else "no place is free"
+
+
+async def _read_claim(frames: FrameReader[Claim]) -> Claim:
+    try:
+        async with asyncio.timeout(CLAIM_TIMEOUT_S):
+            frame = await frames.read()
+    except TimeoutError:
+        raise WireError(f"no claim within {CLAIM_TIMEOUT_S:g} s") from None
+    if frame is None:
+        raise WireError("it closed before its claim")
+    return frame[0]
+
+
+def _say(sentence: str) -> None:
+    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)

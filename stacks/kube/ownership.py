@@ -1,0 +1,45 @@
+"""Whose an object is: Tidemill's or not, and which plan's. Pure.
+
+Tidemill's is what the field manager `tidemill` has applied. A plan's is what carries its name in `tidemill.dev/plan`.
+Of an object that is in no state both are asked. One that is in a state was ours: other programs may have taken every
+field since, so the label is enough, and where somebody took the label away, a field of ours is.
+"""
+
+from planner.facts.names import PLAN_LABEL
+from stacks.kube.drift import owned_fields
+from stacks.kube.errors import ForeignError, OtherPlanError
+from stacks.kube.manifest import Manifest, Reference
+
+__all__ = ["is_still_ours", "plan_of", "require_still_ours", "require_takeable"]
+
+
+def plan_of(manifest: Manifest) -> str | None:
+    """The plan that an object belongs to."""
+    plan = (manifest["metadata"].get("labels") or {}).get(PLAN_LABEL)
+    return str(plan) if plan else None
+
+
+def require_takeable(live: Manifest, manifest: Manifest) -> None:
+    """Raises ForeignError or OtherPlanError when `live` is none that a lost state has made from `manifest`."""
+    if not (owned_fields(live) and plan_of(live) in (None, plan_of(manifest))):
+        raise _foreign(live, manifest)
+
+
+def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
+    """Whether `live` is what was made from one of `manifests`, whoever has edited it since."""
+    plan = plan_of(live)
+    return plan in set(map(plan_of, manifests)) or (plan is None and bool(owned_fields(live)))
+
+
+def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
+    """Raises ForeignError or OtherPlanError when it is not."""
+    if not is_still_ours(live, *manifests):
+        raise _foreign(live, *manifests)
+
+
+def _foreign(live: Manifest, *manifests: Manifest) -> ForeignError | OtherPlanError:
+    reference, plan = Reference.of(live), plan_of(live)
+    if plan is not None and plan not in set(map(plan_of, manifests)):
+        return OtherPlanError(reference, plan)
+    managers = {each["manager"] for each in live["metadata"].get("managedFields") or []}
+    return ForeignError(reference, sorted(managers))

@@ -1,0 +1,43 @@
+"""Where a unit's places stand: on the nodes that were planned for them, or on spares.
+
+Pure: `status.py` looks the pods up. Which spare stands in for which node is what the unit's leader decides when all
+spares come together (`give_places` of the runtime): the first spare for the first missing node.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from stacks.kube.manifest import Manifest
+
+__all__ = ["StandIn", "lost_nodes", "stand_ins"]
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A spare that has the place of a planned node."""
+
+    node: str
+    for_node: str
+
+
+def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest]) -> tuple[StandIn, ...]:
+    """Return the spares that the unit's pods are on; none while a pod of it has no node yet."""
+    used = _nodes_used(found)
+    if len(used) < len(planned):
+        return ()
+    missing = [node for node in planned if node not in used]
+    standing_in = [spare for spare in spares if spare in used]
+    return tuple(StandIn(*each) for each in zip(standing_in, missing, strict=False))
+
+
+def lost_nodes(
+    planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest], down: AbstractSet[str]
+) -> list[str]:
+    """Return those of `down` that the unit needs: the nodes of its pods and, without spares, all that were planned."""
+    used = _nodes_used(found)
+    return sorted(down & (used if spares else used | set(planned)))
+
+
+def _nodes_used(found: Sequence[Manifest]) -> set[str]:
+    return {node for pod in found if (node := pod["spec"].get("nodeName"))}

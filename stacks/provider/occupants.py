@@ -1,0 +1,42 @@
+"""Objects that stand where others want to stand: what is no longer listed is gone before anything new is made.
+
+Pulumi deletes what a program no longer declares at the very end, and a unit whose nodes are still taken by one that
+leaves would be awaited until its deadline. So the program lists all its units in one resource, and every unit depends
+on it. Pulumi keeps what was listed last; an update of the list ends, and awaits, what has left it. When Pulumi comes
+to delete those, they are gone, which is fine.
+
+    objects    name -> a manifest that needs no more than the object's identity and labels
+
+The list is no object of the cluster. Making it, looking at it and deleting it do nothing there.
+"""
+
+from typing import Any
+
+from stacks.kube.manifest import Manifest, Reference
+
+__all__ = ["ID", "TOKEN", "left", "misnamed"]
+
+TOKEN = "tidemill:index:Occupants"  # noqa: S105  a Pulumi type, no secret
+ID = "occupants"
+
+Listed = dict[str, Any]
+
+
+def left(old: Listed, new: Listed) -> list[Manifest]:
+    """The objects of `old` that `new` does not list, under whatever name."""
+    staying = {Reference.of(each) for each in new["objects"].values()}
+    return [each for each in old["objects"].values() if Reference.of(each) not in staying]
+
+
+def misnamed(values: Listed) -> list[tuple[str, str]]:
+    """What is wrong with a list: (property, reason)."""
+    objects = values.get("objects")
+    if isinstance(objects, dict) and all(map(_is_named, objects.values())):
+        return []
+    return [("objects", "objects must map names to manifests, each with apiVersion, kind and metadata.name")]
+
+
+def _is_named(manifest: Any) -> bool:
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("metadata"), dict):
+        return False
+    return all((manifest.get("apiVersion"), manifest.get("kind"), manifest["metadata"].get("name")))

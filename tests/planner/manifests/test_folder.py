@@ -1,0 +1,109 @@
+"""The folder of manifests: what somebody changed by hand is not lost in silence."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.cli import main
+from planner.compiler import compile_plan
+from planner.manifests import folder as writer
+from planner.manifests.folder import write_folder
+from planner.manifests.render import render_files
+from planner.problems.errors import CallError
+from planner.spec.check import check_spec
+from tests.planner.conftest import SPEC
+
+UNIT = "leaderworkerset-river-decode-0.yaml"
+
+
+@pytest.fixture(scope="module")
+def files(spec_file):
+    """The right spec's manifests."""
+    return render_files(compile_plan(check_spec(spec_file(SPEC, "rendered.yaml"))).deployable)
+
+
+@pytest.fixture
+def folder(files, tmp_path):
+    """A folder that was rendered."""
+    write_folder(tmp_path / "out", files)
+    return tmp_path / "out"
+
+
+def text_of(folder):
+    """File name -> text."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def append(path, text):
+    """Change a file as an editor does."""
+    path.write_text(path.read_text() + text)
+
+
+@pytest.mark.parametrize("name", [UNIT, "kustomization.yaml"])
+def test_a_file_that_somebody_changed_is_kept(folder, files, name):
+    """S913 names it, and nothing in the folder is touched."""
+    append(folder / name, "# by hand\n")
+    before = text_of(folder)
+    with pytest.raises(CallError) as error:
+        write_folder(folder, files | {"namespace-tidemill.yaml": "new\n"})
+
+    assert [(problem.rule[:4], Path(problem.file).name) for problem in error.value.problems] == [("S913", name)]
+    assert text_of(folder) == before
+
+
+def test_a_stale_file_that_somebody_changed_is_kept(folder, files):
+    """It would be removed, which is a loss too."""
+    append(folder / UNIT, "# by hand\n")
+    with pytest.raises(CallError):
+        write_folder(folder, {name: text for name, text in files.items() if name != UNIT})
+
+    assert (folder / UNIT).read_text().endswith("# by hand\n")
+
+
+def test_overwrite_replaces_what_somebody_changed(folder, spec_file):
+    """As the message offers; without it the command exits with 2."""
+    append(folder / UNIT, "# by hand\n")
+    words = ["render", str(spec_file(SPEC, "rendered.yaml")), "-o", str(folder)]
+
+    assert (main(words), main([*words, "--overwrite"]), main(words)) == (2, 0, 0)
+    assert "by hand" not in (folder / UNIT).read_text()
+
+
+def test_other_line_ends_are_no_change(folder, files):
+    """Git writes CRLF on some machines."""
+    (folder / UNIT).write_text((folder / UNIT).read_text(), newline="\r\n")
+
+    write_folder(folder, files)
+
+
+def test_an_interrupted_run_can_be_repeated(folder, files, spec_file, monkeypatch):
+    """Wherever it stopped: the folder is still ours, and what is half written is no change by hand."""
+    other = SPEC.replace("port: 8000", "port: 8001").replace("runtime:0.1.0", "runtime:0.1.1")
+    new = render_files(compile_plan(check_spec(spec_file(other, "other.yaml"))).deployable)
+    write = writer._write
+    for stop_at in range(len(files) + 1):
+        calls = iter(range(len(files) + 1))
+
+        def torn(path, text, calls=calls, stop_at=stop_at):
+            is_last = next(calls) == stop_at
+            write(path, text[: len(text) // 2] if is_last else text)
+            if is_last:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(writer, "_write", torn)
+        with pytest.raises(KeyboardInterrupt):
+            write_folder(folder, new)
+        monkeypatch.setattr(writer, "_write", write)
+        write_folder(folder, files)
+
+        assert text_of(folder) == files
+
+
+def test_a_folder_that_lists_no_digests_is_renewed(folder, files):
+    """Nothing is known of it but that it is ours."""
+    kustomization = folder / "kustomization.yaml"
+    kustomization.write_text(writer._without_digests(kustomization.read_text()))
+    append(folder / UNIT, "# by hand\n")
+    write_folder(folder, files)
+
+    assert text_of(folder) == files

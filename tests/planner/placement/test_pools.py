@@ -1,0 +1,92 @@
+"""Phases on several GPUs: each on the nodes that have its own."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from planner.facts.catalog import GPUS
+from planner.facts.digest import pretty_json
+from planner.placement import place_units
+from planner.plan.loaded import load_plan
+from planner.plan.text import plan_text
+from planner.problems.errors import InfeasibleError
+from planner.spec.schema import ClusterSpec
+
+MIXED_GPUS = [
+    *({"name": f"a{index}", "rack": f"r{index // 2}"} for index in range(4)),
+    *({"name": f"b{index}", "rack": f"r{2 + index // 2}", "gpu": "h20"} for index in range(2)),
+    {"name": "c0", "rack": "r3", "gpu": "mi300x"},
+]
+
+
+def two_gpus(plan_of, **changes):
+    """Prefill on four nodes of H800, decode on two of H20, and a node of neither."""
+    phase = {"precision": "fp8", "max_request_tokens": 8192}
+    spec = {
+        "version": 1,
+        "name": "mixed-pools",
+        "model": "deepseek-r1",
+        "cluster": {"gpu": "h800", "gpus_per_node": 8, "nodes": MIXED_GPUS},
+        "prefill": {"ep_size": 32, "redundant_experts": 32} | phase,
+        "decode": {"ep_size": 16, "gpu": "h20"} | phase,
+    }
+    for path, value in changes.items():
+        section, key = path.split("__")
+        spec[section][key] = value
+    return plan_of(json.dumps(spec, indent=1))
+
+
+def test_a_phase_stands_on_nodes_with_its_gpu(plan_of):
+    """Each with its own memory and links, and each pool has its own counts and bounds."""
+    plan = two_gpus(plan_of)
+    nodes = {unit.phase: set(unit.nodes) for unit in plan.units}
+    document = plan.as_json()
+
+    assert nodes == {"prefill": {"a0", "a1", "a2", "a3"}, "decode": {"b0", "b1"}}
+    assert plan.placement.unusable == {"c0": "has mi300x"}
+    assert [memory.gpu_bytes for memory in plan.memory] == [GPUS["h800"].usable_bytes, GPUS["h20"].usable_bytes]
+    assert [each.name for each in plan.placement.objectives] == ["racks (h800)", "racks (h20)", "rack_loss (h20)"]
+    assert {phase: each["links"][0]["gb_per_s"] for phase, each in document["traffic"].items()} == {
+        "prefill": GPUS["h800"].nvlink_gb_per_s,
+        "decode": GPUS["h20"].nvlink_gb_per_s,
+    }
+    assert {phase: each["gpu"] for phase, each in document["phases"].items()} == {"prefill": "h800", "decode": "h20"}
+    assert document["phase_gpus"]["decode"]["usable_bytes"] == GPUS["h20"].usable_bytes
+    assert "decode    on h20" in plan_text(plan)
+
+
+def test_a_gpu_with_too_few_nodes_says_which(plan_of):
+    """Nodes of another GPU do not help."""
+    with pytest.raises(InfeasibleError) as error:
+        two_gpus(plan_of, decode__ep_size=32)
+
+    assert error.value.problems[0].message.startswith(
+        "cluster.nodes must have at least 4 usable nodes of h20 (decode 1 x 4), 2 of 2 are; every unit has its nodes to"
+    )
+
+
+def test_two_pools_are_placed_near_a_previous_plan(plan_of):
+    """Planned after itself nothing moves, on either GPU."""
+    plan = two_gpus(plan_of)
+    before = {unit.name: unit.nodes for unit in plan.units}
+    written = SimpleNamespace(name="mixed-pools", schedule=None)
+    cluster = ClusterSpec.model_validate({"gpu": "h800", "gpus_per_node": 8, "nodes": MIXED_GPUS})
+    spec = SimpleNamespace(written=written, cluster=cluster)
+    again = place_units(spec, plan.layouts, before)
+
+    assert {unit.name: unit.nodes for unit in again.units} == before
+    assert again.method == "previous"
+
+
+def test_a_unit_moves_only_to_spares_with_its_gpu(plan_of):
+    """Launch files name those of the phase's own pool, and the plan reads back."""
+    more = [{"name": "a4", "rack": "r4"}, {"name": "b2", "rack": "r4", "gpu": "h20"}]
+    plan = two_gpus(plan_of, cluster__nodes=[*MIXED_GPUS, *more], cluster__spares=["a4", "b2"])
+    spares = {each["phase"]: each["spares"] for each in plan.launch_documents.values() if each["kind"] == "unit"}
+
+    assert spares == {"prefill": ["a4"], "decode": ["b2"]}
+    assert plan.placement.spares == ("a4", "b2")
+    assert plan.placement.unusable == {"c0": "has mi300x"}
+    assert load_plan(pretty_json(plan.as_json()).encode(), Path("plan.json")).document == plan.as_json()

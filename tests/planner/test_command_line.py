@@ -1,0 +1,206 @@
+"""What a newcomer types and gives: a wrong option, another kind of file, a file without end."""
+
+import json
+from importlib import metadata
+
+import pytest
+
+from planner.cli import main
+from planner.expert_map import compiled
+from planner.facts.digest import pretty_json
+from planner.facts.loads import read_loads
+from planner.plan.deployable import document_digest
+from planner.plan.given import read_given
+from planner.spec.check import ResolvedSpec
+
+
+@pytest.fixture
+def error_of(capsys):
+    """A function: the only error of a call, as JSON, after it has exited with 2."""
+
+    def call(*words):
+        status = main([*map(str, words), "--format", "json"])
+        (error,) = json.loads(capsys.readouterr().out)["errors"]
+        assert status == 2
+        return error
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def plan_text(plan_of):
+    """The right spec's plan, as `-o` writes it."""
+    return pretty_json(plan_of().as_json())
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["plan", "x.yaml", "--previos", "p.json"], "did you mean --previous?"),
+        (["experts", "x.npy", "--gpus", "1", "--nodes", "1", "--slotspergpu=2"], "did you mean --slots-per-gpu?"),
+        (["render", "x.yaml", "-o", "out", "--verbose"], "see tidemill render --help"),
+        (["validate", "x.yaml", "-q"], "see tidemill validate --help"),
+        (["plan", "x.yaml", "y.yaml"], "see tidemill plan --help"),
+    ],
+)
+def test_an_unknown_option_is_answered_by_its_command(error_of, words, fix):
+    """With the option that was meant, or else with the command's own help."""
+    error = error_of(*words)
+
+    assert (error["rule"][:4], error["fix"], error["file"]) == ("S900", fix, f"tidemill {words[0]}")
+
+
+def test_the_version_is_the_installed_one(capsys):
+    """On stdout, with exit status 0."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"tidemill {metadata.version('tidemill')}\n")
+
+
+def test_compiling_is_told_wherever_stderr_goes(monkeypatch, spec_file, capsys):
+    """A log shows why the first plan after an installation takes a minute, and stdout stays clean."""
+    monkeypatch.setattr(compiled.event, "install_listener", TellsAtOnce)
+    main(["plan", str(spec_file()), "--format", "json"])
+    out, err = capsys.readouterr()
+
+    assert err == "compiling the search for expert maps: once after an installation, about a minute\n"
+    assert json.loads(out)["name"] == "river"
+
+
+class TellsAtOnce:
+    """Stands for numba's listener where something has to be compiled."""
+
+    def __init__(self, _, listener):
+        self.listener = listener
+
+    def __enter__(self):
+        self.listener.on_start(None)
+        self.listener.on_start(None)
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "/dev/zero"],
+        ["render", "/dev/zero", "-o", "out"],
+        ["plan", "spec.yaml", "--previous", "/dev/zero"],
+        ["experts", "/dev/zero", "--gpus", "2", "--nodes", "1"],
+        ["experts", "loads.json", "--gpus", "2", "--nodes", "1", "--previous", "/dev/zero"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_file_without_end_is_refused(error_of, words, spec_folder, spec_file, monkeypatch):
+    """Whatever it is given for: it is read up to what any such file needs, and no further."""
+    spec_file()
+    monkeypatch.chdir(spec_folder)
+    error = error_of(*words)
+
+    assert error["reason"] in ("it has more than 64 MiB", "it has more than 256 MiB")
+
+
+@pytest.mark.parametrize(("line", "text"), [(4, "  config: /dev/zero"), (26, "  file: /dev/zero")])
+def test_a_spec_may_name_no_file_without_end(with_line, spec_file, error_of, line, text):
+    """Neither as the model's config nor as loads."""
+    lines = with_line(line, text).replace("  seed: 0\n", "" if line == 26 else "  seed: 0\n")
+
+    assert error_of("validate", spec_file(lines, "endless.yaml"))["reason"].startswith("it has more than")
+
+
+def test_a_spec_of_many_megabytes_is_refused_before_it_is_parsed(spec_file, error_of):
+    """S101: no inventory is that long."""
+    error = error_of("validate", spec_file("a: 1\n" * 2_000_000, "long.yaml"))
+
+    assert (error["rule"][:4], error["reason"]) == ("S101", "it has more than 8 MiB")
+
+
+ESCAPE = "\x1b]0;owned\x07\u202e"
+
+
+def test_no_file_writes_to_the_terminal(spec_text, spec_folder, spec_file, capsys):
+    """What a file holds is shown with its control characters written out, in a plan and in a mistake."""
+    name = f"config{ESCAPE}.json"
+    (spec_folder / name).write_text((spec_folder / "config.json").read_text())
+    right = spec_text.replace("config: config.json", f"config: {json.dumps(name)}")
+    main(["plan", str(spec_file(right, "odd.yaml"))])
+    main(["plan", str(spec_file(right.replace("nodes: 3", "nodes: 1"), f"odd{ESCAPE}.yaml"))])
+    shown = "".join(capsys.readouterr())
+
+    assert shown.count(r"\x1b]0;owned\x07\u202e") == 2
+    assert all(line.isprintable() for line in shown.splitlines())
+
+
+def test_a_reason_in_a_plan_does_not_write_to_the_terminal(plan_of, spec_text, tmp_path, capsys):
+    """S910 tells why the runtime cannot run it in the plan's own words, which whoever sealed it chose."""
+    document = plan_of(spec_text.replace("gpu: cpu", "gpu: h800")).as_json() | {"why_not": [ESCAPE]}
+    document = document | {"document_digest": document_digest(document)}
+    (tmp_path / "plan.json").write_text(pretty_json(document))
+    status = main(["render", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out")])
+    err = capsys.readouterr().err
+
+    assert (status, r"\x1b]0;owned\x07\u202e" in err) == (3, True)
+    assert all(line.isprintable() for line in err.splitlines())
+
+
+def test_a_key_that_a_plan_has_twice_is_refused(plan_text, tmp_path, error_of):
+    """S906: a reviewer may have read the one that does not count."""
+    (tmp_path / "plan.json").write_text(plan_text.replace('"name": "river",', '"name": "lake",\n "name": "river",', 1))
+    error = error_of("render", tmp_path / "plan.json", "-o", tmp_path / "out")
+
+    assert (error["rule"][:4], error["reason"]) == ("S906", "it has two keys name")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+def test_a_plan_that_is_cut_off_is_a_torn_plan(plan_text, tmp_path, error_of, share):
+    """S906, wherever it ends: nobody is told about YAML."""
+    (tmp_path / "plan.json").write_text(plan_text[: int(len(plan_text) * share)])
+    error = error_of("render", tmp_path / "plan.json", "-o", tmp_path / "out")
+
+    assert (error["rule"][:4], error["reason"]) == ("S906", "it cannot be parsed as JSON")
+
+
+def test_a_spec_in_json_with_a_key_too_many_is_a_spec(plan_of, spec_folder, error_of):
+    """`units` belongs to a phase; at the top it is an unknown key, and not the mark of a plan."""
+    spec = plan_of().as_json()["spec"]
+    (spec_folder / "right.json").write_text(json.dumps(spec))
+    (spec_folder / "stray.json").write_text(json.dumps(spec | {"units": 2}))
+    error = error_of("validate", spec_folder / "stray.json")
+
+    assert isinstance(read_given(spec_folder / "right.json"), ResolvedSpec)
+    assert (error["rule"][:4], error["path"]) == ("S201", "units")
+
+
+LOADTXT = "make it .npy: numpy.save('loads.npy', numpy.loadtxt('{}', delimiter='{}', ndmin=2))"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fix"),
+    [
+        ("row.json", "[1, 2, 3, 4]", "give one layer as [1][4], a list in a list"),
+        ("loads.csv", "1,2\n3,4\n", LOADTXT.format("loads.csv", ",")),
+        ("loads.tsv", "1\t2\n", LOADTXT.format("loads.tsv", r"\t")),
+    ],
+)
+def test_loads_in_another_form_are_told_the_way(tmp_path, error_of, name, content, fix, monkeypatch):
+    """A single row, or a table: the fix says what makes a file that is read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(content)
+
+    assert error_of("experts", name, "--gpus", 1, "--nodes", 1)["fix"] == fix
+
+
+def test_the_fixes_of_loads_in_another_form_are_right(tmp_path, monkeypatch):
+    """Done as they say, loads are read."""
+    import numpy
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loads.csv").write_text("1,2\n3,4\n")
+    violation = read_loads(tmp_path / "loads.csv", "loads.csv")
+    exec(str(violation.fix).removeprefix("make it .npy: "), {"numpy": numpy})
+    (tmp_path / "row.json").write_text("[[1, 2, 3, 4]]")
+
+    assert read_loads(tmp_path / "loads.npy", "loads.npy").loads == ((1, 2), (3, 4))
+    assert read_loads(tmp_path / "row.json", "row.json").loads == ((1, 2, 3, 4),)

@@ -1,0 +1,111 @@
+"""A pass that somebody adds is noticed where it has to be named: `PASSES`, the plan's JSON and the plan's text."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from planner import compiler
+from planner.plan.plan import Plan
+from planner.plan.text import plan_text
+from tests.test_layering import PASSES
+
+SCHEDULE = """\
+schedule:
+  windows: [{at: "08:00", prefill_units: 1, decode_units: 1}, {at: "20:00", prefill_units: 0, decode_units: 0}]
+"""
+
+# What `compile_plan` and its helpers call besides passes.
+NO_PASSES = {
+    "applied": "writes values into a spec",
+    "with_changes": "tries passes anew, when one has said no",
+    "draw_loads": "stands for a file of loads",
+    "gate_of": "reads the model",
+    "groups_on_nodes": "reads a layout",
+    "largest_step_field": "names a field of the spec",
+    "slots_bind": "reads a map",
+    "max_over_mean_sampled": "adds a figure to a map",
+}
+
+# Fields of a plan that its text leaves out.
+NOT_TOLD = {
+    "written": "is the spec, which a reader has",
+    "inputs": "is for programs",
+    "places": "is told as what a failure stops",
+    "launch_documents": "is what the rest of the plan becomes",
+}
+
+
+@pytest.fixture(scope="module")
+def plan(plan_of, spec_text):
+    """A plan with every section: a schedule, memory and traffic of GPUs, and reasons why it does not run."""
+    text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: h800") + SCHEDULE
+    return plan_of(text.replace("precision: fp32", "precision: bf16"))
+
+
+def called_by_the_compiler():
+    """The functions of other files that `compile_plan` calls, itself or by functions of its own file."""
+    tree = ast.parse(Path(compiler.__file__).read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    imported = {
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("planner.")
+        for alias in node.names
+        if alias.name.islower()  # others are classes
+    }
+    waiting, seen = ["compile_plan"], set()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        calls = [node.func.id for node in ast.walk(functions[name]) if is_call_by_name(node)]
+        waiting += [each for each in calls if each in functions and each not in seen]
+        seen |= imported.intersection(calls)
+    return seen & imported
+
+
+def is_call_by_name(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def test_every_pass_is_named_as_one():
+    """A function that the compiler calls is in `PASSES`, so that nobody else calls it, or said not to be a pass."""
+    assert called_by_the_compiler() == PASSES | NO_PASSES.keys()
+    assert PASSES.isdisjoint(NO_PASSES)
+
+
+class Recorded:
+    """A plan that notes which of its attributes are read; what its own properties read is not noted."""
+
+    def __init__(self, plan):
+        self.plan, self.read = plan, set()
+
+    def __getattr__(self, name):
+        self.read.add(name)
+        return getattr(self.plan, name)
+
+
+FIELDS = {each.name for each in fields(Plan)}
+
+
+def test_every_field_of_a_plan_is_in_its_json(plan):
+    """So that what a pass finds is there for programs."""
+    read = set()
+
+    class RecordedInside(Plan):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    RecordedInside(**{name: getattr(plan, name) for name in FIELDS}).as_json()
+
+    assert read >= FIELDS
+
+
+def test_every_field_of_a_plan_is_in_its_text(plan):
+    """So that what a pass finds is read by people, or left out on purpose."""
+    recorded = Recorded(plan)
+    plan_text(recorded)
+
+    assert FIELDS - recorded.read == NOT_TOLD.keys()

@@ -1,0 +1,95 @@
+"""Units of the shipped specs as fake ranks: their layouts, their largest steps, and the planner's ledger of them."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.layout.layout import lay_out
+from planner.layout.memory import MemoryPlan, split_memory
+from planner.layout.working_memory import MAX_IMBALANCE
+from planner.spec.check import check_spec
+from runtime.kv.cache import PAGE_TOKENS
+from runtime.model.config import ModelConfig
+from runtime.model.forward_batch import Chunk
+from runtime.model.rope import Yarn
+from tests.runtime.fake_device.ranks import FakeRank, FakeUnit
+
+__all__ = ["Deployment", "deployed"]
+
+SPECS = Path(__file__).parents[3] / "stacks" / "specs"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One phase of a spec: what its rank is made of, and what the planner says of it."""
+
+    config: ModelConfig
+    unit: FakeUnit
+    ledger: MemoryPlan
+    limits: object  # the phase of the spec
+
+    def rank(self, ops, num_dense, num_moe):
+        """Rank 0 with so many layers of each kind: one may stand for its equals."""
+        layers = {"num_hidden_layers": num_dense + num_moe, "first_k_dense_replace": num_dense}
+        return FakeRank(replace(self.config, **layers), ops, self.unit, self.ledger.kv_tokens)
+
+    def largest_step(self):
+        """(prefilling, decoding) of the most tokens: a longest prompt's end, and requests that fill the KV."""
+        kv_pages, prefilling, decoding = self.ledger.kv_tokens // PAGE_TOKENS, [], []
+        if self.ledger.phase != "decode":
+            end, size = self.limits.max_request_tokens, self.limits.max_batch_tokens
+            table = list(range(end // PAGE_TOKENS))
+            prefilling = [Chunk([7] * size, end - size, table)]
+        if self.ledger.phase != "prefill":
+            pages = min(kv_pages // self.limits.max_requests, self.limits.max_request_tokens // PAGE_TOKENS)
+            tables = [list(range(first * pages, (first + 1) * pages)) for first in range(self.limits.max_requests)]
+            decoding = [Chunk([7], pages * PAGE_TOKENS - 1, table) for table in tables]
+        return prefilling, decoding
+
+
+def deployed(spec_file, phase, **changes):
+    """A phase of a shipped spec, with `changes` of that phase's fields."""
+    checked = check_spec(SPECS / spec_file)
+    limits = checked.phase(phase).model_copy(update=changes)
+    checked = replace(checked, written=checked.written.model_copy(update={phase: limits}))
+    layout = lay_out(phase, checked.written, checked.model)
+    unit = FakeUnit(
+        layout.ep_size,
+        layout.ranks_per_node,
+        layout.num_physical_experts,
+        layout.overlap,
+        limits.max_requests if phase == "decode" else None,
+        MAX_IMBALANCE,
+    )
+    return Deployment(published(checked.model), unit, split_memory(checked, layout), limits)
+
+
+def published(model):
+    """DeepSeek-V3's config, with the sizes that the planner's catalog has."""
+    attention = model.attention
+    return ModelConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.dense_intermediate_size,
+        moe_intermediate_size=model.expert_intermediate_size,
+        num_hidden_layers=model.num_layers,
+        first_k_dense_replace=model.num_dense_layers,
+        num_attention_heads=attention.num_heads,
+        q_lora_rank=attention.q_lora_rank,
+        kv_lora_rank=attention.kv_lora_rank,
+        qk_nope_head_dim=attention.qk_nope_head_dim,
+        qk_rope_head_dim=attention.qk_rope_head_dim,
+        v_head_dim=attention.v_head_dim,
+        n_routed_experts=model.num_routed_experts,
+        n_shared_experts=model.num_shared_experts,
+        num_experts_per_tok=model.num_experts_per_token,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        n_group=model.num_expert_groups,
+        topk_group=4,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        rope_theta=10000.0,
+        yarn=Yarn(40.0, 4096, 32.0, 1.0, 1.0, 1.0),
+        rms_norm_eps=1e-6,
+        max_position_embeddings=model.max_position_embeddings,
+    )

@@ -1,0 +1,100 @@
+"""One rank of a unit at DeepSeek-V3's real sizes on a fake GPU: nothing waits, and memory is as planned.
+
+Nothing of this has run on a GPU. What is shown is the runtime's own code: where its tensors are, for which values the
+host waits, and how many bytes it allocates. `pytest -s` prints planned beside counted.
+"""
+
+import time
+
+import pytest
+import torch
+
+from tests.runtime.fake_device.deployments import deployed
+from tests.runtime.fake_device.ranks import KernelShapes, ReferenceOps
+from tests.runtime.fake_device.watcher import WaitsForTheDevice
+
+UNITS = {
+    "EP144 decode": ("deepseek-h800.yaml", "decode", {}),
+    "EP32 prefill": ("deepseek-h800.yaml", "prefill", {}),
+    "EP72 decode": ("deepseek-h800.yaml", "decode", {"ep_size": 72}),
+    "8 x H200 mixed": ("h200-single-node.yaml", "mixed", {}),
+}
+# ratio that planned bytes may be off by
+CLOSE = {"weights": 0.005, "kv": 0.005, "activations": 0.1}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("unit", ["EP144 decode", "EP32 prefill"])
+def test_the_reference_never_leaves_the_device(unit):
+    """A decode step waits only for its result, a prefill step once a dispatch: the watcher refuses all else."""
+    began = time.monotonic()
+    spec_file, phase, changes = UNITS[unit]
+    deployment = deployed(spec_file, phase, **changes)
+    rank = deployment.rank(ReferenceOps(), num_dense=1, num_moe=2)
+    logits = rank.step(*deployment.largest_step())
+    print(f"\n{unit}: {rank.ops.num_reads} reads in {rank.num_dispatches} dispatches, {_since(began)}")
+
+    assert rank.num_dispatches == 2 * 2  # of two layers, by two micro-batches
+    assert rank.ops.num_reads == (0 if phase == "decode" else rank.num_dispatches)
+    assert logits.dtype == torch.float32
+    with rank.on_the_device(), pytest.raises(WaitsForTheDevice):
+        logits.cpu()
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "EP144 decode",
+        "EP32 prefill",
+        pytest.param("EP72 decode", marks=pytest.mark.whole),
+        pytest.param("8 x H200 mixed", marks=pytest.mark.whole),
+    ],
+)
+def test_the_ledger_is_what_the_runtime_allocates(unit):
+    """Weights and KV to half a percent, activations to ten, at the shapes of the kernels that a GPU would run."""
+    began = time.monotonic()
+    spec_file, phase, changes = UNITS[unit]
+    deployment = deployed(spec_file, phase, **changes)
+    rank = deployment.rank(KernelShapes(), num_dense=2, num_moe=3)
+    rank.step(*deployment.largest_step())
+    planned, counted = _planned(deployment.ledger), _of_the_whole_model(rank, deployment.config)
+    _print_table(unit, planned, counted, deployment.ledger.buffers, began)
+
+    for part, tolerance in CLOSE.items():
+        assert counted[part] == pytest.approx(planned[part], rel=tolerance), part
+    assert counted["activations"] <= planned["activations"]
+
+
+def _planned(ledger):
+    kv = ledger.kv_tokens * ledger.kv_bytes_per_token
+    return {"weights": ledger.weight_bytes, "kv": kv, "activations": ledger.activations}
+
+
+def _of_the_whole_model(rank, config):
+    """Bytes with all layers, of a rank with some: one of each kind stands for its equals, shown to be."""
+    dense, moe = rank.model.model.layers[:2], rank.model.model.layers[2:]
+    operations = rank.watcher.operations
+    assert operations[0] == operations[1]
+    assert operations[2] == operations[3]  # the last layer has fewer rows in prefill
+    sizes = [[sum(values.nbytes for values in layer.parameters()) for layer in layers] for layers in (dense, moe)]
+    assert [len(set(of_kind)) for of_kind in sizes] == [1, 1]
+    num_more = config.first_k_dense_replace - len(dense), config.num_moe_layers - len(moe)
+    most = rank.watcher.allocations.most
+    layers = len(rank.model.model.layers)
+    return {
+        "weights": most["model"] + sum(of_kind[0] * more for of_kind, more in zip(sizes, num_more, strict=True)),
+        "kv": most["kv"] * config.num_hidden_layers // layers,
+        "activations": most["activations"],
+        "exchange": most["exchange"],
+    }
+
+
+def _print_table(unit, planned, counted, buffers, began):
+    print(f"\n{unit} ({_since(began)})       planned GB  counted GB")
+    for part, value in planned.items():
+        print(f"  {part:24}{value / 1e9:12.3f}{counted[part] / 1e9:12.3f}  {counted[part] / value - 1:+.2%}")
+    print(f"  {'DeepEP and NCCL':24}{buffers / 1e9:12.3f}   (our all-to-all holds {counted['exchange'] / 1e9:.3f})")
+
+
+def _since(began):
+    return f"{time.monotonic() - began:.1f} s"

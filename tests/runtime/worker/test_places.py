@@ -1,0 +1,391 @@
+"""A unit's places: who gets which, and what its leader says to nodes that come late, twice, or from elsewhere."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import PeerLost, RuntimeFailure
+from runtime.launch import read_unit_launch
+from runtime.protocol import sockets
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
+from runtime.worker import membership
+from runtime.worker.membership import Membership
+from runtime.worker.places import Roll, give_places
+from tests.runtime.launch_documents import UNIT, sealed, write
+
+PLANNED, SPARES = ["node-0", "node-1", "node-2"], ["node-7", "node-8", "node-9"]
+LEADER, WORKER, OTHER = "127.79.9.1", "127.79.9.2", "127.79.9.3"
+PATIENCE_S = 20
+
+
+@pytest.mark.parametrize(
+    ("here", "places"),
+    [
+        (["node-1"], {"node-1": 1}),
+        (["node-7"], {}),
+        (["node-7", "node-0"], {"node-0": 0}),
+        (["node-0", "node-7", "node-2"], {"node-0": 0, "node-7": 1, "node-2": 2}),
+        (["node-8", "node-7", "node-2"], {"node-7": 0, "node-8": 1, "node-2": 2}),
+        (["node-9", "node-8", "node-7"], {"node-7": 0, "node-8": 1, "node-9": 2}),
+        ([*PLANNED, "node-7"], {"node-0": 0, "node-1": 1, "node-2": 2}),
+    ],
+)
+def test_a_planned_node_has_its_own_place_and_a_spare_the_missing_one(here, places):
+    """In whatever order they come; a spare waits until no planned node can come any more."""
+    for order in permutations(here):
+        given_so_far = {}
+        for number in range(len(order)):
+            given_so_far = give_places(PLANNED, SPARES, order[: number + 1], given_so_far)
+
+        assert give_places(PLANNED, SPARES, order, {}) == places
+        if len(here) <= len(PLANNED):
+            assert given_so_far == places
+
+
+events = st.lists(st.sampled_from([*PLANNED, *SPARES]), max_size=30)
+
+
+@given(events)
+def test_no_place_is_anothers_and_none_is_taken_away(nodes):
+    """Whoever comes and goes: places differ, a node that stays keeps its place, and whoever left has none."""
+    here, places = [], {}
+    for node in nodes:
+        here = [each for each in here if each != node] if node in here else [*here, node]
+        after = give_places(PLANNED, SPARES, here, places)
+
+        assert len(set(after.values())) == len(after)
+        assert set(after.values()) <= set(range(len(PLANNED)))
+        assert after.keys() <= set(here)
+        assert all(after[each] == place for each, place in places.items() if each in here)
+        places = after
+
+
+@given(st.sets(st.sampled_from([*PLANNED, *SPARES]), min_size=len(PLANNED), max_size=len(PLANNED)))
+def test_as_many_nodes_as_places_have_them_all(here):
+    """No unit waits whose nodes are all here."""
+    assert set(give_places(PLANNED, SPARES, here, {}).values()) == set(range(len(PLANNED)))
+
+
+@pytest.fixture
+def launch(tmp_path, free_port):
+    """Of a unit of two places and a spare, on a port of our own."""
+    return read_unit_launch(write(tmp_path, sealed(UNIT, ports__places=free_port())))
+
+
+def with_roll(launch, talk):
+    """Run `talk(connect)` beside a leader's roll; `connect` opens a connection, without a word."""
+
+    async def run():
+        roll = Roll(launch)
+        roll.is_leaders = True
+        server = await asyncio.start_server(roll.serve, LEADER, launch.ports.places)
+
+        async def connect():
+            return await asyncio.open_connection(LEADER, launch.ports.places)
+
+        async with asyncio.timeout(PATIENCE_S), server:
+            await talk(connect)
+
+    asyncio.run(run())
+
+
+class Node:
+    """One that has claimed, as the leader sees it."""
+
+    def __init__(self, stream, writer):
+        self.writer = writer
+        self.frames = FrameReader(stream, FromLeader)
+
+    @classmethod
+    async def claiming(cls, connect, launch, node, address=WORKER, **changes):
+        stream, writer = await connect()
+        writer.write(
+            encode_frame(Claim(**({"unit_digest": launch.unit_digest, "node": node} | changes), address=address))
+        )
+        return cls(stream, writer)
+
+    async def told(self):
+        """The next message; None when the leader hangs up."""
+        try:
+            frame = await self.frames.read()
+        except RuntimeFailure:
+            return None
+        return frame and frame[0]
+
+
+def test_a_spare_is_told_when_the_others_are_here(launch):
+    """It waits, and the last planned node's claim gives both their places."""
+
+    async def talk(connect):
+        spare = await Node.claiming(connect, launch, "node-7", OTHER)
+        first = await spare.told()
+        planned = await Node.claiming(connect, launch, "node-1")
+
+        assert first == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
+        assert await planned.told() == Place(1)
+        assert await spare.told() == Place(0)
+
+    with_roll(launch, talk)
+
+
+def test_a_pod_that_starts_again_has_its_place_again(launch):
+    """Before the leader noticed that the last process ended: the new connection replaces the old one."""
+
+    async def talk(connect):
+        first = await Node.claiming(connect, launch, "node-7")
+        other = await Node.claiming(connect, launch, "node-0", LEADER)
+        assert await first.told() == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
+        assert (await first.told(), await other.told()) == (Place(1), Place(0))
+
+        again = await Node.claiming(connect, launch, "node-7")
+
+        assert await again.told() == Place(1)
+        assert await first.told() is None
+
+    with_roll(launch, talk)
+
+
+def test_another_pod_on_the_same_node_waits_until_the_first_is_gone(launch, capsys):
+    """Only one can have the place, and the leader's log names both."""
+
+    async def talk(connect):
+        first = await Node.claiming(connect, launch, "node-1")
+        assert await first.told() == Place(1)
+        second = await Node.claiming(connect, launch, "node-1", OTHER)
+
+        assert await second.told() == Wait("another pod is here from node node-1")
+        assert await second.told() is None
+
+        first.writer.close()
+        while await (await Node.claiming(connect, launch, "node-1", OTHER)).told() != Place(1):
+            await asyncio.sleep(0.01)
+
+    with_roll(launch, talk)
+
+    assert f"'{OTHER}' and '{WORKER}' both say that they are on node node-1" in capsys.readouterr().err
+
+
+def test_a_planned_node_that_comes_back_too_late_waits(launch):
+    """Its place is a spare's for as long as that is here, and then its own again."""
+
+    async def talk(connect):
+        leader = await Node.claiming(connect, launch, "node-0", LEADER)
+        spare = await Node.claiming(connect, launch, "node-7", OTHER)
+        assert (await leader.told(), await spare.told()) == (Place(0), Place(1))
+        late = await Node.claiming(connect, launch, "node-1")
+
+        assert await late.told() == Wait("spare node-7 has the place of node node-1")
+        spare.writer.close()
+        assert await late.told() == Place(1)
+
+    with_roll(launch, talk)
+
+
+def test_who_does_not_belong_here_gets_no_place(launch):
+    """A node of another unit is refused; one of another launch is sent away until its own leader answers."""
+
+    async def talk(connect):
+        foreign = await Node.claiming(connect, launch, "node-5")
+        stranger = await Node.claiming(connect, launch, "node-1", unit_digest="sha256:other")
+
+        assert await foreign.told() == Rejected("node node-5 is neither planned for unit demo-decode-0 nor a spare")
+        assert await stranger.told() == Wait("the leader was launched with another launch file")
+        assert await foreign.told() is None
+        assert await stranger.told() is None
+
+    with_roll(launch, talk)
+
+
+@pytest.mark.parametrize(
+    "bytes_sent",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", encode_frame(Place(0)), encode_frame(Claim("x", "y", "z"))[:-3]],
+    ids=["nothing", "HTTP", "a leader's message", "half a claim"],
+)
+def test_whatever_else_comes_costs_its_connection_alone(launch, bytes_sent, capsys):
+    """The nodes that are here keep their places."""
+
+    async def talk(connect):
+        member = await Node.claiming(connect, launch, "node-1")
+        assert await member.told() == Place(1)
+        stream, writer = await connect()
+        writer.write(bytes_sent)
+        writer.write_eof()
+
+        assert await stream.read() == b""
+        member.writer.write(encode_frame(Claim(launch.unit_digest, "node-1", WORKER)))
+        assert await member.told() is None  # it may claim once
+
+    with_roll(launch, talk)
+
+    assert "closed the connection of" in capsys.readouterr().err
+
+
+def test_a_silent_connection_is_closed(launch, monkeypatch, capsys):
+    """It has a few seconds for its claim."""
+    monkeypatch.setattr("runtime.worker.places.CLAIM_TIMEOUT_S", 0.1)
+
+    async def talk(connect):
+        stream, _ = await connect()
+        assert await stream.read() == b""
+
+    with_roll(launch, talk)
+
+    assert "no claim within 0.1 s" in capsys.readouterr().err
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Retries that do not keep a test waiting; what a process would take along when it ends is ended here."""
+    loops, new_loop = [], asyncio.new_event_loop
+    monkeypatch.setattr(membership.asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
+    monkeypatch.setattr(membership, "RETRY_S", 0.02)
+    monkeypatch.setattr(membership, "CALL_TIMEOUT_S", 1.0)
+    yield
+    for loop in loops:
+        asyncio.run_coroutine_threadsafe(end_all_tasks(), loop).result(PATIENCE_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+
+async def end_all_tasks():
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def joining(launch, node, address, leader=LEADER):
+    """A membership, and the places that it has got so far, from a thread of its own."""
+    member, places = Membership(launch, node, address, leader), []
+    thread = threading.Thread(target=lambda: places.append(member.join()), daemon=True)
+    thread.start()
+    return member, places, thread
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(launch, monkeypatch, capsys):
+    """The name of a pod that was made anew says where the pod before it was, for a while; that may be nobody by now."""
+    answers = [socket.gaierror("Name or service not known"), OTHER, WORKER, LEADER]
+
+    def look_up(name, _):
+        if name != "leader":
+            return name
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(membership, "look_up", look_up)
+    _, places, leader = joining(launch, "node-0", LEADER)
+    leader.join(PATIENCE_S)
+    member = Membership(launch, "node-1", WORKER, "leader")
+
+    assert (places, member.join()) == ([0], 1)
+    said = capsys.readouterr().err
+    assert "waiting for the unit's leader leader:" in said
+    assert answers == [LEADER]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_spare_takes_the_place_of_a_node_that_does_not_come(launch):
+    """The leader may be the spare itself, and nobody has a place that another has."""
+    spare, of_spare, first = joining(launch, "node-7", LEADER)
+    _, of_planned, second = joining(launch, "node-1", WORKER)
+    for thread in (first, second):
+        thread.join(PATIENCE_S)
+
+    assert (of_spare, of_planned) == ([0], [1])
+    spare.check()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_broken_connection_costs_nothing(launch):
+    """A leader that comes again is told again who is here."""
+    with scripted_leader(launch, [Place(1)], [Place(1)], [Wait("all is well")]) as asked:
+        member = Membership(launch, "node-1", WORKER, LEADER)
+
+        assert member.join() == 1
+        assert asked.wait(PATIENCE_S)
+        member.check()
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_place_ends_the_ranks(launch):
+    """Theirs is somebody else's now."""
+    with scripted_leader(launch, [Place(1)], [Place(0)]):
+        member = Membership(launch, "node-1", WORKER, LEADER)
+
+        assert member.join() == 1
+        with pytest.raises(PeerLost, match="have place 1, and the unit's leader gives it 0"):
+            wait_for_failure(member)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_refused_node_ends(launch):
+    """With the leader's reason: it would be refused again."""
+    with (
+        scripted_leader(launch, [Rejected("no place for such")], []),
+        pytest.raises(RuntimeFailure, match="the unit's leader refuses this node: no place for such"),
+    ):
+        Membership(launch, "node-1", WORKER, LEADER).join()
+
+
+@pytest.mark.usefixtures("quick")
+def test_nobody_waits_for_ever(launch, monkeypatch):
+    """After the time in which the slowest node must have come, the sentence says what was waited for."""
+    monkeypatch.setattr(membership, "JOIN_TIMEOUT_S", 0.5)
+
+    with pytest.raises(PeerLost, match=f"gave this node no place: waiting for the unit's leader {OTHER}:"):
+        Membership(launch, "node-1", WORKER, OTHER).join()
+
+
+@pytest.mark.usefixtures("quick")
+def test_it_listens_on_its_own_address_alone(launch):
+    """On no other of this machine."""
+    joining(launch, "node-0", LEADER)[2].join(PATIENCE_S)
+
+    with contextlib.closing(sockets.listen(WORKER, launch.ports.places, "a test")):
+        pass
+
+
+@contextlib.contextmanager
+def scripted_leader(launch, *answers):
+    """One that gives each connection the next of `answers` and closes it, but for the last; set when all were given."""
+    done, rest = threading.Event(), list(answers)
+    listener = sockets.listen(LEADER, launch.ports.places, "a test")
+
+    def serve():
+        open_connections = []
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.recv(2**16)
+                for message in rest.pop(0) if rest else []:
+                    connection.sendall(encode_frame(message))
+                if rest:
+                    connection.close()
+                else:
+                    open_connections.append(connection)
+                    done.set()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield done
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(PATIENCE_S)
+
+
+def wait_for_failure(member):
+    """`check` until it raises."""
+    for _ in range(PATIENCE_S * 100):
+        member.check()
+        threading.Event().wait(0.01)

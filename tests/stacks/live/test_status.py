@@ -1,0 +1,143 @@
+"""What `status` finds in a cluster, against a fake API server that holds what controllers would have made of a plan."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from planner.compiler import compile_plan
+from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.spec.check import check_spec
+from stacks import cli
+from stacks.live import status
+from stacks.live.status import look_at
+from tests.stacks.deployments import DEMO_SPEC
+from tests.stacks.kube.fake_api import running_fake_api
+
+NAMESPACE = "/api/v1/namespaces/tidemill"
+GROUPS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/tidemill/leaderworkersets"
+READY = {
+    "observedGeneration": 1,
+    "updatedReplicas": 1,
+    "readyReplicas": 1,
+    "conditions": [{"type": "Available", "status": "True"}],
+}
+NO_NODES = 'nodes is forbidden: User "eve" cannot list resource "nodes" in API group "" at the cluster scope'
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """The demo's."""
+    return compile_plan(check_spec(DEMO_SPEC)).deployable
+
+
+@pytest.fixture
+def server(plan):
+    """(fake, api) with the plan's units ready."""
+    with running_fake_api() as (fake, api):
+        for name, text in render_files(plan).items():
+            document = yaml.safe_load(text)
+            if document["kind"] == "LeaderWorkerSet":
+                fake.store(f"{GROUPS}/{document['metadata']['name']}", document | {"status": READY})
+            elif document["kind"] == "ServiceAccount" and name != KUSTOMIZATION:
+                fake.store(f"{NAMESPACE}/serviceaccounts/{document['metadata']['name']}", document)
+        yield fake, api
+
+
+def states(live):
+    return {unit.name: (unit.state, unit.reason) for unit in live.units}
+
+
+def test_units_of_an_applied_plan_are_ready(server, plan):
+    """The plan's digest is where the units' account has it: the namespace may be the user's."""
+    _, api = server
+
+    live = look_at(plan, api)
+
+    assert states(live) == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("ready", None)}
+    assert (live.plan_digest, live.unseen) == (plan.digest, None)
+
+
+def test_a_unit_scaled_to_nothing_is_off(server, plan):
+    """It is neither ready nor on its way."""
+    fake, api = server
+    fake.objects[f"{GROUPS}/demo-decode-0"]["spec"]["replicas"] = 0
+
+    assert states(look_at(plan, api))["demo-decode-0"] == ("off", "scaled to 0")
+
+
+def test_a_node_that_is_down_is_named_first(server, plan):
+    """Whatever its pods still claim."""
+    fake, api = server
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
+    fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+
+    assert states(look_at(plan, api))["demo-decode-0"] == ("failed", "node node-2 is not ready")
+
+
+def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys):
+    """Ready there, while the planned node is down; in words and in JSON."""
+    fake, api = server
+    spared = with_spare(plan, "demo-decode-0", "node-7")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
+    fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
+    for number, name in enumerate(("node-1", "node-7")):
+        labels = {"leaderworkerset.sigs.k8s.io/name": "demo-decode-0"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}", "labels": labels}}
+        fake.store(f"{NAMESPACE}/pods/pod-{number}", pod | {"spec": {"nodeName": name}})
+    monkeypatch.setattr(status, "connect", lambda context: api)
+    monkeypatch.setattr(cli, "deployable_from", lambda given: spared)
+
+    assert cli.main(["status", "--context", "any"]) == 0
+    assert "  demo-decode-0  decode  4 ranks  ready, on spare node-7 for node-2" in capsys.readouterr().out.splitlines()
+    assert cli.main(["status", "--context", "any", "--format", "json"]) == 0
+    decode = json.loads(capsys.readouterr().out)["units"][1]
+    assert decode["stand_ins"] == [{"for_node": "node-2", "node": "node-7"}]
+
+
+def with_spare(plan, unit, node):
+    """The plan with a spare for that unit."""
+    file = f"{unit}.launch.json"
+    document = plan.launch_documents[file] | {"spares": [node]}
+    return replace(plan, launch_documents={**plan.launch_documents, file: document})
+
+
+def test_rights_in_the_namespace_are_enough(server, plan):
+    """Units are found as they are, and what was not looked at is said."""
+    fake, api = server
+    fake.forbidden["/api/v1/nodes"] = NO_NODES
+    fake.forbidden["/api/v1/namespaces/tidemill"] = "no"
+
+    live = look_at(plan, api)
+
+    assert states(live) == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("ready", None)}
+    assert live.plan_digest == plan.digest
+    assert live.unseen.startswith("list of Nodes: the kubeconfig's user eve may not list nodes in the whole cluster; ")
+
+
+def test_the_command_says_what_it_did_not_look_at(server, plan, monkeypatch, capsys):
+    """On stderr, beside the JSON."""
+    fake, api = server
+    fake.forbidden["/api/v1/nodes"] = NO_NODES
+    monkeypatch.setattr(status, "connect", lambda context: api)
+
+    assert cli.main(["status", str(DEMO_SPEC), "--context", "any", "--format", "json"]) == 0
+
+    said = capsys.readouterr()
+    assert json.loads(said.out)["plan_digest"] == plan.digest
+    assert "nodes were not looked at: list of Nodes: the kubeconfig's user eve may not list nodes" in said.err
+
+
+def test_the_command_says_that_nothing_switches_units(server, tmp_path, monkeypatch, capsys):
+    """Where the plan has a schedule that would."""
+    _, api = server
+    text = DEMO_SPEC.read_text().replace("../../", f"{DEMO_SPEC.parents[2]}/")
+    windows = ("{at: '08:00', prefill_units: 1, decode_units: 1}", "{at: '20:00', prefill_units: 0, decode_units: 0}")
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"{text}\nschedule: {{timezone: UTC, windows: [{', '.join(windows)}]}}\n")
+    monkeypatch.setattr(status, "connect", lambda context: api)
+
+    assert cli.main(["status", str(path), "--context", "any"]) == 0
+
+    assert "Nothing switches units yet: all of them stay on, whatever the schedule says." in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""What the program declares, in which order, without an engine."""
+
+import time
+
+import pulumi
+import pytest
+
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec
+from stacks.program.deployment import deploy
+from stacks.program.plan_objects import plan_objects
+from stacks.provider import occupants
+from tests.stacks.deployments import DEMO_SPEC
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """The demo's."""
+    return compile_plan(check_spec(DEMO_SPEC)).deployable
+
+
+@pytest.fixture
+def declared(plan):
+    """(type, name, inputs) of each custom resource, in the order in which the engine may make them."""
+    found = []
+
+    class Mocks(pulumi.runtime.Mocks):
+        def new_resource(self, args):
+            if args.typ == occupants.TOKEN:
+                time.sleep(0.5)  # whoever does not wait for the list is made meanwhile
+            found.append((args.typ, args.name, args.inputs))
+            return args.name, args.inputs
+
+        def call(self, args):
+            return {}
+
+    pulumi.runtime.set_mocks(Mocks())
+    pulumi.runtime.test(lambda: deploy(plan, context=None))()
+    return [each for each in found if "stacks" not in each[0]]
+
+
+def test_every_unit_is_an_occupant(plan):
+    """By the identity of what takes its nodes, and nothing of it that may change while it runs."""
+    listed = plan_objects(plan).occupants()
+
+    assert list(listed) == [unit.name for unit in plan.units]
+    assert listed["demo-decode-0"]["kind"] == "LeaderWorkerSet"
+    assert listed["demo-decode-0"]["metadata"]["labels"]["tidemill.dev/plan"] == "demo"
+    assert all(set(each) == {"apiVersion", "kind", "metadata"} for each in listed.values())
+    assert all(set(each["metadata"]) == {"name", "namespace", "labels"} for each in listed.values())
+
+
+def test_units_come_after_the_list_of_all_units(plan, declared):
+    """And the list after what all pods share: who left the list is gone before a new unit is made."""
+    types = [kind for kind, _, _ in declared]
+    listed = types.index(occupants.TOKEN)
+    of_units = [place for place, (_, name, _) in enumerate(declared) if name in {unit.name for unit in plan.units}]
+
+    assert len(of_units) == sum(map(len, plan_objects(plan).units.values()))
+    assert types.index("tidemill:core/v1:Namespace") < listed < min(of_units)
+    assert declared[listed][2] == {"objects": plan_objects(plan).occupants()}
