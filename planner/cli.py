@@ -117,17 +117,22 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
 def reported(command: Callable[[], int], words: Sequence[str]) -> int:
     """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
     try:
-        status = command()
+        status = _told(command, words)
         sys.stdout.flush()
-    except TidemillError as error:
-        _report(error.problems, as_json=wants_json(words))
-        return error.exit_status
     except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _told(command: Callable[[], int], words: Sequence[str]) -> int:
+    try:
+        return command()
+    except TidemillError as error:
+        _report(error.problems, as_json=wants_json(words))
+        return error.exit_status
 
 
 def add_commands(commands: Any) -> None:

@@ -3,8 +3,8 @@
 `fast` is given by folder. `slow` marks what there takes over a second or starts processes. `whole` marks what pays only
 before a merge: it runs in CI, with `-m`, and when the call names its file.
 
-With `-n 2 --dist loadgroup`, two processes share the tests: a file stays whole, since its fixtures are dear, and so
-does each of `TOGETHER`, whose tests share a cluster or a deployment.
+With `-n 2` two processes share the tests. A file stays whole, since its fixtures are dear, and so does each folder of
+`TOGETHER`, whose tests share a cluster or a deployment.
 """
 
 import os
@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).parent
 FAST = [TESTS / name for name in ("planner", "templates", "stacks/kube", "stacks/provider", "docs", "test_layering.py")]
-TOGETHER = [TESTS / "cluster", TESTS / "stacks"]
+TOGETHER = ("tests/cluster", "tests/stacks/local", "tests/stacks/test_")
 
 # Tensors are small here: torch's threads wait for each other longer than they compute, and beside anything else that
 # runs they take ten times as long. Ranks set their own number.
@@ -35,9 +37,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the fast tests, and say of each in which group of tests it stays."""
-    (group, *_) = [*(folder for folder in TOGETHER if item.path.is_relative_to(folder)), item.path]
-    item.add_marker(pytest.mark.xdist_group(str(group.relative_to(TESTS))))
+    """Mark the fast tests."""
     is_marked = any(item.get_closest_marker(name) for name in ("slow", "whole"))
     if any(item.path.is_relative_to(path) for path in FAST) and not is_marked:
         item.add_marker("fast")
@@ -51,3 +51,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("whole")]
     items[:] = [item for item in items if not item.get_closest_marker("whole")]
     config.hook.pytest_deselected(items=left_out)
+
+
+class _InOneProcess(LoadScopeScheduling):
+    """Gives all tests of a file, or of `TOGETHER`, to one process. pytest 9.1 and newer ignore `--dist loadgroup`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name that tests have in common which stay in one process."""
+    return next((group for group in TOGETHER if nodeid.startswith(group)), nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Share the tests by group."""
+    return _InOneProcess(config, log)

@@ -12,13 +12,13 @@ class Collected:
 
     def __init__(self, path, *markers):
         self.path = conftest.TESTS / path
-        self.markers = list(markers)
+        self.markers = set(markers)
 
     def get_closest_marker(self, name):
         return name in self.markers
 
-    def add_marker(self, marker):
-        self.markers.append(marker)
+    def add_marker(self, name):
+        self.markers.add(name)
 
 
 def call(*words, markers=""):
@@ -47,19 +47,16 @@ def test_fast_is_what_lies_in_fast_folders_unless_marked_otherwise(path, markers
 
 
 @pytest.mark.parametrize(
-    ("path", "group"),
+    ("nodeid", "group"),
     [
-        ("cluster/test_drift.py", "cluster"),
-        ("stacks/local/test_mixed.py", "stacks"),
-        ("runtime/kv/test_cache.py", "runtime/kv/test_cache.py"),
+        ("tests/cluster/test_drift.py::test_one", "tests/cluster"),
+        ("tests/stacks/local/test_mixed.py::test_one[a::b]", "tests/stacks/local"),
+        ("tests/runtime/kv/test_cache.py::test_one[tests/cluster]", "tests/runtime/kv/test_cache.py"),
     ],
 )
-def test_two_processes_share_the_tests_by_file_or_by_what_they_bring_up(path, group):
+def test_two_processes_share_the_tests_by_file_or_by_what_they_bring_up(nodeid, group):
     """One cluster, one process of deployments, one module's fixtures are never made twice."""
-    test = Collected(path)
-    conftest.pytest_itemcollected(test)
-
-    assert pytest.mark.xdist_group(group) in test.markers
+    assert conftest.group_of(nodeid) == group
 
 
 @pytest.mark.parametrize(

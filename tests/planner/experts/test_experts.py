@@ -170,7 +170,7 @@ def test_the_front_counts_with_the_gate_that_is_given(loads_file, experts):
         ([[1, -2]], "layer 0, expert 1 is -2"),
         ([[1, float("nan")]], "layer 0, expert 1 is NaN"),
         ([[1, float("inf")]], "layer 0, expert 1 is Infinity"),
-        ([1, 2], "it is not a list of rows"),
+        ([1, 2], "it is one row of numbers"),
         ([[[1, 2]]], "it has more than two dimensions"),
         ([["a", "b"]], 'layer 0, expert 0 is "a"'),
     ],

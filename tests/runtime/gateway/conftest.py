@@ -152,7 +152,7 @@ def start_gateway(checkpoint, tmp_path_factory):
         config = checkpoint / "config.json"
         config_digest = subprocess.check_output(["sha256sum", config], text=True).split()[0]
         launch = {
-            "version": 1,
+            "version": 2,
             "kind": "gateway",
             "kv_digest": KV_DIGEST,
             "model": {"name": "org/tiny"},

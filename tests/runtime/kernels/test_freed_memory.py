@@ -63,7 +63,7 @@ def commands(demo, demo_config, free_port, tmp_path):
     here = ("--address", "127.0.0.1", "--leader", "127.0.0.1", "--gateway", "127.0.0.1")
     return {
         "generate": ("bundled:demo", "--prompt-ids", tmp_path / "prompts.json"),
-        "rank": ("--launch", write(tmp_path, unit), "--node", "node-0", "--local-rank", "0", *here),
+        "rank": ("--launch", write(tmp_path, unit), "--node", "node-0", "--place", "0", "--local-rank", "0", *here),
     }
 
 

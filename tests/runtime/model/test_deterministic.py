@@ -224,7 +224,7 @@ def test_a_machine_that_cannot_is_refused():
         (GatedMlp, "forward"),
         (Gate, "forward"),
         (LocalExperts, "expert"),
-        (Fp8Experts, "expert"),
+        (Fp8Experts, "first_expert"),
         (LatentAttention, "without_cache"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

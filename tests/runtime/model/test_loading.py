@@ -171,7 +171,7 @@ def test_a_tied_matrix_is_one_whatever_the_file_calls_it(tmp_path, names, dtype)
 
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
     assert equal(loaded.model.lm_head.weight.data, matrix.to(loaded.backend.unquantized_dtype))
-    assert sorted(loaded.tensor_names) == sorted(stored(folder))
+    assert sorted(loaded.loaded.tensor_names) == sorted(stored(folder))
 
 
 def test_two_matrices_that_the_config_calls_one_are_refused_in_a_sentence(tmp_path):

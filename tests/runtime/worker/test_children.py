@@ -86,7 +86,7 @@ runpy.run_module("runtime", run_name="__main__", alter_sys=True)
 
 def test_a_crashed_rank_says_its_error_last(launch_file):
     """Its network thread still calls the gateway, and what asyncio says of that would hide the error from `status`."""
-    flags = ["--node=node-1", "--address=127.79.0.9", "--leader=127.79.0.9", "--local-rank=0"]
+    flags = ["--node=node-1", "--address=127.79.0.9", "--leader=127.79.0.9", "--place=0", "--local-rank=0"]
     command = [sys.executable, "-c", CRASH, "rank", "--launch", str(launch_file), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 

@@ -106,12 +106,13 @@ def test_a_node_gives_its_ranks_the_threads(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: MANY)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(node, "Child", lambda name, arguments, environment: environments.append(environment))
-    monkeypatch.setattr(node, "wait_together", lambda ranks: None)
+    monkeypatch.setattr(node, "wait_together", lambda ranks, check: None)
     monkeypatch.setattr(node.signal, "signal", lambda *_: None)
     places = [SimpleNamespace(rank=rank, local_rank=rank) for rank in (0, 1)]
-    launch = SimpleNamespace(unit="u", ranks_of=lambda name: places)
+    launch = SimpleNamespace(unit="u", places=["n"], spares=[], ranks_of=lambda place: places)
+    membership = SimpleNamespace(join=lambda: 0, check=lambda: None)
 
     with pytest.raises(RuntimeFailure, match="all ranks of unit u on n ended"):
-        node.run_node(launch, Path("launch.json"), "n", [])
+        node.run_node(launch, Path("launch.json"), "n", membership, [])
 
     assert environments == [{"OMP_NUM_THREADS": "1"}] * 2

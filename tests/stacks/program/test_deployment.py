@@ -1,5 +1,6 @@
 """What the program declares, in which order, without an engine."""
 
+import asyncio
 import time
 
 import pulumi
@@ -34,8 +35,12 @@ def declared(plan):
         def call(self, args):
             return {}
 
+    asyncio.set_event_loop(
+        loop := asyncio.new_event_loop()
+    )  # Pulumi looks for one, and a test before may have closed it
     pulumi.runtime.set_mocks(Mocks())
     pulumi.runtime.test(lambda: deploy(plan, context=None))()
+    loop.close()
     return [each for each in found if "stacks" not in each[0]]
 
 
