@@ -23,6 +23,8 @@ from runtime.errors import LaunchError
 
 __all__ = ["GatewayLaunch", "UnitLaunch", "read_gateway_launch", "read_unit_launch"]
 
+MAX_EXPERTS = 2**16  # assumed: more than any model has
+
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
@@ -74,7 +76,7 @@ class ExpertMap(_Part):
     """`physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slots are numbered rank by rank."""
 
     sha256: str
-    num_logical_experts: AtLeastOne
+    num_logical_experts: Annotated[int, msgspec.Meta(ge=1, le=MAX_EXPERTS)]
     physical_to_logical: list[list[int]]
 
 
@@ -235,7 +237,10 @@ def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Laun
 
 
 def _check_digest(path: Path, name: str, written: Any, content: Any) -> None:
-    computed = digest_of(content)
+    try:
+        computed = digest_of(content)
+    except RecursionError:
+        raise LaunchError(f"the launch file {path} is nested too deep") from None
     if written != computed:
         raise LaunchError(f"the launch file {path} was changed: its {name} says {written}, its content is {computed}")
 

@@ -109,7 +109,10 @@ def _write_list(folder: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
+    """As a new file: where a link has that name, it is replaced, and what it points to is left alone."""
+    path.unlink(missing_ok=True)
+    with path.open("x", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def _refused(path: Path, rule: str, reason: str) -> CallError:

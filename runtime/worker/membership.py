@@ -39,13 +39,15 @@ class Membership:
         self._place: int | None = None
         self._roll = Roll(launch)
         self._said = ""
+        self._keeping_up: Future[None] | None = None  # asyncio holds tasks weakly: without it, the place could be lost
 
     def join(self) -> int:
         """Return this node's place, once the leader has given it one. Raises RuntimeFailure."""
         listener = listen(self._claim.address, self._launch.ports.places, "places")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._keep_up(listener), loop).add_done_callback(self._end)
+        self._keeping_up = asyncio.run_coroutine_threadsafe(self._keep_up(listener), loop)
+        self._keeping_up.add_done_callback(self._end)
         try:
             self._place = _place(self._news.get(timeout=JOIN_TIMEOUT_S))
         except queue.Empty:

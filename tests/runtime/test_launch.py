@@ -36,6 +36,7 @@ MALFORMED = {
     "an unknown precision": {"precision": "fp64"},
     "a step of no tokens": {"limits__max_batch_tokens": 0},
     "an unknown KV wire version": {"kv_cache__wire_version": 1},
+    "more experts than any model has": {"expert_map__num_logical_experts": 10**12},
     "an expert that is no integer": {"expert_map__physical_to_logical": [[0, 1, 2, 0.5], [0, 1, 2, 0]]},
 }
 
@@ -148,6 +149,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_what_is_no_json_object_is_refused(tmp_path, text):
     """Broken JSON, and JSON that is no object."""
     refusal(read_unit_launch, write(tmp_path, text))
+
+
+@pytest.mark.parametrize("depth", range(100, 1000, 20))
+def test_a_file_of_any_depth_is_refused_in_a_sentence(tmp_path, depth):
+    """Some depths are read, and are too deep for what comes after."""
+    path = tmp_path / "launch.json"
+    path.write_text('{"version": 2, "x": ' + "[" * depth + "]" * depth + "}")
+
+    refusal(read_unit_launch, path)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):

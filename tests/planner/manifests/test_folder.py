@@ -107,3 +107,16 @@ def test_a_folder_that_lists_no_digests_is_renewed(folder, files):
     write_folder(folder, files)
 
     assert text_of(folder) == files
+
+
+@pytest.mark.parametrize("name", [UNIT, "kustomization.yaml.partial"])
+def test_nothing_is_written_through_a_link(name, files, folder, tmp_path):
+    """The link goes, and what it points to stays."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("precious")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(elsewhere)
+    write_folder(folder, files, overwrite=True)
+
+    assert elsewhere.read_text() == "precious"
+    assert text_of(folder) == dict(files)
