@@ -118,8 +118,11 @@ def reported(command: Callable[[], int], words: Sequence[str]) -> int:
     """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
     try:
         status = _told(command, words)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough
+        if sys.stdout is not None:  # as it is where the caller closed it
+            sys.stdout.flush()
+    except OSError as error:  # of stdout: commands report those of their files
+        if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
+            print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

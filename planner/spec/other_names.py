@@ -111,12 +111,14 @@ def _plain(key: str) -> str:
 
 _WINDOW = "a window lasts until the next one's at"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
+_PULLED = "a node pulls the image that it does not have; name another one by a tag or digest of its own"
 _SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
     "schedule: auto": "windows are not derived from traffic yet",
     "slo": "latencies are not planned yet",
+    "throughput": "throughput is not planned yet",
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
@@ -171,12 +173,20 @@ WHY_NOT = {
     "pp_size": _LAYERS,
     "enable_two_batch_overlap": _OVERLAP,
     "speculative_algorithm": _DRAFTS,
+    "speculative_num_steps": _DRAFTS,
+    "num_nextn_predict_layers": _DRAFTS,
+    "enable_mtp": _DRAFTS,
+    "mtp": _DRAFTS,
+    # TensorRT-LLM
+    "free_gpu_memory_fraction": _MEMORY,
     # Kubernetes
     "tolerations": "pods tolerate no taints yet, and nodes whose taints keep them away are left out of the plan",
     "nodeSelector": _SELECTED,
     "node_selector": _SELECTED,
     "affinity": _SELECTED,
     "hostNetwork": "pods have addresses of their own, and the host's network is not rendered yet",
+    "imagePullPolicy": _PULLED,
+    "image_pull_policy": _PULLED,
     "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
 }
 
@@ -200,6 +210,11 @@ OTHER_NAMES = {
     "context_length": "max_request_tokens",
     "chunked_prefill_size": "max_batch_tokens",
     "max_total_tokens": "max_kv_tokens",
+    "max_prefill_tokens": "max_batch_tokens",
+    # TensorRT-LLM
+    "max_batch_size": "max_requests",
+    "max_num_tokens": "max_batch_tokens",
+    # every engine
     "served_model_name": "name",
     "model_path": "checkpoint",
     "path": "checkpoint",

@@ -267,6 +267,19 @@ def test_a_reader_that_stops_early_is_no_traceback(spec_file, with_line, is_righ
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("target", "status"), [("> /dev/full", 1), (">&-", 0)])
+def test_a_result_that_nobody_can_read_is_no_traceback(spec_file, target, status):
+    """A full disk is one sentence; a closed stdout is what the caller wanted."""
+    main_of = "from planner.cli import main; import sys; sys.exit(main())"
+    command = f'exec "{sys.executable}" -c "{main_of}" validate "{spec_file()}" {target}'
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert done.stderr == ("tidemill: the result cannot be written: No space left on device\n" if status else "")
+
+
+@pytest.mark.slow
 def test_an_interrupt_is_no_traceback(tmp_path):
     """Ctrl-C while the command waits for its input."""
     os.mkfifo(tmp_path / "never.yaml")
