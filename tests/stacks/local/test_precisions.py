@@ -76,4 +76,4 @@ def test_what_is_sent_to_any_port_leaves_others_their_texts_and_ranks_alive(pair
 
     kinds = survives(pair, lambda: fire(pair, launch, FRAMES_A_PORT))
 
-    assert set(kinds) == {"http", "registry", "kv", "rendezvous", "metrics", "gloo"}
+    assert set(kinds) == {"http", "registry", "kv", "places", "rendezvous", "metrics", "gloo"}
