@@ -70,7 +70,8 @@ def launch_documents(
 
 def documents_for(spec: Spec, units: Sequence[Unit], known: Known) -> dict[str, LaunchDocument]:
     """The same, as a plan's JSON has to have them too: `units` of `spec` that stand on their nodes."""
-    documents = {names.launch_file(unit.name): _unit_document(spec, unit, known) for unit in units}
+    spares = {phase: spares_with(spec.cluster, spec.gpu_name(phase)) for phase in spec.phases}
+    documents = {names.launch_file(unit.name): _unit_document(spec, unit, spares[unit.phase], known) for unit in units}
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, known)}
 
 
@@ -100,7 +101,7 @@ def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> L
     return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
 
 
-def _unit_document(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
+def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) -> LaunchDocument:
     phase = spec.phase(unit.phase)
     shared = _shared_for_kv(spec, known)
     document: LaunchDocument = {
@@ -108,7 +109,7 @@ def _unit_document(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
         "kind": "unit",
         "unit": unit.name,
         "phase": unit.phase,
-        **_unit_places(unit, spares_with(spec.cluster, spec.gpu_name(unit.phase))),
+        **_unit_places(unit, spares),
         "expert_map": known.expert_maps[unit.phase],
         "split": spec.split,
         "precision": phase.precision,
@@ -132,7 +133,8 @@ def _unit_document(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
     """Where the unit's ranks are: a place for each of its nodes, which a spare may take with all its ranks."""
     ranks = [
-        {"place": unit.nodes.index(each.node), "local_rank": each.local_rank, "rank": each.rank} for each in unit.ranks
+        {"place": each.rank // unit.ranks_per_node, "local_rank": each.local_rank, "rank": each.rank}
+        for each in unit.ranks
     ]
     return {"ranks": ranks, "places": list(unit.nodes), "spares": list(spares)}
 
