@@ -163,16 +163,10 @@ class Registry:
 
 
 async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
-    try:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame = await frames.read()
-    except TimeoutError:
-        raise WireError(f"no Hello within {HELLO_TIMEOUT_S:g} s") from None
-    if frame is None:
-        raise WireError("it closed before its Hello")
-    if not isinstance(frame[0], Hello):
-        raise WireError(f"its first message is {type(frame[0]).__name__}, not Hello")
-    return frame[0]
+    first = await frames.first("Hello", HELLO_TIMEOUT_S)
+    if not isinstance(first, Hello):
+        raise WireError(f"its first message is {type(first).__name__}, not Hello")
+    return first
 
 
 @dataclass(frozen=True)

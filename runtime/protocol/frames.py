@@ -69,6 +69,20 @@ class FrameReader(Generic[Message]):
         header_bytes, payload_bytes = self._check_prefix(prefix)
         return self._decode(await _in_time(self._rest_of_header(header_bytes))), payload_bytes
 
+    async def first(self, name: str, timeout_s: float) -> Message:
+        """Read the message that a connection begins with, and say `name` of it where it does not come in time.
+
+        Raises WireError.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                frame = await self.read()
+        except TimeoutError:
+            raise WireError(f"no {name} within {timeout_s:g} s") from None
+        if frame is None:
+            raise WireError(f"it closed before its {name}")
+        return frame[0]
+
     async def read_payload(self, num_bytes: int) -> bytearray:
         """Read the payload piece by piece to where it stays: it may have gigabytes, and is never there twice."""
         payload = bytearray(num_bytes)

@@ -67,7 +67,7 @@ class Roll:
         notice_a_vanished_peer(writer)
         try:
             frames = FrameReader(reader, Claim)
-            await self._follow(await _read_claim(frames), frames, writer)
+            await self._follow(await frames.first("claim", CLAIM_TIMEOUT_S), frames, writer)
         except (WireError, OSError) as error:
             _say(f"closed the connection of {writer.get_extra_info('peername')}: {error}")
         finally:
@@ -128,17 +128,6 @@ class Roll:
             return f"spare {taken_by} has the place of node {node}"
         missing = ", ".join(name for place, name in enumerate(planned) if place not in self._places.values())
         return f"a spare waits until all nodes are here; missing are {missing}" if missing else "no place is free"
-
-
-async def _read_claim(frames: FrameReader[Claim]) -> Claim:
-    try:
-        async with asyncio.timeout(CLAIM_TIMEOUT_S):
-            frame = await frames.read()
-    except TimeoutError:
-        raise WireError(f"no claim within {CLAIM_TIMEOUT_S:g} s") from None
-    if frame is None:
-        raise WireError("it closed before its claim")
-    return frame[0]
 
 
 def _say(sentence: str) -> None:
