@@ -27,7 +27,7 @@ has masked rows and a combine that weighs, its normal form contiguous rows and a
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -204,6 +204,14 @@ class Traffic:
     dispatch: ExchangeTime = field(default_factory=ExchangeTime)
     combine: ExchangeTime = field(default_factory=ExchangeTime)
 
+    def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
+        """So many rows go to each rank of `group`: add them by the links that they take."""
+        for rank, number in enumerate(send):
+            if rank != group.rank:
+                self.bytes_sent += number * row_bytes
+            if group.nodes[rank] != group.nodes[group.rank]:
+                self.bytes_to_other_nodes += number * row_bytes
+
 
 class TokenDispatcher(Protocol):
     """The seam: Local, AllToAll, Node (`hierarchical.py`), Masked, Shared (`shared_memory/`), later DeepEP."""
@@ -357,16 +365,8 @@ class AllToAllDispatcher:
 
     def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """One all-to-all of rows of bytes, counted."""
-        self.count(send, rows.shape[1])
+        self.traffic.count(self.group, send, rows.shape[1])
         return self.group.all_to_all(rows, send, receive)
-
-    def count(self, send: list[int], row_bytes: int) -> None:
-        """So many rows go to each rank: add them to the traffic by the links that they take."""
-        for rank, number in enumerate(send):
-            if rank != self.group.rank:
-                self.traffic.bytes_sent += number * row_bytes
-            if self.group.nodes[rank] != self.group.nodes[self.group.rank]:
-                self.traffic.bytes_to_other_nodes += number * row_bytes
 
     def sizes(self, slots_TK: Tensor) -> Tensor:
         """Pairs for each slot of each rank, [W, M]."""

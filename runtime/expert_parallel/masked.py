@@ -95,7 +95,7 @@ class MaskedDispatcher:
 
     def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
         """How many rows came from each rank for each slot here, and the rooms that they came in."""
-        self._count(room.shape[1])
+        self.traffic.count(self.group, self._for_each, room.shape[1])
         one_each = [1] * self.group.size
         counts_WM = self.group.all_to_all(pairs_WM, one_each, one_each)
         return counts_WM, self.group.all_to_all(room, self._for_each, self._for_each)
@@ -109,11 +109,3 @@ class MaskedDispatcher:
         first_M = torch.arange(self.slots_per_rank, device=counts_WM.device) * self.capacity
         arrival_MZ = source_Z[order_MZ] * self._for_each[0] + first_M[:, None] + number_Z[order_MZ]
         return arrival_MZ.flatten()
-
-    def _count(self, row_bytes: int) -> None:
-        """Add a dispatch to the traffic: its size is always the same."""
-        nodes, own_rank = self.group.nodes, self.group.rank
-        to_others = [node for rank, node in enumerate(nodes) if rank != own_rank]
-        self.traffic.bytes_sent += len(to_others) * self._for_each[0] * row_bytes
-        to_other_nodes = sum(node != nodes[own_rank] for node in to_others)
-        self.traffic.bytes_to_other_nodes += to_other_nodes * self._for_each[0] * row_bytes

@@ -100,7 +100,7 @@ class SharedDispatcher:
         buffer.rows[own, : len(x_TD)] = self._row_format.encode(x_TD)
         buffer.row_of_pair[own, : len(tokens)] = tokens + own * buffer.rows.shape[1]
         buffer.sizes[own].flat = counts.numpy()
-        self._normal.count(buffer.sizes[own].sum(1).tolist(), self._row_bytes)
+        self.traffic.count(self._group, buffer.sizes[own].sum(1).tolist(), self._row_bytes)
         return self._when_all_have_written(
             self.traffic.dispatch, lambda: self._gather(buffer, row_of_pair.view(slots_TK.shape), weights_TK)
         )
