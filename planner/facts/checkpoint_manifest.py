@@ -5,17 +5,19 @@ launch files, so that a rank refuses other weights than were planned for. Ranks 
 Here it only has to be of this config, because a stale manifest would name weights that are gone.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+from planner.facts.digest import digest_of_bytes
+from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
 __all__ = ["MANIFEST", "read_weights_digest"]
 
 MANIFEST = "tidemill-checkpoint.json"
 VERSION = 1
+MAX_BYTES = 100 * 2**20  # as much as ranks read of it
 
 
 def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Violation | None:
@@ -26,7 +28,7 @@ def read_weights_digest(config: Path, written: str, config_digest: str) -> str |
     if not path.is_file():  # a FIFO would be waited for
         return _wrong(written, f"{MANIFEST} is not a file")
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_BYTES)
     except OSError as error:
         return _wrong(written, error.strerror or str(error))
     document = _parsed(content)
@@ -34,7 +36,7 @@ def read_weights_digest(config: Path, written: str, config_digest: str) -> str |
         return _wrong(written, f"{MANIFEST} is no manifest of version {VERSION}")
     if document.get("config_digest") != config_digest:
         return _wrong(written, f"{MANIFEST} is of another config.json")
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return digest_of_bytes(content)
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-__all__ = ["digest_of", "digest_of_text", "pretty_json"]
+__all__ = ["digest_of", "digest_of_bytes", "digest_of_text", "pretty_json"]
 
 
 def digest_of(value: Any) -> str:
@@ -14,7 +14,12 @@ def digest_of(value: Any) -> str:
 
 def digest_of_text(text: str) -> str:
     """`sha256:` of the text's UTF-8."""
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    return digest_of_bytes(text.encode())
+
+
+def digest_of_bytes(content: bytes) -> str:
+    """`sha256:` of what a file holds."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def pretty_json(value: Any) -> str:

@@ -12,7 +12,6 @@ Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.
 or [steps][layers][experts]) and expert_distribution.py (_StatAccumulator.dump; layers that record nothing stay zero).
 """
 
-import hashlib
 import io
 import json
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.torch_file import read_torch_file
 from planner.problems.errors import Violation
@@ -68,7 +68,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         fix = f"give one layer as [1][{len(rows)}], a list in a list" if wrong == ONE_ROW else "correct the file"
         return Violation(option, written, rule, wrong, fix)
     first_layer = next(layer for layer, row in enumerate(rows) if any(row)) if is_recorded else None
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    digest = digest_of_bytes(content)
     return LoadFile(tuple(tuple(row) for row in rows[first_layer:]), digest, first_layer)
 
 

@@ -8,7 +8,6 @@ Two families are read: latent attention, with an indexer or without, and grouped
 Source of the keys: transformers `DeepseekV3Config` and `Qwen3MoeConfig`, and the files that `catalog.py` names.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.facts.catalog import GroupedAttention, Indexer, LatentAttention, Model
+from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
@@ -182,7 +182,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         return _not_a_config(written, f"missing or out of range in it: {', '.join(keys) or 'everything'}")
     if broken := shapes.broken():
         return Violation(PATH, written, "S303 must have shapes that fit together", broken, "correct the file")
-    return ModelConfig(shapes.model(source=written), model_type, f"sha256:{hashlib.sha256(content).hexdigest()}")
+    return ModelConfig(shapes.model(source=written), model_type, digest_of_bytes(content))
 
 
 def _model_type(content: bytes) -> str | None:

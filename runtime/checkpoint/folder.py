@@ -12,7 +12,16 @@ from typing import Any, BinaryIO
 
 from runtime.errors import CheckpointError
 
-__all__ = ["MAX_READ_BYTES", "check_config_digest", "config_digest", "open_file", "read_bytes", "read_json", "resolve"]
+__all__ = [
+    "MAX_READ_BYTES",
+    "check_config_digest",
+    "config_digest",
+    "digest_of_bytes",
+    "open_file",
+    "read_bytes",
+    "read_json",
+    "resolve",
+]
 
 BUNDLED = "bundled:"
 MAX_READ_BYTES = 100 * 2**20  # of a file that is read at once; DeepSeek-V3's largest is its index, 9 MB
@@ -36,7 +45,12 @@ def check_config_digest(folder: Path, digest: str) -> None:
 
 def config_digest(folder: Path) -> str:
     """The sha256 of the bytes of `config.json`. Raises CheckpointError."""
-    return "sha256:" + hashlib.sha256(read_bytes(folder / "config.json")).hexdigest()
+    return digest_of_bytes(read_bytes(folder / "config.json"))
+
+
+def digest_of_bytes(content: bytes) -> str:
+    """Return `sha256:` and the digest, as plans and manifests write it."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

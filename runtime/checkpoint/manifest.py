@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint.folder import config_digest, open_file, read_bytes
+from runtime.checkpoint.folder import config_digest, digest_of_bytes, open_file, read_bytes
 from runtime.checkpoint.tensors import Shard, StoredTensor
 from runtime.errors import CheckpointError, RuntimeFailure
 
@@ -88,7 +88,7 @@ def check_weights_digest(folder: Path, digest: str | None) -> None:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise CheckpointError(f"{path} is not there, and the plan was made for weights {digest}: copy it as well")
-    found = "sha256:" + hashlib.sha256(read_bytes(path)).hexdigest()
+    found = digest_of_bytes(read_bytes(path))
     if found != digest:
         raise CheckpointError(f"{path} is {found}, the plan was made for {digest}: plan again, or copy the right one")
 
@@ -99,12 +99,11 @@ def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progr
     Raises CheckpointError.
     """
     stored = [(shard.path.name, name, tensor) for shard in shards for name, tensor in shard.tensors.items()]
-    with ThreadPoolExecutor(num_threads) as threads:
-        try:
-            digests = list(threads.map(partial(_digest, progress=progress), (tensor for _, _, tensor in stored)))
-        except BaseException:  # also Ctrl-C: what has not begun is not waited for
-            threads.shutdown(cancel_futures=True)
-            raise
+    threads = ThreadPoolExecutor(num_threads)
+    try:
+        digests = list(threads.map(partial(_digest, progress=progress), (tensor for _, _, tensor in stored)))
+    finally:  # after Ctrl-C too: what has not begun is not waited for
+        threads.shutdown(cancel_futures=True)
     files: dict[str, dict[str, str]] = {shard.path.name: {} for shard in shards}
     for (file, name, _), digest in zip(stored, digests, strict=True):
         files[file][name] = digest
@@ -122,7 +121,7 @@ def write_manifest(manifest: Manifest, path: Path) -> str:
         _write(content, path)
     except OSError as error:
         raise RuntimeFailure(f"cannot write {path}: {error.strerror}: name another file with -o") from None
-    return "sha256:" + hashlib.sha256(content).hexdigest()
+    return digest_of_bytes(content)
 
 
 def _write(content: bytes, path: Path) -> None:

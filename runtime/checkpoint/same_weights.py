@@ -5,13 +5,12 @@ compare the size and the header of each file, and the tensors that all of them r
 expert is read by the ranks that hold it, so a wrong one is found by the manifest only.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from runtime.checkpoint.folder import read_bytes
+from runtime.checkpoint.folder import digest_of_bytes, read_bytes
 from runtime.checkpoint.manifest import MANIFEST
 from runtime.checkpoint.tensors import Shard
 from runtime.errors import CheckpointError
@@ -25,7 +24,7 @@ def compared_files(folder: Path, shards: Sequence[Shard], common: Mapping[str, s
     """What this rank found. `common`: the digests of the tensors that every rank reads."""
     if has_manifest:
         content = read_bytes(folder / MANIFEST)
-        return {MANIFEST: (len(content), _digest(content))}
+        return {MANIFEST: (len(content), digest_of_bytes(content))}
     return {shard.path.name: (shard.num_bytes, _digest_of_shard(shard, common)) for shard in shards}
 
 
@@ -42,11 +41,7 @@ def check_same_files(own: Files, own_name: str, others: Files, other_name: str) 
 
 def _digest_of_shard(shard: Shard, common: Mapping[str, str]) -> str:
     read = {name: common[name] for name in shard.tensors if name in common}
-    return _digest(msgspec.json.encode([shard.header_digest, read], order="sorted"))
-
-
-def _digest(content: bytes) -> str:
-    return "sha256:" + hashlib.sha256(content).hexdigest()
+    return digest_of_bytes(msgspec.json.encode([shard.header_digest, read], order="sorted"))
 
 
 def _described(file: tuple[int, str] | None) -> str:

@@ -3,7 +3,6 @@
 Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.checkpoint.folder import MAX_READ_BYTES, open_file, read_json
+from runtime.checkpoint.folder import MAX_READ_BYTES, digest_of_bytes, open_file, read_json
 from runtime.errors import CheckpointError
 
 __all__ = ["Shard", "StoredTensor", "index_tensors", "read_shards", "refuse_holes"]
@@ -127,8 +126,9 @@ def _read_shard(path: Path) -> Shard:
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
     _check_offsets(path, entries)
-    digest = "sha256:" + hashlib.sha256(header).hexdigest()
-    return Shard(path, size, digest, {name: _stored(path, data, entry) for name, entry in entries.items()})
+    return Shard(
+        path, size, digest_of_bytes(header), {name: _stored(path, data, entry) for name, entry in entries.items()}
+    )
 
 
 def _stored(path: Path, data: int, entry: _TensorEntry) -> StoredTensor:
