@@ -7,7 +7,7 @@ every plan, with the reason. Spares are kept free of units as well, for one that
 It asks no cluster: `tidemill inventory` will write the list.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,14 +58,14 @@ def spares_with(cluster: ClusterSpec, gpu: str) -> tuple[str, ...]:
     return tuple(node.name for node in nodes_of(cluster, (gpu,)) if node.is_spare)
 
 
-def named_places(nodes: Sequence[Node], kind: PlaceKind) -> list[str]:
+def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
     """Return the `kind` of place that each of `nodes` is in; where some have a name, a node without one stands alone.
 
     Where none has one, all names are empty.
     """
-    places: list[str] = [getattr(node, kind) for node in nodes]
-    if any(places):
-        return [place or f"of {node.name} alone" for place, node in zip(places, nodes, strict=True)]
+    places: dict[str, str] = {node.name: getattr(node, kind) for node in nodes}
+    if any(places.values()):
+        return {node: place or f"of {node} alone" for node, place in places.items()}
     return places
 
 

@@ -59,8 +59,7 @@ def failure_domains(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
 ) -> dict[Phase, FailureDomains]:
     """For each phase where its units' GPUs stand; without units as far as the layout says."""
-    nodes = nodes_of(spec.cluster) if units else ()
-    racks = dict(zip((node.name for node in nodes), named_places(nodes, "rack"), strict=True))
+    racks = named_places(nodes_of(spec.cluster), "rack") if units else {}
     return {
         layout.phase: FailureDomains(
             gpu=consecutive_domains(layout.ep_size, 1),

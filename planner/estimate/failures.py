@@ -53,8 +53,7 @@ def report_failures(
 ) -> tuple[FailureReport, ...]:
     """For each phase the worst loss of each kind of domain whose places the spec names."""
     nodes = nodes_of(spec.cluster)
-    names = [node.name for node in nodes]
-    places = {kind: dict(zip(names, named_places(nodes, kind), strict=True)) for kind in SHARED}
+    places = {kind: named_places(nodes, kind) for kind in SHARED}
     return tuple(_report(layout, units, maps[layout.phase], places) for layout in layouts)
 
 

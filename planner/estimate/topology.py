@@ -73,15 +73,14 @@ def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[
 
     Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
     """
-    nodes = list(nodes)
     size = gpu.nvlink_domain or gpus_per_node
     nodes_per_domain = size // gpus_per_node if gpu.nvlink_leaves_node else 1
     if nodes_per_domain <= 1:
         return {node.name: node.name for node in nodes}
     before: Counter[str] = Counter()
     domains = {}
-    for node, rack in zip(nodes, named_places(nodes, "rack"), strict=True):
-        domains[node.name] = f"{rack} domain-{before[rack] // nodes_per_domain}".lstrip()
+    for node, rack in named_places(nodes, "rack").items():
+        domains[node] = f"{rack} domain-{before[rack] // nodes_per_domain}".lstrip()
         before[rack] += 1
     return domains
 

@@ -4,7 +4,7 @@ A cell is all usable nodes with the same leaf switch, rack and power domain: whi
 difference, save for moves from a previous placement. So what is searched is an assignment, how many nodes of each cell
 each unit takes, and nodes get their names afterwards (`nodes.py`).
 
-Where the spec names the place of some nodes only, each of the others counts as a place of its own (`_named_places`).
+Where the spec names the place of some nodes only, each of the others counts as a place of its own (`named_places`).
 
 A state is a set of units that are on together, weighted with the windows of the day that have it.
 """
@@ -166,8 +166,8 @@ def task_of(
     """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement."""
     by_cell: dict[tuple[str, str, str], list[Node]] = {}
     leaf, rack, power = (named_places(usable, kind) for kind in PLACES)
-    for number, node in enumerate(usable):
-        by_cell.setdefault((leaf[number], rack[number], power[number]), []).append(node)
+    for node in usable:
+        by_cell.setdefault((leaf[node.name], rack[node.name], power[node.name]), []).append(node)
     cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
     cell_of = {node.name: index for index, cell in enumerate(cells) for node in cell.nodes}
     kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)
