@@ -36,11 +36,12 @@ from planner.expert_map import ExpertMap, Gate
 from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
-from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes, wide_bytes
+from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.layout.working_memory import largest_step_field
 from planner.spec.check import ResolvedSpec
+from planner.spec.precision import wide_bytes
 
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats

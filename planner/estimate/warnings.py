@@ -23,8 +23,8 @@ PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power 
 
 def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> tuple[Problem, ...]:
     """Return every warning about `spec`, whose phases have `memory`, with its line."""
-    gpus = {spec.written.gpu_name(phase) for phase in spec.phases}
-    nodes = [node for node in nodes_of(spec.cluster, gpus) if node.unusable is None or node.is_spare]
+    nodes = nodes_of(spec.cluster, spec.written.gpu_names)
+    nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
     found = chain(_limits(spec, memory), _overlaps(spec), _split_racks(spec, nodes), _nowhere(nodes))
     return tuple(map(spec.problem, found))
 

@@ -16,8 +16,9 @@ from planner.expert_map import Gate
 from planner.facts.catalog import Gpu, Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.layout import PhaseLayout
+from planner.spec.precision import wide_bytes
 
-__all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes", "wide_bytes"]
+__all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes"]
 
 SCALE_CHANNELS = 128
 SCALE_BYTES = 4
@@ -54,8 +55,3 @@ def message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
     if precision == "fp8":
         return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
     return wide_bytes(precision) * hidden_size, wide_bytes(precision) * hidden_size
-
-
-def wide_bytes(precision: Precision) -> int:
-    """Return the bytes of a value that is summed: never in FP8."""
-    return 4 if precision == "fp32" else 2

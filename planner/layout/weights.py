@@ -30,6 +30,7 @@ from typing import Literal
 
 from planner.facts.catalog import Attention, Indexer, LatentAttention, Model
 from planner.facts.terms import Precision
+from planner.spec.precision import wide_bytes
 
 __all__ = ["Weights", "weights_of"]
 
@@ -40,7 +41,6 @@ FP4_BLOCK = 16
 FP4_SCALE_BYTES = 1
 INT4_BLOCK = 128
 INT4_SCALE_BYTES = 2
-WIDE_BYTES: dict[Precision, int] = {"fp32": 4}  # of what no precision makes narrow: in all others BF16
 
 Format = Literal["fp32", "bf16", "fp8", "nvfp4", "int4"]
 
@@ -90,7 +90,7 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
 
     A part of a matrix is whole blocks of a scale, so that of a small one several GPUs have the same.
     """
-    wide, formats = _wide_bytes(precision), FORMATS[precision]
+    wide, formats = wide_bytes(precision), FORMATS[precision]
     expert = _ffn_weights(model.hidden_size, model.expert_intermediate_size)
     dense = _ffn_weights(model.hidden_size, _part(model.dense_intermediate_size, dense_tp))
     shared = _ffn_weights(model.hidden_size, _part(model.expert_intermediate_size, dense_tp))
@@ -138,7 +138,7 @@ def _latent_attention_bytes(attention: LatentAttention, hidden_size: int, precis
     indexed = _indexer_bytes(attention.indexer, rank or hidden_size, hidden_size, precision)
     formats = FORMATS[precision]
     narrow = _matrix_bytes(query + latent, formats.attention) + _matrix_bytes(output, formats.output)
-    return narrow + expand * _wide_bytes(precision) + indexed
+    return narrow + expand * wide_bytes(precision) + indexed
 
 
 def _indexer_bytes(indexer: Indexer | None, query_rank: int, hidden_size: int, precision: Precision) -> int:
@@ -147,11 +147,7 @@ def _indexer_bytes(indexer: Indexer | None, query_rank: int, hidden_size: int, p
     queries = query_rank * indexer.num_heads * indexer.head_dim
     keys = hidden_size * indexer.head_dim
     head_weights = hidden_size * indexer.num_heads
-    return _matrix_bytes(queries + keys, FORMATS[precision].attention) + head_weights * _wide_bytes(precision)
-
-
-def _wide_bytes(precision: Precision) -> int:
-    return WIDE_BYTES.get(precision, 2)
+    return _matrix_bytes(queries + keys, FORMATS[precision].attention) + head_weights * wide_bytes(precision)
 
 
 def _matrix_bytes(num_weights: int, kept_in: Format) -> int:

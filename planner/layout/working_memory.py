@@ -26,6 +26,7 @@ docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 from planner.facts.catalog import LatentAttention, Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.layout import PhaseLayout
+from planner.spec.precision import wide_bytes
 from planner.spec.schema import PhaseSpec
 
 __all__ = ["activation_bytes", "buffer_bytes", "largest_step_field"]
@@ -45,9 +46,8 @@ CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128
 # NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
 
-# Of a value that a matmul reads, and that it writes; what is dispatched in BF16 is made narrower as it is read.
+# Of a value that a matmul reads; what is dispatched in BF16 is made narrower as it is read.
 COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
-RESULT_BYTES: dict[Precision, int] = {"fp8": 2, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
 LOGIT_BYTES = 4
 
 
@@ -61,7 +61,7 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     tokens: int = getattr(spec, largest_step_field(layout.phase))
     tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
     at_once, answers = _at_once(tokens, layout), min(tokens, spec.max_requests)
-    result = RESULT_BYTES[layout.precision]
+    result = wide_bytes(layout.precision)
     stream = 3 * tokens * model.hidden_size * result  # before and after attention, and what the experts read
     ahead = (answers - _at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
@@ -107,7 +107,7 @@ def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
     """Input, the product of gate and up, and the larger of both and of the output: the output comes when both went."""
-    compute, result = COMPUTE_BYTES[precision], RESULT_BYTES[precision]
+    compute, result = COMPUTE_BYTES[precision], wide_bytes(precision)
     read = hidden_size + intermediate_size
     scales = 4 * read // SCALE_CHANNELS if precision == "fp8" else 0
     written = max(2 * intermediate_size, hidden_size)

@@ -259,10 +259,7 @@ def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
 
 def _smaller_units(spec: ResolvedSpec) -> Iterator[Change]:
     """Where not even one unit each fits: EP sizes of whole nodes that do, those that use most GPUs first."""
-    per_node, usable = (
-        spec.cluster.gpus_per_node,
-        sum(node.unusable is None for node in nodes_of(spec.cluster, spec.written.gpu_names)),
-    )
+    per_node, usable = spec.cluster.gpus_per_node, _num_usable(spec)
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
     if sum(most.values()) <= usable:
         return
@@ -356,12 +353,17 @@ def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
 def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
     """On a single node a unit that does both, in place of two that cannot share it."""
     cluster, written = spec.cluster, spec.document.data
-    usable = sum(1 for node in nodes_of(cluster, spec.written.gpu_names) if node.unusable is None)
+    usable = _num_usable(spec)
     sizes = {spec.phase(phase).ep_size for phase in spec.phases}
     if usable == 1 and len(spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
         both = {**written["prefill"], **written["decode"]}
         both |= {key: written["prefill"][key] for key in ("max_batch_tokens",) if key in written["prefill"]}
         yield {"mixed": {key: value for key, value in both.items() if key != "units"}, "prefill": None, "decode": None}
+
+
+def _num_usable(spec: ResolvedSpec) -> int:
+    """Nodes that units may be placed on."""
+    return sum(node.unusable is None for node in nodes_of(spec.cluster, spec.written.gpu_names))
 
 
 def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:

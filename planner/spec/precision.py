@@ -1,10 +1,10 @@
-"""What KV is kept and sent in: as the phase says, or as follows from the precision of its matmuls."""
+"""What a phase's precision does not make narrow: KV, unless the phase says so, and what is summed."""
 
 from typing import Literal
 
 from planner.facts.terms import KvPrecision, Precision
 
-__all__ = ["KV_BYTES", "KvDtype", "kv_dtype"]
+__all__ = ["KV_BYTES", "KvDtype", "kv_dtype", "wide_bytes"]
 
 KvDtype = Literal["fp8", "bf16", "fp32"]
 KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
@@ -13,3 +13,8 @@ KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
 def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> KvDtype:
     """Return the type of KV: `kv_precision` where it is given, else BF16, as DeepSeek keeps it under FP8 matmuls."""
     return kv_precision or ("fp32" if precision == "fp32" else "bf16")
+
+
+def wide_bytes(precision: Precision) -> int:
+    """Return the bytes of a value that no precision makes narrow, as results of matmuls are: BF16, or FP32 in fp32."""
+    return 4 if precision == "fp32" else 2
