@@ -2,7 +2,7 @@
 
 import os
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,17 +10,16 @@ from safetensors.torch import load_file, save_file
 
 from runtime.checkpoint import MANIFEST, check_same_files, make_manifest, read_shards, write_manifest
 from runtime.errors import CheckpointError
-from runtime.expert_parallel.group import GlooGroup, SoloGroup
-from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import SoloGroup
 from runtime.launch import read_unit_launch
 from runtime.model.engine import Engine, EngineConfig
 from runtime.worker.worker import check_same_weights, for_weights
+from tests.runtime.joined_groups import joined_groups
 from tests.runtime.launch_documents import UNIT, sealed, write
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 EXPERTS = [list(range(V3["n_routed_experts"]))] * 2
 SHARD = "model-00002-of-00002.safetensors"
-ADDRESS = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +39,17 @@ def join(free_port):
     """Two ranks load a folder each and meet: what each of them raises, or None."""
 
     def join(*folders):
-        port, raised = free_port(), [None, None]
-
-        def rank(number):
-            group = GlooGroup(number, 2)
-            engine = Engine(EngineConfig(folders[number], EXPERTS, torch.float32), group)
-            group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
+        def rank(group, folder):
+            engine, raised = Engine(EngineConfig(folder, EXPERTS, torch.float32), group), None
             try:
-                check_same_weights(group, f"rank {number} on node-{number}", engine.loaded.files)
+                check_same_weights(group, f"rank {group.rank} on node-{group.rank}", engine.loaded.files)
             except CheckpointError as error:
-                raised[number] = str(error)
+                raised = str(error)
             group.any(False)
+            return raised
 
-        ranks = [threading.Thread(target=rank, args=(number,), daemon=True) for number in (0, 1)]
-        for thread in ranks:
-            thread.start()
-        for thread in ranks:
-            thread.join(60)
-        return raised
+        with ThreadPoolExecutor(2) as ranks:
+            return list(ranks.map(rank, joined_groups(2, free_port()), folders))
 
     return join
 

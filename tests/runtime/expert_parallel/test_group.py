@@ -1,25 +1,16 @@
 """What gloo says is told apart: a peer that is gone ends this rank as an echo, a bug of ours as what it is."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from runtime.errors import PeerLost
-from runtime.expert_parallel.group import GlooGroup
-from runtime.expert_parallel.rendezvous import MeetingPoint
-
-ADDRESS = "127.0.0.1"
+from tests.runtime.joined_groups import joined_groups
 
 
 @pytest.fixture
 def pair(free_port):
     """Two ranks of a unit, joined, in one process."""
-    groups, port = [GlooGroup(rank, 2) for rank in (0, 1)], free_port()
-    meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in (0, 1)]
-    with ThreadPoolExecutor(2) as ranks:
-        list(ranks.map(GlooGroup.join, groups, meetings))
-    return groups
+    return joined_groups(2, free_port())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,13 +12,12 @@ from safetensors.torch import load_file, save_file
 from runtime.checkpoint import index_tensors, read_shards
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
-from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.model.engine import Engine, EngineConfig
 from runtime.offline import greedy
+from tests.runtime.joined_groups import joined_groups
 
 EP = 4
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.")
-ADDRESS = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
@@ -127,23 +126,14 @@ def test_a_permuted_map_moves_work_between_ranks_and_not_the_text(
     """At EP2: the ranks' row counters differ from map to map, their texts do not; both sent bytes to each other."""
 
     def run(expert_map):
-        results = [None, None]
-
-        def rank(number, port):
-            group = GlooGroup(number, 2)
+        def rank(group):
             engine = Engine(EngineConfig(demo, expert_map, torch.float32), group)
-            group.join(MeetingPoint(ADDRESS, port, number == 0, ADDRESS))
-            text = greedy(engine, group, prompts[number:6:2], 8, set())
-            results[number] = text, engine.model.load.rows.sum(1).tolist(), engine.model.dispatcher.traffic.bytes_sent
+            text = greedy(engine, group, prompts[group.rank : 6 : 2], 8, set())
             group.any(False)
+            return text, engine.model.load.rows.sum(1).tolist(), engine.model.dispatcher.traffic.bytes_sent
 
-        port = free_port()
-        threads = [threading.Thread(target=rank, args=(number, port), daemon=True) for number in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return zip(*results, strict=True)
+        with ThreadPoolExecutor(2) as ranks:
+            return zip(*ranks.map(rank, joined_groups(2, free_port())), strict=True)
 
     texts, rows, sent = run(contiguous_map)
     other_texts, other_rows, other_sent = run([layer[::-1] for layer in contiguous_map])

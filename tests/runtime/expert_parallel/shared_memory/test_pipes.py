@@ -10,22 +10,16 @@ from unittest.mock import patch
 import pytest
 
 from runtime.errors import PeerLost
-from runtime.expert_parallel.group import GlooGroup
-from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.expert_parallel.shared_memory.pipes import _file, common_pipes
+from tests.runtime.joined_groups import joined_groups
 
-ADDRESS = "127.0.0.1"
 SIZE = 3
 
 
 @pytest.fixture
 def groups(free_port):
     """The ranks of a unit, joined, in one process."""
-    groups, port = [GlooGroup(rank, SIZE) for rank in range(SIZE)], free_port()
-    meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in range(SIZE)]
-    with ThreadPoolExecutor(SIZE) as ranks:
-        list(ranks.map(GlooGroup.join, groups, meetings))
-    return groups
+    return joined_groups(SIZE, free_port())
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ import torch
 
 from runtime import trace
 from runtime.expert_parallel.dispatcher import AllToAllDispatcher, PlainRows
-from runtime.expert_parallel.group import GlooGroup
-from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.expert_parallel.shared_memory.pipes import Pipes
+from tests.runtime.joined_groups import joined_groups
 from tests.runtime.on_cpu import TORCH_OPS
 
-ADDRESS = "127.0.0.1"
 SLOTS_PER_RANK, HIDDEN = 2, 4
 ROW_BYTES, TOP_K = 4 * HIDDEN, 2
 X, SLOTS = torch.ones(1, HIDDEN), torch.tensor([[0, 3]])
@@ -25,15 +23,12 @@ WEIGHTS = torch.ones(1, TOP_K)
 @pytest.fixture
 def pair(free_port):
     """Two ranks' dispatchers in one process, at the beginning of a step."""
-    groups, port = [GlooGroup(rank, 2) for rank in (0, 1)], free_port()
-    meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in (0, 1)]
     rows = PlainRows(torch.float32)
     dispatchers = [
         SharedDispatcher(AllToAllDispatcher(group, SLOTS_PER_RANK, rows, TORCH_OPS), ROW_BYTES, ROW_BYTES, TOP_K)
-        for group in groups
+        for group in joined_groups(2, free_port())
     ]
     with ThreadPoolExecutor(2) as ranks:
-        list(ranks.map(GlooGroup.join, groups, meetings))
         list(ranks.map(SharedDispatcher.begin_step, dispatchers, [len(X)] * 2))
     return dispatchers
 

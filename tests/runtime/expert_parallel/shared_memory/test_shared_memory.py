@@ -7,11 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
-from runtime.expert_parallel.group import GlooGroup, SoloGroup
-from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.shared_memory.memory import _made, common_memory
+from tests.runtime.joined_groups import joined_groups
 
-ADDRESS = "127.0.0.1"
 SIZE = 3
 NUM_BYTES = 3 * 4096 + 5
 
@@ -19,11 +18,7 @@ NUM_BYTES = 3 * 4096 + 5
 @pytest.fixture
 def groups(free_port):
     """The ranks of a unit, joined, in one process."""
-    groups, port = [GlooGroup(rank, SIZE) for rank in range(SIZE)], free_port()
-    meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in range(SIZE)]
-    with ThreadPoolExecutor(SIZE) as ranks:
-        list(ranks.map(GlooGroup.join, groups, meetings))
-    return groups
+    return joined_groups(SIZE, free_port())
 
 
 def memories(groups, num_bytes=NUM_BYTES):
