@@ -24,7 +24,7 @@ from planner.compiler import Fit, check_fit, compile_plan, deployable_from
 from planner.expert_map import ExpertMap, prepare
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
-from planner.experts.formats import FILE_TYPES, Engine, export_map
+from planner.experts.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
 from planner.plan.given import read_given
@@ -40,7 +40,7 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
-from planner.problems.fix import Fix, close_to
+from planner.problems.fix import close_to
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
@@ -52,6 +52,7 @@ __all__ = [
     "announce_compiling",
     "main",
     "new_parser",
+    "print_json",
     "reported",
     "run",
     "wants_json",
@@ -176,15 +177,7 @@ def add_commands(commands: Any) -> None:
     add_format(plan)
     plan.set_defaults(command=_plan)
 
-    experts = _command(
-        commands,
-        "experts",
-        "an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
-    )
-    add_options(experts)
-    add_format(experts)
-    experts.set_defaults(command=_experts)
+    _add_experts(commands)
 
     render = _command(
         commands,
@@ -205,6 +198,18 @@ def _command(commands: Any, name: str, short: str, long: str) -> argparse.Argume
     """A command with a line in the list of all, and a description of its own."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
     return parser
+
+
+def _add_experts(commands: Any) -> None:
+    experts = _command(
+        commands,
+        "experts",
+        "an expert map for measured loads",
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
+    )
+    add_options(experts)
+    add_format(experts)
+    experts.set_defaults(command=_experts)
 
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
@@ -269,7 +274,7 @@ def _validate(arguments: argparse.Namespace) -> None:
             "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
             "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
         }
-        _print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
+        print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
         for path, fit in fits.items():
             left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
@@ -286,14 +291,12 @@ def _read_spec(path: Path) -> ResolvedSpec:
 
 
 def _schema(_: argparse.Namespace) -> None:
-    _print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
+    print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
 
 
 def _plan(arguments: argparse.Namespace) -> None:
     if arguments.export and not arguments.output:
-        fix = Fix("for example -o plan.json", ({"-o": "plan.json"},))
-        violation = Violation("--export", arguments.export, "S809 must come with -o", "stdout is for the plan", fix)
-        raise CallError([violation.at("tidemill plan")])
+        raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
     spec = _read_spec(arguments.spec)
     with announce_compiling():
@@ -303,7 +306,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.export:
         _export_maps(plan, arguments.export, arguments.output)
     if arguments.format == "json":
-        _print_json(plan.as_json())
+        print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
 
@@ -335,7 +338,7 @@ def _experts(arguments: argparse.Namespace) -> None:
     if arguments.output:
         _write(arguments.output, _map_file(arguments, job, expert_map, document))
     if arguments.format == "json":
-        _print_json(document | {"seconds": seconds})
+        print_json(document | {"seconds": seconds})
     else:
         print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
 
@@ -355,7 +358,7 @@ def _render(arguments: argparse.Namespace) -> None:
     files = render_files(plan)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     if arguments.format == "json":
-        _print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
+        print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
     else:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
 
@@ -370,11 +373,12 @@ def _write(path: Path, text: str) -> None:
 
 def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
     if as_json:
-        _print_json({"valid": False, "errors": [problem.as_json() for problem in problems]})
+        print_json({"valid": False, "errors": [problem.as_json() for problem in problems]})
     else:
         for problem in problems:
             print(problem, file=sys.stderr)
 
 
-def _print_json(document: Any) -> None:
+def print_json(document: Any) -> None:
+    """Print the one document of `--format json`."""
     print(pretty_json(document), end="")

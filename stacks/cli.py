@@ -27,12 +27,12 @@ from planner.cli import (
     add_previous,
     announce_compiling,
     new_parser,
+    print_json,
     reported,
     run,
     wants_json,
 )
 from planner.compiler import deployable_from
-from planner.facts.digest import pretty_json
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
@@ -150,7 +150,7 @@ def _say_ready(record: Record, planned: float, total: float, arguments: argparse
 
 def _say_up(record: Record, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
-        _print_json(_record_json(record))
+        print_json(_record_json(record))
         return
     print(f"endpoint: {record.endpoint}")
     print(f"plan: {record.plan_digest}")
@@ -172,7 +172,7 @@ def _down(arguments: argparse.Namespace) -> None:
     if folder is not None:
         stop(folder)
     if arguments.format == "json":
-        _print_json({"stopped": folder.name if folder else None})
+        print_json({"stopped": folder.name if folder else None})
     else:
         print(f"{folder.name} is stopped" if folder else _nothing_runs())
 
@@ -184,7 +184,7 @@ def _status(arguments: argparse.Namespace) -> None:
     folder = _find(arguments.given)
     record = folder.read() if folder else None
     if arguments.format == "json":
-        _print_json(_record_json(record) if record else NOTHING)
+        print_json(_record_json(record) if record else NOTHING)
     elif record is None:
         print(_nothing_runs())
     else:
@@ -209,7 +209,7 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         _say(NOT_EXECUTED)
     if arguments.format == "json":
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
-        _print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
+        print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
         return
     print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
     for unit in live.units:
@@ -290,7 +290,3 @@ def _because(reason: str | None) -> str:
 
 def _say(sentence: str) -> None:
     print(printable(sentence), file=sys.stderr, flush=True)
-
-
-def _print_json(document: Any) -> None:
-    print(pretty_json(document), end="")

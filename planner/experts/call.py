@@ -19,7 +19,7 @@ from planner.expert_map import (
     consecutive_domains,
     fewest_slots_per_gpu,
 )
-from planner.experts.formats import NUMBERED_BY_MODEL, Engine
+from planner.experts.formats import NUMBERED_BY_MODEL, Engine, without_output
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation
@@ -145,8 +145,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
         rule, reason = f"S830 must be at most {call.groups}, the number of groups", "a token goes to each once"
         yield Violation("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
     if call.export is not None and call.output is None:
-        rule, reason = "S809 must come with -o", "stdout is for the answer"
-        yield Violation("--export", call.export, rule, reason, _for_example("-o", "map.json"))
+        yield without_output(call.export, "the answer", "map.json")
     if not 0 <= call.keep_within < math.inf:
         rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
         yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))

@@ -37,8 +37,11 @@ from typing import Any, Literal
 
 from planner.facts.files import read_file
 from planner.problems.errors import Violation
+from planner.problems.fix import Fix
 
-__all__ = ["FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map"]
+__all__ = [
+    *("FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map", "without_output"),
+]
 
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
 NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # whose files count dense layers too
@@ -60,6 +63,12 @@ class MapFile:
     def num_dense_layers(self, num_moe_layers: int) -> int:
         """Return how many rows stand before those of the MoE layers."""
         return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
+
+
+def without_output(engine: Engine, on_stdout: str, example: str) -> Violation:
+    """What is said where a map is to be exported and no file is named, since stdout has something else."""
+    fix = Fix(f"for example -o {example}", ({"-o": example},))
+    return Violation("--export", engine, "S809 must come with -o", f"stdout is for {on_stdout}", fix)
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:

@@ -34,6 +34,7 @@ from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with
 from planner.plan.plan import PLAN_VERSION
 from planner.plan.told import told_otherwise
 from planner.problems.errors import CallError, Problem, Violation
+from planner.schedule.schedule import switches_units
 from planner.spec.check import mistakes_in
 from planner.spec.schema import Spec
 
@@ -201,7 +202,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
-        switches_units=plan.schedule is not None and len({tuple(step.units) for step in plan.schedule.steps}) > 1,
+        switches_units=plan.schedule is not None and switches_units(step.units for step in plan.schedule.steps),
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
     )

@@ -12,7 +12,7 @@ It derives no windows from traffic and plans no way from one state to the next.
 Source of the example: open-infra-index, day 6 (the step chart of nodes).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.facts.terms import Phase
@@ -20,7 +20,7 @@ from planner.layout.unit import Unit
 from planner.spec.hours import DAY_MINUTES, window_minutes
 from planner.spec.schema import Spec, WindowSpec
 
-__all__ = ["NOT_EXECUTED", "DaySchedule", "Step", "plan_schedule"]
+__all__ = ["NOT_EXECUTED", "DaySchedule", "Step", "plan_schedule", "switches_units"]
 
 NOT_EXECUTED = "Nothing switches units yet: all of them stay on, whatever the schedule says."
 
@@ -46,7 +46,7 @@ class DaySchedule:
     @property
     def switches(self) -> bool:
         """Whether some unit is off at some time."""
-        return len({step.units for step in self.steps}) > 1
+        return switches_units(step.units for step in self.steps)
 
     @property
     def peak_nodes(self) -> int:
@@ -62,6 +62,11 @@ class DaySchedule:
     def released_node_hours(self) -> float:
         """That other work can have in a day, of the peak's nodes."""
         return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
+
+
+def switches_units(units_of_steps: Iterable[Sequence[str]]) -> bool:
+    """Whether some unit is off in one of a day's states; each has the names of the units that are on."""
+    return len(set(map(tuple, units_of_steps))) > 1
 
 
 def plan_schedule(spec: Spec, units: Sequence[Unit]) -> DaySchedule | None:
