@@ -28,7 +28,7 @@ class RuntimeFailure(Exception):
     """Failed at run time; `str()` is the one sentence to print."""
 
     def __str__(self) -> str:
-        """With what nobody would see written out: a file or a peer may have chosen some of the words."""
+        """Write out what nobody would see: a file or a peer may have chosen some of the words."""
         return "".join(
             each if each.isprintable() else each.encode("unicode_escape").decode() for each in super().__str__()
         )

@@ -76,7 +76,7 @@ def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violatio
 def _one_leaf_a_rack(
     spec: ResolvedSpec, nodes: Sequence[Node], split: Mapping[str, Counter[str]]
 ) -> tuple[str, int | str, Fix]:
-    """Where it is written that a rack is under two leaves, and what would put each under one."""
+    """Return where a rack is put under two leaves, what stands there, and what would put each under one."""
     rack_size, leaf_size = spec.cluster.rack_size, spec.cluster.leaf_size
     if rack_size and leaf_size:
         below = leaf_size - leaf_size % rack_size

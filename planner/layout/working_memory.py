@@ -74,7 +74,7 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
 
 
 def _at_once(tokens: int, layout: PhaseLayout) -> int:
-    """Of a step's tokens, those that a rank computes and dispatches together: with overlap, the larger half."""
+    """Return how many of a step's tokens a rank computes and dispatches together: with overlap, the larger half."""
     return tokens if layout.overlap == "none" else -(-tokens // 2)
 
 
@@ -115,7 +115,7 @@ def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: P
 
 
 def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
-    """Of dispatch, combine and collectives on one rank; none where a unit is one GPU.
+    """Return the bytes of dispatch, combine and collectives on one rank; none where a unit is one GPU.
 
     A unit that is one attention group dispatches nothing: each of its GPUs has all tokens.
     """

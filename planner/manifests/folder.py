@@ -102,14 +102,14 @@ def _without_digests(text: str) -> str:
 
 
 def _write_list(folder: Path, text: str) -> None:
-    """As a whole or not at all: half of it would look changed by hand."""
+    """Write the list as a whole or not at all: half of it would look changed by hand."""
     partial = folder / f"{KUSTOMIZATION}.partial"
     _write(partial, text)
     partial.replace(folder / KUSTOMIZATION)
 
 
 def _write(path: Path, text: str) -> None:
-    """As a new file: where a link has that name, it is replaced, and what it points to is left alone."""
+    """Write a new file. A link of that name is replaced, and what it points to is left alone."""
     path.unlink(missing_ok=True)
     with path.open("x", encoding="utf-8", newline="\n") as file:
         file.write(text)

@@ -119,7 +119,7 @@ def _place_pool(
 
 
 def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
-    """Of several pools one placement, units in the order of the phases: pools have no node in common."""
+    """Join the placements of pools, which share no node: units in the order of the phases."""
     if len(placed) == 1:
         return next(iter(placed.values()))
     units = sorted(
@@ -212,7 +212,7 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
 
 
 def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Violation:
-    """Of all nodes or, where phases run on several GPUs, of those with `gpu`."""
+    """Count all nodes or, where phases run on several GPUs, those with `gpu`."""
     needed = _num_nodes(layouts)
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
     usable = sum(not node.unusable for node in nodes)

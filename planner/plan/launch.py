@@ -131,7 +131,7 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
 
 
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
-    """Where the unit's ranks are: a place for each of its nodes, which a spare may take with all its ranks."""
+    """Say where the unit's ranks are: each of its nodes is a place, which a spare may take with all its ranks."""
     ranks = [
         {"place": each.rank // unit.ranks_per_node, "local_rank": each.local_rank, "rank": each.rank}
         for each in unit.ranks
@@ -165,7 +165,7 @@ def _shared_for_kv(spec: Spec, known: Known) -> LaunchDocument:
 
 
 def _kv_dtype(spec: Spec) -> KvDtype:
-    """Of all phases alike: a rule."""
+    """Return the type of all phases' KV; a rule makes them alike."""
     phase = spec.phase(spec.phases[-1])
     return kv_dtype(phase.precision, phase.kv_precision)
 

@@ -30,7 +30,7 @@ def expert_maps_text(plan: Plan) -> str:
 
 
 def _moves(plan: Plan) -> Iterator[str]:
-    """Beside the previous plan's maps."""
+    """Say how many slots differ from the previous plan's maps."""
     for phase, each in plan.expert_maps.items():
         if each.moved_slots is not None:
             num_slots = sum(map(len, each.physical_to_logical))

@@ -338,7 +338,7 @@ def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """On as many GPUs, units of a whole node in place of several that would share it."""
+    """Units of a whole node, on as many GPUs, in place of several that would share it."""
     per_node = spec.cluster.gpus_per_node
     change: dict[str, Any] = {}
     for phase in spec.phases if spec.written.schedule is None else ():

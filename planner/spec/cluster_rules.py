@@ -243,7 +243,7 @@ def _taint(written: str) -> str:
 
 
 def _known_names(nodes: Nodes) -> list[str]:
-    """Of all nodes; those that are only counted have names too."""
+    """Return the names of all nodes; those that are only counted have names too."""
     return [name for _, name in _names(nodes)] if isinstance(nodes, list) else list(map(logical_node, range(nodes)))
 
 

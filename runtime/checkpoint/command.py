@@ -34,6 +34,6 @@ def write_digests(checkpoint: str, output: Path | None, num_threads: int, *, as_
 
 
 def _new_bars() -> Progress:
-    """For who waits at a terminal: a checkpoint is read as fast as its disk and these CPUs allow, for minutes."""
+    """Show who waits at a terminal how far it is: reading a checkpoint takes minutes."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

@@ -100,7 +100,7 @@ def _exists(path: Path) -> bool:
 
 
 def _first_hole(shard: Shard) -> int:
-    """Where the file system keeps nothing; the end of the file where there is no such place, or nobody knows."""
+    """Return where the file system keeps nothing: the end of the file where it keeps all, or nobody knows."""
     with suppress(OSError), open_file(shard.path) as file:
         return os.lseek(file.fileno(), 0, os.SEEK_HOLE)
     return shard.num_bytes

@@ -114,7 +114,7 @@ class GlooGroup:
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {_first_line(error)}") from None
 
     def from_first(self, text: str) -> str:
-        """By way of the store; each text is given once in a group's life."""
+        """Pass the text by the store, once in a group's life."""
         try:
             if self.rank == 0:
                 self._store.set(FIRST_SAYS, text)

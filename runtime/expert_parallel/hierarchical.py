@@ -82,7 +82,7 @@ class NodeDispatcher(AllToAllDispatcher):
 
 
 def _passed_on(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
-    """Of each rank that is a relay, the ranks of its node, filled up to the largest node's; `size` stands for none."""
+    """List the ranks of each relay's node, filled up to the largest node's; `size` stands for none."""
     members = [[rank for rank in range(group.size) if group.nodes[rank] == node] for node in group.nodes]
     most = max(map(len, members))
     is_relay = set(relay_of_rank)

@@ -27,7 +27,7 @@ def threads_of_each(num_processes: int) -> dict[str, str]:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """At least 1. `root` is where `proc` and `sys` are."""
+    """Return how many CPUs there are, at least 1. `root` is where `proc` and `sys` are."""
     quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 

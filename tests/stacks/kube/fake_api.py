@@ -93,7 +93,7 @@ class FakeApi:
 
 
 def _is_listed(at: str, stored: Object, path: str, label: str) -> bool:
-    """By a label that it has, or that has a value."""
+    """Whether an object has the label that is asked for, or has it with a value."""
     labels = stored["metadata"].get("labels", {})
     key, equals, value = label.partition("=")
     return at.startswith(f"{path}/") and (not label or (labels.get(key) == value if equals else key in labels))

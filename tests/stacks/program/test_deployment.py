@@ -45,7 +45,7 @@ def declared(plan):
 
 
 def test_every_unit_is_an_occupant(plan):
-    """By the identity of what takes its nodes, and nothing of it that may change while it runs."""
+    """The list has the identity of what takes its nodes, and nothing of it that may change while it runs."""
     listed = plan_objects(plan).occupants()
 
     assert list(listed) == [unit.name for unit in plan.units]
