@@ -83,7 +83,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """How latent KV looks on the wire and in memory."""
 
-    wire_version: Literal[2]
+    wire_version: Literal[3]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 

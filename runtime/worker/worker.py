@@ -1,6 +1,6 @@
-"""One rank: load, join the unit, say ready, then step for ever in lockstep with its peers.
+"""One rank: load, join the unit, say ready, then step in lockstep with its peers until the unit is told to leave.
 
-    loading -> joining -> ready
+    loading -> joining -> ready -> draining
 
 Each turn of the loop: receive what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
 step, each with its own requests or none. A lost peer ends the rank, because a unit lives or dies as a whole.
@@ -8,6 +8,7 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ from runtime.kernels.precision import DTYPES
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch, digest_of
 from runtime.model.engine import Engine, EngineConfig
-from runtime.protocol.messages import Handover, Hello
+from runtime.protocol.messages import Dismissed, Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
 from runtime.serving.decode import Arrival, DecodePhase
@@ -34,6 +35,7 @@ from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
 from runtime.worker.io_thread import Inbox, Network
+from runtime.worker.leaving import Leaving
 from runtime.worker.rank_metrics import RankMetrics
 
 __all__ = ["Addresses", "run_rank"]
@@ -54,7 +56,7 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until killed. Raises RuntimeFailure."""
+    """Serve until this rank, or another of its unit, is told to leave by SIGTERM. Raises RuntimeFailure."""
     keep_freed_memory()  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
@@ -74,20 +76,32 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
         group.any(True)  # nobody is ready before everybody is
+        leaving = Leaving(network)
+        signal.signal(signal.SIGTERM, lambda *_: leaving.ask())
         network.say_state("ready")
         ready.set()
-        step_for_ever(phase, group, inbox)
+        step_until_left(phase, group, inbox, leaving)
 
 
-def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
-    """The lockstep loop. Raises PeerLost when the unit breaks."""
+def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving) -> None:
+    """The lockstep loop, until all ranks of a unit that leaves are free. Raises PeerLost when the unit breaks."""
     while True:
         while not inbox.empty():
-            _deliver(phase, inbox.get())
+            _deliver(inbox.get(), phase, leaving)
+        if leaving.is_asked:
+            leaving.tell_gateway()
         if group.any(phase.has_work()):
             phase.step()
+        elif group.any(leaving.is_asked) and _may_leave(group, leaving):
+            return
         else:
-            _wait_for_work(inbox, phase)
+            _wait_for_work(inbox, phase, leaving)
+
+
+def _may_leave(group: Group, leaving: Leaving) -> bool:
+    """Whether every rank of an idle unit is free, be it asked or another; all ranks call this together."""
+    leaving.tell_gateway()
+    return not group.any(not leaving.is_free)
 
 
 def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: int | None) -> Hello:
@@ -178,13 +192,16 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept)
 
 
-def _deliver(phase: Phase[Any], message: object) -> None:
+def _deliver(message: object, phase: Phase[Any], leaving: Leaving) -> None:
     """Hand over a message, or raise what ended the network thread."""
     if isinstance(message, BaseException):
         raise message
-    phase.receive(message)
+    if isinstance(message, Dismissed):
+        leaving.dismiss()
+    else:
+        phase.receive(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: Phase[Any]) -> None:
+def _wait_for_work(inbox: Inbox, phase: Phase[Any], leaving: Leaving) -> None:
     with suppress(queue.Empty):
-        _deliver(phase, inbox.get(timeout=IDLE_WAIT_S))
+        _deliver(inbox.get(timeout=IDLE_WAIT_S), phase, leaving)

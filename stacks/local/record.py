@@ -34,7 +34,7 @@ class UnitRecord:
 
     name: str
     phase: str
-    state: str  # starting | loading | joining | ready | failed
+    state: str  # starting | loading | joining | ready | draining | failed
     ranks: int
     reason: str | None = None
     loaded: float = 0.0
