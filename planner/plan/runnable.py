@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import HERE, Fix, nearest, removal
+from planner.problems.fix import nearest, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.precision import kv_dtype
 
@@ -31,7 +31,7 @@ def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:
         words = "write model: {config: ..., checkpoint: ...}"
         yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", words)
     elif model.checkpoint is None:
-        fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
+        fix = "write the folder of the weights in the pod, as checkpoint: /models/..."
         yield Violation("model.checkpoint", None, "S703 is required to run", "a config has no weights", fix)
 
 

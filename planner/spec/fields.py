@@ -16,19 +16,22 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.quantities import QUANTITIES, Kind, as_we_spell
+from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Fix, close_to, did_you_mean, nearest, removal
+from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, nearest, removal
 from planner.spec.meant import fraction, thousandths, time_of_day, truth, whole_number
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
     as_we_say,
     is_not_planned_yet,
+    of_the_server,
+    qualifiers_of,
     said_by_flag,
     said_by_object,
     unwrapped,
     value_as_we_say,
+    what_instead_of,
     why_not_so,
     why_we_have_no,
 )
@@ -146,12 +149,10 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     if kind == "extra_forbidden":
         return _unknown(detail, data)
     if kind in WANTED:
-        rule = f"S203 must be {WANTED[kind]}{' or auto' if _may_be_auto(_field(path)) else ''}"
-        found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
-        return Violation(path, value, rule, why_not_so(path, value) or found, _example(path, value))
+        return _of_another_type(path, value, WANTED[kind])
     if kind == "string_pattern_mismatch":
         rule = "S209 must have another form"
-        return Violation(path, value, rule, _sentence(_field(path)), _example(path, value))
+        return Violation(path, value, rule, _sentence(_field(path)), _instead_of(path, value))
     if kind in ("too_short", "too_long"):
         return _entries(path, value, limits)
     if kind == "quantity":
@@ -180,14 +181,38 @@ def _choices(path: str) -> list[Any]:
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
     reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
     meant = as_we_spell(kind, value)
-    fix = Fix(f"did you mean {meant}?", ({HERE: meant},)) if meant else _example(path, value)
+    known = [meant] if meant else could_be(kind, value)
+    fix = did_you_mean(known[0], known[:1]) if len(known) == 1 else _as_one_of(path, known)
     return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", reason, fix)
+
+
+def _as_one_of(path: str, known: Sequence[str]) -> Fix | str:
+    """Several quantities, of which the user knows the one that was meant; or an example, where none is known."""
+    return f"write {' or '.join(known)}" if known else _example(path)
+
+
+def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
+    field = _field(path)
+    rule = f"S203 must be {wanted}{' or auto' if _may_be_auto(field) else ''}"
+    if path in (f"{phase}.gpu" for phase in PHASES) and isinstance(value, dict):
+        reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
+        return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
+    found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
+    return Violation(path, value, rule, why_not_so(path, value) or found, _instead_of(path, value))
 
 
 def _missing(path: str, data: Mapping[str, Any]) -> Violation:
     field = _field(path)
-    fix = _free_time(path, data) if path.startswith("schedule.windows.") else _example(path, None)
+    fix = _free_time(path, data) if path.startswith("schedule.windows.") else _left_out(path, field)
     return Violation(path, None, "S202 is required", _sentence(field), fix)
+
+
+def _left_out(path: str, field: FieldInfo) -> Fix:
+    """The one value that there is, or the planner's choice, else an example."""
+    choices = [AUTO] if _may_be_auto(field) else _choices(path)
+    if len(choices) != 1:
+        return _example(path)
+    return Fix(f"write {path.rpartition('.')[2]}: {choices[0]}", ({HERE: choices[0]},))
 
 
 def _free_time(path: str, data: Mapping[str, Any]) -> Fix:
@@ -199,14 +224,15 @@ def _free_time(path: str, data: Mapping[str, Any]) -> Fix:
     free = [time for time in times if time not in taken] or times
     missing = [index for index, each in enumerate(windows) if not isinstance(each, dict) or "at" not in each]
     at = free[missing.index(own) % len(free)]
-    return Fix(f"for example at: {at}", ({HERE: at},))
+    return for_example(f"at: {at}")
 
 
 def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     parent, known = _path(detail["loc"][:-1]), list(_section_at(detail["loc"]).model_fields)
     path, meant = _path(detail["loc"]), _meant(detail, data)
     ours = as_we_say(path.rpartition(".")[2])
-    reason, fix = why_we_have_no(path) or f"known keys: {', '.join(known)}", removal()
+    reason = why_we_have_no(path) or f"known keys: {', '.join(known)}"
+    fix: Fix | str = what_instead_of(path) or removal()
     if path in KUBERNETES_KEYS:
         reason = "a spec is no Kubernetes object, tidemill render writes those"
         fix = Fix(_instead(meant), ({HERE: None, **meant},))
@@ -217,6 +243,8 @@ def _unknown(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
     elif said := _said_by_flag(detail, data):
         reason, fix = said[1], Fix(_written(said[0]) or "leave it out", ({HERE: None, **meant},))
+    elif meant and (of_server := _of_the_server(detail, data)):
+        reason, fix = of_server
     elif meant:
         fix = _renaming(detail["input"], meant, parent)
         if not all(each.rpartition(".")[0] == parent for each in meant):
@@ -279,6 +307,7 @@ def _meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     elsewhere = _elsewhere(ours or str(key), data)
     free = [name for name in free if _section_of(fields[name]) or not isinstance(detail["input"], dict)]
+    free = [name for name in free if qualifiers_of(str(key)) <= qualifiers_of(name)]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
     return {_path((*parents, close)): detail["input"]} if close else dict.fromkeys(elsewhere, detail["input"])
 
@@ -289,11 +318,25 @@ def _said_by_flag(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[Mappin
     return said_by_flag(key, data[section]) if section in PHASES and len(detail["loc"]) == 2 else None
 
 
+def _of_the_server(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, Fix | str] | None:
+    """Why a limit of a whole server is another number here, and which."""
+    section, key = detail["loc"][0], str(detail["loc"][-1])
+    if section not in PHASES or len(detail["loc"]) != 2:
+        return None
+    found = of_the_server(key, detail["input"], data[section])
+    if found is None:
+        return None
+    (number, reason), ours = found, as_we_say(key)
+    if number is None:
+        return reason, f"write {ours}, as {key} / dp_size"
+    return reason, Fix(f"write {ours}: {number}", ({HERE: None, f"{section}.{ours}": number},))
+
+
 def _level_above(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of a spec that stand below an unknown key, where the spec lacks them and they are most of one."""
     below = detail["input"] if len(detail["loc"]) == 1 and isinstance(detail["input"], dict) else {}
     ours = {key: value for key, value in below.items() if key in Spec.model_fields and key not in data}
-    required = [key for key, field in Spec.model_fields.items() if field.is_required()]
+    required = _required(Spec)
     return ours if 2 * sum(key in ours for key in required) > len(required) else {}
 
 
@@ -344,7 +387,7 @@ def _path(location: Sequence[int | str]) -> str:
 
 def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -> Violation:
     if kind == "string_too_short":
-        return Violation(path, value, "S206 must not be empty", _sentence(_field(path)), _example(path, value))
+        return Violation(path, value, "S206 must not be empty", _sentence(_field(path)), _empty(path))
     if kind == "string_too_long":
         rule = f"S207 must have at most {limits['max_length']} characters"
         fix = Fix("shorten it", ({HERE: value[: limits["max_length"]]},))
@@ -355,7 +398,7 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
 
 def _entries(path: str, value: list[Any], limits: Mapping[str, Any]) -> Violation:
     if "min_length" in limits:
-        rule, fix = f"S210 must have at least {limits['min_length']} entries", _example(path, value)
+        rule, fix = f"S210 must have at least {limits['min_length']} entries", _example(path)
     else:
         most = limits["max_length"]
         rule, fix = f"S210 must have at most {most} entries", Fix("shorten it", ({HERE: value[:most]},))
@@ -400,24 +443,36 @@ def _sentence(field: FieldInfo) -> str:
     return text if text[1:2].isupper() else f"{text[0].lower()}{text[1:]}"
 
 
-def _example(path: str, value: Any) -> Fix:
-    """A value that is right: the one that was meant, if it is only misspelt or quoted, else the declared example."""
-    name = path.rpartition(".")[2]
+def _instead_of(path: str, value: Any) -> Fix:
+    """The value that was meant, if it is only misspelt, quoted or in another form, else an example."""
     field = _field(path)
     if _may_be_auto(field) and close_to(value, [AUTO]):
         return did_you_mean(value, [AUTO])
     meant = None if value is None or _is_quantity(field) else _meant_value(path, field, value)
-    if meant is not None:
-        return Fix(f"nearest: {_as_yaml(meant)}", ({HERE: meant},))
+    return _example(path) if meant is None else Fix(f"nearest: {_as_yaml(meant)}", ({HERE: meant},))
+
+
+def _example(path: str) -> Fix:
+    """The declared example, for what nobody can tell from what stands there."""
+    field, name = _field(path), path.rpartition(".")[2]
     if name.isdecimal():
-        element = _element(field)
-        return Fix(f"for example {_as_yaml(element)}", ({HERE: element},))
-    example = _first_example(field)
-    return Fix(f"for example {name}: {_as_yaml(example)}", ({HERE: example},))
+        return for_example(_as_yaml(_element(field)))
+    return for_example(f"{name}: {_as_yaml(_first_example(field))}")
+
+
+def _empty(path: str) -> Fix:
+    """Leave out what need not be there, as empty text says nothing either."""
+    field = _field(path)
+    is_element = path.rpartition(".")[2].isdecimal()
+    may_be_left_out = is_element or (not field.is_required() and field.default is None)
+    return removal(words="leave it out") if may_be_left_out else _example(path)
 
 
 def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
     """What `value` would be in the field's type and form; None where nobody can tell."""
+    wrapped = _wrapped(path, field, value)
+    if wrapped is not None:
+        return wrapped
     types = list(_types(field.annotation))
     if bool in types:
         return truth(value)
@@ -427,6 +482,25 @@ def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
         return str(value)
     number = _number(path, types, value)
     return None if number is None else _plainest(_within(field, number))
+
+
+def _wrapped(path: str, field: FieldInfo, value: Any) -> Any:
+    """What `value` would be with a list or a key around it that it lacks, or without one that it has in Kubernetes."""
+    plain, section = unwrapped(value), _section_of(field)
+    is_element = path.rpartition(".")[2].isdecimal()
+    if is_element and section and isinstance(value, str) and _required(section) == ["name"]:
+        return {"name": value}
+    if is_element or get_origin(field.annotation) is not list:
+        is_taken_out = str in _types(field.annotation) and isinstance(plain, str) and plain != value
+        return plain if is_taken_out else None
+    if section:
+        return [value] if isinstance(value, dict) and value.keys() >= set(_required(section)) else None
+    items = [each.strip() for each in plain.split(",")] if isinstance(plain, str) else []
+    return items if items and all(items) else None
+
+
+def _required(section: type[BaseModel]) -> list[str]:
+    return [name for name, field in section.model_fields.items() if field.is_required()]
 
 
 def _number(path: str, types: Sequence[Any], value: Any) -> float | None:
@@ -464,7 +538,7 @@ def _element(field: FieldInfo) -> Any:
 
 def _section_example(section: type[Section] | None) -> dict[str, Any]:
     assert section
-    return {name: _first_example(field) for name, field in section.model_fields.items() if field.is_required()}
+    return {name: _first_example(section.model_fields[name]) for name in _required(section)}
 
 
 def _as_yaml(value: Any) -> str:

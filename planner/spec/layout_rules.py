@@ -20,7 +20,7 @@ from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
+from planner.problems.fix import Fix, for_example, nearest, nearest_of, removal
 from planner.spec import attention_rules, cluster_rules
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Partial, Rule, declare_in
@@ -119,7 +119,7 @@ def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
     if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
         return None
     reason = "the runtime looks for it where it runs, not next to the spec"
-    fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
+    fix = "write its folder in the pod, as /models/..."
     return Broken("S406 must be bundled:NAME or an absolute path", reason, fix)
 
 
@@ -163,7 +163,7 @@ def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
         if len(given) == 2:
             fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
         else:
-            fix = Fix("for example host_path: /mnt/models", ({f"{path}.host_path": "/mnt/models"},))
+            fix = for_example("host_path: /mnt/models")
         if len(given) != 1 and not isinstance(volume, Partial):
             rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
             yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
@@ -292,10 +292,8 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
         return Broken(rule, "a mixed unit does both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed stands instead of prefill and decode"
-    sections_missing: Change = {phase: {"ep_size": AUTO} for phase in PHASES[:2] if phase not in given}
-    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in sections_missing)
-    fix = Fix(f"for example {words}", (sections_missing,))
-    return Broken(rule, "a request passes through both", fix, path=missing)
+    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in PHASES[:2] if phase not in given)
+    return Broken(rule, "a request passes through both", for_example(words), path=missing)
 
 
 @_reads("decode.max_request_tokens", "prefill.max_request_tokens")
