@@ -43,6 +43,7 @@ from planner.spec.yaml import INTEGER
 __all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+MAX_TOLD = 500  # wrong fields of one file
 NUMBERED = ("name", "rack", "leaf", "power")  # what is often called by a number, and is text
 WANTED = {
     "int_type": "a whole number",
@@ -66,12 +67,34 @@ class CheckedFields:
 def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     """Each field of `data` by itself. A misspelt key is one mistake: the field that was meant is not missing too."""
     details = _pydantic_errors(data)
-    unknown = (detail for detail in details if detail["type"] == "extra_forbidden")
+    told = details[:MAX_TOLD]
+    unknown = (detail for detail in told if detail["type"] == "extra_forbidden")
     misspelt = frozenset(path for detail in unknown for path in _meant(detail, data))
-    violations = [_violation(detail, data) for detail in details if not _is_there(detail, misspelt)]
-    wrong = {violation.path for violation in violations} | misspelt
+    violations = [_violation(detail, data) for detail in told if not _is_there(detail, misspelt)]
+    violations += _not_told(len(details) - len(told))
+    wrong = _Wrong(frozenset(_path(detail["loc"]) for detail in details) | misspelt)
     sections = {path.partition(".")[0] for path in misspelt}
     return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt | sections)
+
+
+def _not_told(number: int) -> list[Violation]:
+    """Say that there are more mistakes: nobody reads thousands, and asking what was meant by each takes minutes."""
+    if number == 0:
+        return []
+    rule = f"S109 must have at most {MAX_TOLD} wrong fields to be told all of them"
+    return [Violation("", None, rule, f"it has {number:,} more", "mend those that are told first")]
+
+
+class _Wrong:
+    """The paths of what is wrong."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        self.paths = paths
+        self._above = {path[:dot] for path in paths for dot in range(len(path)) if path[dot] == "."}
+
+    def is_below(self, path: str) -> bool:
+        """Whether something is wrong in what stands at `path`."""
+        return path in self._above
 
 
 def _is_there(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
@@ -79,7 +102,7 @@ def _is_there(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
     path = _path(detail["loc"])
     if detail["type"] == "missing":
         return path in misspelt
-    return detail["input"] is None and _is_wrong_below(path, set(misspelt))
+    return detail["input"] is None and any(each.startswith(f"{path}.") for each in misspelt)
 
 
 def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
@@ -90,10 +113,10 @@ def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
     return []
 
 
-def _values(section: type[BaseModel], data: Any, wrong: set[str], prefix: str) -> Iterator[tuple[str, Any]]:
+def _values(section: type[BaseModel], data: Any, wrong: _Wrong, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
         path = f"{prefix}{name}"
-        if path in wrong or (name not in data and field.is_required()):
+        if path in wrong.paths or (name not in data and field.is_required()):
             continue
         inner = _section_of(field)
         value = data.get(name, {} if isinstance(field.default, Section) else field.default)
@@ -101,7 +124,7 @@ def _values(section: type[BaseModel], data: Any, wrong: set[str], prefix: str) -
             yield from _values(inner, value, wrong, f"{path}.")
         elif inner and isinstance(value, list):
             yield path, _right_items(path, value, wrong)
-        elif not (_is_undecided(field, value) or _is_wrong_below(path, wrong)):
+        elif not (_is_undecided(field, value) or wrong.is_below(path)):
             yield path, value
 
 
@@ -123,14 +146,10 @@ def _is_quantity(field: FieldInfo) -> bool:
     return any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
-def _is_wrong_below(path: str, wrong: set[str]) -> bool:
-    return any(each.startswith(f"{path}.") for each in wrong)
-
-
-def _right_items(path: str, items: list[Any], wrong: set[str]) -> list[Any]:
+def _right_items(path: str, items: list[Any], wrong: _Wrong) -> list[Any]:
     """`items`, those with mistakes without them: the others' rules can still be asked."""
     mistakes: dict[int, set[str]] = {}
-    for each in wrong:
+    for each in wrong.paths:
         if each.startswith(f"{path}."):
             number, _, key = each.removeprefix(f"{path}.").partition(".")
             mistakes.setdefault(int(number), set()).add(key.partition(".")[0])
