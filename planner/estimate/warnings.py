@@ -32,7 +32,9 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
     """
     nodes = nodes_of(spec.cluster, spec.written.gpu_names)
     nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
-    found = chain(_limits(spec, memory, memory_of), _overlaps(spec), _split_racks(spec, nodes), _nowhere(nodes))
+    found = chain(
+        _limits(spec, memory, memory_of), _overlaps(spec), _unpacked(spec), _split_racks(spec, nodes), _nowhere(nodes)
+    )
     return tuple(map(spec.problem, found))
 
 
@@ -76,6 +78,16 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
             rule = f"W102 is the overlap of {others[written]}, that of {phase} is {own}"
             reason = "prompts hide dispatch behind a second micro-batch, single tokens behind attention in two parts"
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
+
+
+def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
+    """FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
+    for phase in spec.phases:
+        if spec.phase(phase).precision == "fp4" and spec.gpu_of(phase).lacks_fp4:
+            rule = f"W105 has no matmuls on {spec.written.gpu_name(phase)}"
+            reason = "weights take as little memory as planned, and are unpacked for each matmul"
+            fix = "plan with a checkpoint in fp8, or on GPUs that compute in FP4"
+            yield Violation(f"{phase}.precision", "fp4", rule, reason, fix)
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:

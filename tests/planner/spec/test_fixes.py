@@ -54,6 +54,7 @@ NEEDS_KNOWLEDGE = {
     "S906": "where the previous plan is",
     "S907": "what the previous spec was",
     "W104": "where the nodes stand",
+    "W105": "which other checkpoint there is",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
