@@ -180,6 +180,7 @@ class _Named:
                 "model.shapes": found.model,
                 "model.type": found.model_type,
                 "model.digest": found.digest,
+                "model.other_quantization": found.other_quantization,
             }
             self._keep_weights_digest(written, found.digest)
 

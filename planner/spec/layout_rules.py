@@ -30,6 +30,7 @@ __all__ = ["broken_rules"]
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+QUANTIZATIONS = ("FP8 in blocks of 128 x 128", "NVFP4", "W4AFP8")
 MAX_DNS_LABEL = 63
 MAX_DNS_NAME = 253
 
@@ -320,6 +321,17 @@ def phases_exchange_kv(
     changes = tuple({"decode.kv_precision": each, "prefill.kv_precision": each} for each in alike)
     fix = Fix(f"write kv_precision: {' or '.join(map(str, alike))} in both", changes)
     return Broken(rule, "KV is sent as it lies in memory", fix, "decode.kv_precision", decode_kv)
+
+
+@_reads("{phase}.precision", "model.other_quantization", "{phase}.given", "{phase}.as_written")
+def precision_is_known(_: Precision, quantization: str | None, given: frozenset[str], phase: Phase) -> Broken | None:
+    """Weights that are quantised otherwise have another size than BF16, which is the default."""
+    if quantization is None or "precision" in given:
+        return None
+    rule = f"S309 is required where model.config has a quantization_config that is not planned yet ({quantization})"
+    reason = f"of a checkpoint's own only {' and '.join(QUANTIZATIONS)} are known"
+    fix = "write the precision to plan with, which the weights are then taken to be in"
+    return Broken(rule, reason, fix, f"{phase}.precision")
 
 
 # Expert load

@@ -23,6 +23,7 @@ NEEDS_KNOWLEDGE = {
     "S301": "where the config is",
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
+    "S309": "what the weights are in",
     "S306": "the figures of that GPU",
     "S307": "the shapes of that model",
     "S308": "whether the config or the manifest is the right one",
