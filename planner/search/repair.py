@@ -65,11 +65,36 @@ def with_changes(
 
         return works
 
+    def fitting(phase: Phase, share: float) -> Works:
+        def works(change: Change) -> bool:
+            try:
+                tried = with_values(spec, change)
+            except SpecError:
+                return False
+            plan = memory_of(tried, phase)
+            return plan is not None and plan.short <= 0 and _holds(tried, (phase,), share, memory_of)
+
+        return works
+
     for stage, share in _stages(error, bool(short)):
         changes = tuple(islice(_without_repeats(stage(spec, holding(share)), spec), MAX_CHANGES))
+        if not changes and len(short) > 1:
+            changes = tuple(_together(stage, spec, [fitting(phase, share) for phase in short], holding(share)))
         if changes:
             return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
     return error
+
+
+def _together(stage: Stage, spec: ResolvedSpec, fitting: Sequence[Works], works: Works) -> Iterator[Change]:
+    """One change for each phase that is short, joined, where none alone is enough for all of them."""
+    changes: dict[str, Any] = {}
+    for fits in fitting:
+        first = next(stage(spec, fits), None)
+        if first is None:
+            return
+        changes |= first
+    if works(changes):
+        yield changes
 
 
 def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, float]]:

@@ -47,3 +47,16 @@ def test_gpus_of_listed_nodes_are_no_wish(plan_of):
         plan_of(json.dumps(spec, indent=1))
 
     assert error.value.problems[0].changes == ({"mixed.ep_size": 32},)
+
+
+def test_two_phases_that_are_short_get_a_change_each(plan_of):
+    """No single change mends both: each phase's own limit is lowered, and both together plan."""
+    spec = applied(PAIR, {"prefill.max_batch_tokens": 100_000, "decode.max_requests": 4096})
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    assert {problem.path for problem in error.value.problems} == {"prefill.max_batch_tokens", "decode.max_requests"}
+    for problem in error.value.problems:
+        (change,) = problem.changes
+        assert change.keys() == {"prefill.max_batch_tokens", "decode.max_requests"}
+    assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
