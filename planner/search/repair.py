@@ -101,7 +101,7 @@ def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, flo
     """What to try, and the share of the asked KV that it has to leave, in order; what works first is printed."""
     needs_nodes = any(problem.rule.startswith("S701") for problem in error.problems)
     on_these_gpus: list[Stage] = (
-        [_fewer_or_more_nodes] if needs_nodes else [_other_limits, _other_units, _larger_system]
+        [_fewer_or_more_nodes] if needs_nodes else [_other_limits, _published_limits, _other_units, _larger_system]
     )
     shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
     yield from product(on_these_gpus, shares)
@@ -151,6 +151,13 @@ def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
     for phase in spec.phases:
         yield from _first(_shared_attention(spec, phase), works)
+
+
+def _published_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """Limits that do in the precision of the model's own checkpoint, where neither does alone."""
+    for published in _as_published(spec):
+        for change in _other_limits(spec, lambda change, also=published: works({**also, **change})):
+            yield {**published, **change}
 
 
 def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
