@@ -251,7 +251,7 @@ def announce_compiling() -> Iterator[None]:
     from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
 
     def tell() -> None:
-        sentence = "compiling the search for expert maps: once after an installation, about a minute"
+        sentence = "compiling what this search for expert maps is the first to need: up to a minute, once"
         print(sentence, file=sys.stderr, flush=True)
 
     with on_compiling(tell):

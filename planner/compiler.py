@@ -100,7 +100,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=runtime_refusals(spec),
-        warnings=warnings_of(spec, memory),
+        warnings=warnings_of(spec, memory, _memory_of),
     )
 
 
@@ -136,7 +136,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_changes(error, spec, _is_feasible, _memory_of).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    return Fit(left, warnings_of(spec, memory))
+    return Fit(left, warnings_of(spec, memory, _memory_of))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import Change, Fix, nearest, nearest_of, removal
+from planner.problems.fix import Fix, for_example, nearest, nearest_of, removal
 from planner.spec import attention_rules, cluster_rules, model_rules
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Partial, Rule, declare_in
@@ -30,6 +30,7 @@ __all__ = ["broken_rules"]
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+QUANTIZATIONS = ("FP8 in blocks of 128 x 128", "NVFP4", "W4AFP8")
 MAX_DNS_LABEL = 63
 MAX_DNS_NAME = 253
 
@@ -153,7 +154,7 @@ def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
         if len(given) == 2:
             fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
         else:
-            fix = Fix("for example host_path: /mnt/models", ({f"{path}.host_path": "/mnt/models"},))
+            fix = for_example("host_path: /mnt/models")
         if len(given) != 1 and not isinstance(volume, Partial):
             rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
             yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
@@ -282,10 +283,8 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
         return Broken(rule, "a mixed unit does both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed stands instead of prefill and decode"
-    sections_missing: Change = {phase: {"ep_size": AUTO} for phase in PHASES[:2] if phase not in given}
-    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in sections_missing)
-    fix = Fix(f"for example {words}", (sections_missing,))
-    return Broken(rule, "a request passes through both", fix, path=missing)
+    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in PHASES[:2] if phase not in given)
+    return Broken(rule, "a request passes through both", for_example(words), path=missing)
 
 
 @_reads("decode.max_request_tokens", "prefill.max_request_tokens")
@@ -312,6 +311,17 @@ def phases_exchange_kv(
     changes = tuple({"decode.kv_precision": each, "prefill.kv_precision": each} for each in alike)
     fix = Fix(f"write kv_precision: {' or '.join(map(str, alike))} in both", changes)
     return Broken(rule, "KV is sent as it lies in memory", fix, "decode.kv_precision", decode_kv)
+
+
+@_reads("{phase}.precision", "model.other_quantization", "{phase}.given", "{phase}.as_written")
+def precision_is_known(_: Precision, quantization: str | None, given: frozenset[str], phase: Phase) -> Broken | None:
+    """Weights that are quantised otherwise have another size than BF16, which is the default."""
+    if quantization is None or "precision" in given:
+        return None
+    rule = f"S312 is required where model.config has a quantization_config that is not planned yet ({quantization})"
+    reason = f"of a checkpoint's own only {' and '.join(QUANTIZATIONS)} are known"
+    fix = "write the precision to plan with, which the weights are then taken to be in"
+    return Broken(rule, reason, fix, f"{phase}.precision")
 
 
 # Expert load

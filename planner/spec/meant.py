@@ -8,11 +8,9 @@ from typing import Any
 
 __all__ = ["fraction", "thousandths", "time_of_day", "truth", "whole_number"]
 
-MAX_DIGITS = 4000  # of which Python makes a number without complaint
-WHOLE = re.compile(
-    rf"(?P<digits>[-+]?(?:[0-9]{{1,3}}(?:[_, ][0-9]{{3}})+|[0-9]{{1,{MAX_DIGITS}}}))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?"
-)
-FRACTION = re.compile(r"[-+]?[0-9]{1,18}(\.[0-9]{0,18})?")
+MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
+WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?")
+FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")
 THOUSANDTHS = re.compile(r"([0-9]{1,18})m")
 TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
 
@@ -27,7 +25,7 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     match = WHOLE.fullmatch(value) if isinstance(value, str) else None
-    return int(re.sub("[_, ]", "", match["digits"])) * UNITS[match["unit"]] if match else None
+    return int(re.sub("[_, ]", "", match["digits"])[:MAX_DIGITS]) * UNITS[match["unit"]] if match else None
 
 
 def fraction(value: Any) -> float | None:

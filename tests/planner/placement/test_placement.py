@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.cluster.inventory import nodes_of
 from planner.compiler import compile_plan
+from planner.facts.catalog import GPUS
 from planner.placement import place_units
 from planner.plan.previous import PreviousPlan
 from planner.problems.errors import InfeasibleError
@@ -64,7 +65,10 @@ def placed(case, previous=None):
     cluster, layouts, schedule = case
     written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
     checked = SimpleNamespace(
-        written=written, cluster=cluster, problem=lambda violation: violation.at("spec.yaml", 1, 1)
+        written=written,
+        cluster=cluster,
+        gpu_of=lambda _: GPUS["cpu"],
+        problem=lambda violation: violation.at("spec.yaml", 1, 1),
     )
     try:
         return place_units(checked, layouts, previous)
