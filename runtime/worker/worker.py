@@ -34,6 +34,7 @@ from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
 from runtime.worker.io_thread import Inbox, Network
+from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
 
 __all__ = ["Addresses", "run_rank"]
@@ -60,14 +61,14 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
     check_weights_digest(folder, launch.checkpoint.weights_digest)
-    metrics, inbox = RankMetrics(launch, place.rank), Inbox()
+    metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)
     network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
-    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
         network.open_link()
-        engine, group = _bring_up(launch, place, addresses, folder, network)
+        engine, group = _bring_up(launch, place, addresses, folder, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, engine.loaded.files)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
@@ -76,12 +77,13 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         group.any(True)  # nobody is ready before everybody is
         network.say_state("ready")
         ready.set()
-        step_for_ever(phase, group, inbox)
+        step_for_ever(phase, group, inbox, pulse)
 
 
-def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
+def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox, pulse: Pulse) -> None:
     """The lockstep loop. Raises PeerLost when the unit breaks."""
     while True:
+        pulse.turn()
         while not inbox.empty():
             _deliver(phase, inbox.get())
         if group.any(phase.has_work()):
@@ -108,12 +110,13 @@ def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: 
 
 
 def _bring_up(
-    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network
+    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network, pulse: Pulse
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes())
     engine = Engine(_engine_config(launch, folder), group, every_part(LOADING_PARTS, network.say_loaded))
     check_layout(launch.kv_cache, engine.token_shape)
+    pulse.weights_are_loaded()
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
