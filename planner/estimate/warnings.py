@@ -23,7 +23,7 @@ PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power 
 
 def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> tuple[Problem, ...]:
     """Return every warning about `spec`, whose phases have `memory`, with its line."""
-    nodes = nodes_of(spec.cluster, spec.written.gpu_names)
+    nodes = nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
     nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
     found = chain(_limits(spec, memory), _overlaps(spec), _split_racks(spec, nodes), _nowhere(nodes))
     return tuple(map(spec.problem, found))

@@ -60,7 +60,7 @@ def place_units(
     """
     check_room(spec, layouts)
     pools = _pools(layouts)
-    nodes = nodes_of(spec.cluster, pools)
+    nodes = nodes_of(spec.cluster, pools, spec.written.kubernetes.tolerations)
     before = _of_one_unit_each(previous or {})
     placed = [
         _place_pool(spec, own, [node for node in nodes if node.gpu == gpu and node.unusable is None], before)
@@ -77,7 +77,7 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return
     pools = _pools(layouts)
-    nodes = nodes_of(cluster, pools)
+    nodes = nodes_of(cluster, pools, spec.written.kubernetes.tolerations)
     short = [
         (gpu, own)
         for gpu, own in pools.items()

@@ -112,7 +112,6 @@ def _plain(key: str) -> str:
 _WINDOW = "a window lasts until the next one's at"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _PULLED = "a node pulls the image that it does not have; name another one by a tag or digest of its own"
-_SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
@@ -122,7 +121,6 @@ NOT_YET = {
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
-    "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "gateway.replicas": "there is one gateway, and units are counted in each phase",
@@ -180,11 +178,7 @@ WHY_NOT = {
     # TensorRT-LLM
     "free_gpu_memory_fraction": _MEMORY,
     # Kubernetes
-    "tolerations": "pods tolerate no taints yet, and nodes whose taints keep them away are left out of the plan",
-    "nodeSelector": _SELECTED,
-    "node_selector": _SELECTED,
-    "affinity": _SELECTED,
-    "hostNetwork": "pods have addresses of their own, and the host's network is not rendered yet",
+    "affinity": "the plan names the nodes of each unit, and takes them from a list under cluster.nodes",
     "imagePullPolicy": _PULLED,
     "image_pull_policy": _PULLED,
     "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
@@ -226,6 +220,14 @@ OTHER_NAMES = {
     "hostPath": "host_path",
     "mountPath": "mount_path",
     "persistentVolumeClaim": "claim",
+    "nodeSelector": "node_selector",
+    "hostNetwork": "host_network",
+    "priorityClassName": "priority_class",
+    "runtimeClassName": "runtime_class",
+    "schedulerName": "scheduler_name",
+    "tolerationSeconds": "seconds",
+    "queueName": "queue",
+    "shm_size": "shared_memory",
     # Windows of cron jobs and calendars
     "start": "at",
     "begin": "at",
