@@ -106,7 +106,7 @@ class _Checkpoint(_Part):
     model_config = ConfigDict(extra="forbid")
 
     uri: str
-    config_digest: Digest
+    config_digest: Digest | None
     weights_digest: Digest | None
 
 

@@ -9,7 +9,6 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, get_args
@@ -19,8 +18,16 @@ from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
-from planner.spec import attention_rules, cluster_rules, kubernetes_rules, patch_rules, pod_rules, volume_rules
+from planner.problems.fix import Change, Fix, nearest, nearest_of, removal
+from planner.spec import (
+    attention_rules,
+    cluster_rules,
+    kubernetes_rules,
+    model_rules,
+    patch_rules,
+    pod_rules,
+    volume_rules,
+)
 from planner.spec.object_names import DNS_1035, slug
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
@@ -28,14 +35,8 @@ from planner.spec.schema import AUTO, MAX_EP_SIZE
 
 __all__ = ["broken_rules"]
 
-OTHERS = (
-    attention_rules,
-    cluster_rules,
-    kubernetes_rules,
-    patch_rules,
-    pod_rules,
-    volume_rules,
-)  # with rules about other sections
+# With rules about other sections.
+OTHERS = (model_rules, attention_rules, cluster_rules, kubernetes_rules, volume_rules, pod_rules, patch_rules)
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
@@ -95,16 +96,6 @@ def ports_differ(port: int) -> Broken | None:
     others = " and ".join(str(other) for other in taken)
     reason = f"the gateway listens there for {taken[port]}"
     return Broken(f"S405 must differ from {others}", reason, nearest(port + 1))
-
-
-@_reads("model.checkpoint")
-def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
-    """The runtime looks for it in the pod, where the spec's folder means nothing."""
-    if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
-        return None
-    reason = "the runtime looks for it where it runs, not next to the spec"
-    fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
-    return Broken("S406 must be bundled:NAME or an absolute path", reason, fix)
 
 
 # Layout
