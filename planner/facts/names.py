@@ -22,6 +22,7 @@ __all__ = [
     "SECURITY_LABEL",
     "SHARED_MEMORY",
     "UNIT_LABEL",
+    "UNIT_OBJECTS",
     "Ports",
     "cluster_endpoint",
     "compute_domain_channel",
@@ -63,6 +64,13 @@ NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 # Source: github.com/kubernetes-sigs/kueue 0326037d pkg/controller/jobs/leaderworkerset/leaderworkerset_webhook.go: a
 # label of the LeaderWorkerSet itself
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+# `kubernetes.unit_kind` -> apiVersion and kind of a unit's own object.
+UNIT_OBJECTS = {
+    "leaderworkerset": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
+    "statefulset": ("apps/v1", "StatefulSet"),
+}
 
 
 class Ports:

@@ -30,7 +30,6 @@ OUR_LABELS = ("app.kubernetes.io/", names.DOMAIN)
 MARKS = ("labels", "annotations", "matchLabels")
 NOT_RENDERED = "S461 must be a kind that is rendered"
 MAX_LISTED = 4
-UNIT_KINDS = {"leaderworkerset": "LeaderWorkerSet", "statefulset": "StatefulSet"}
 
 Patches = Sequence[Mapping[str, Any]]
 Path = tuple[str, ...]
@@ -56,9 +55,10 @@ def patches_are_of_kinds_that_are_rendered(
 ) -> Iterator[Broken]:
     """A patch of nothing would be lost without a word."""
     absent: dict[str, tuple[str, Fix]] = {}
-    for kind, name in UNIT_KINDS.items():
-        if kind != unit_kind:
-            absent[name] = f"kubernetes.unit_kind is {unit_kind}", nearest(UNIT_KINDS[unit_kind])
+    _, own = names.UNIT_OBJECTS[unit_kind]
+    for _, other in names.UNIT_OBJECTS.values():
+        if other != own:
+            absent[other] = f"kubernetes.unit_kind is {unit_kind}", nearest(own)
     for kind, field, is_on in (
         ("PodMonitor", "kubernetes.monitors", monitors),
         ("Namespace", "kubernetes.create_namespace", create_namespace),
