@@ -256,6 +256,8 @@ def _cpu(cpus: float) -> str:
 
 
 def _memory(num_bytes: int) -> str:
-    """`1536Mi` or `2Gi`: likewise."""
-    mib = round(num_bytes / 2**20)
-    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
+    """`1536Mi`, `2Gi` or `1Ti`: likewise."""
+    amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
+    while amount % 1024 == 0 and len(units) > 1:
+        amount, units = amount // 1024, units[1:]
+    return f"{amount}{units[0]}"

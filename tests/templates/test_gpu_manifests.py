@@ -213,6 +213,14 @@ def test_huge_pages_are_asked_for_and_mounted(full):
     assert {"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi", "sizeLimit": "16Gi"}} in volumes
 
 
+@pytest.mark.parametrize(("memory", "written"), [("1536MiB", "1536Mi"), ("1024GiB", "1Ti"), ("1536GiB", "1536Gi")])
+def test_sizes_are_as_the_api_server_writes_them(plan, memory, written):
+    """In the largest unit that takes no fraction: else every look at the object would find a change."""
+    resources = {"unit": {"cpus": 1, "memory": memory}}
+
+    assert container_of(rendered(plan, resources=resources))["resources"]["limits"]["memory"] == written
+
+
 def test_pods_run_where_and_before_whom_the_spec_says(full):
     """Tolerations, selector, classes and scheduler are of units' pods; the queue is of the unit itself."""
     pod = pod_of(full)["spec"]
