@@ -176,7 +176,11 @@ def _is_feasible(spec: ResolvedSpec) -> bool:
 def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
     cluster = spec.cluster
     largest = cluster.rack_size or max(
-        Counter(node.rack for node in nodes_of(cluster, spec.written.gpu_names) if not node.unusable).values()
+        Counter(
+            node.rack
+            for node in nodes_of(cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
+            if not node.unusable
+        ).values()
     )
     return min(each.nodes_per_unit for each in layouts) <= largest
 

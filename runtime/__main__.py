@@ -2,7 +2,7 @@
 
     node       the ranks of one unit on one node          generate     a checkpoint, offline
     rank       one of them, started by its node           checkpoint   its manifest
-    gateway    the HTTP front
+    gateway    the HTTP front                             stage        its copy on a node's own disk
 
 Failures that a user can cause are one sentence on stderr and status 1 (2 when the
 call was wrong, 75 when only a peer was lost).
@@ -72,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     gateway = _command(commands, "gateway", _gateway, "the HTTP front")
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
     gateway.add_argument("--address", required=True, help="the IP to bind")
+    stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
+    stage.add_argument("source", help="the checkpoint's folder, or bundled:NAME")
+    stage.add_argument("destination", type=Path, help="the folder that gets the copy")
     _add_generate(commands)
     _add_checkpoint(commands)
     return parser
@@ -173,6 +176,12 @@ def _digest(arguments: argparse.Namespace) -> None:
 
     as_json = arguments.format == "json"
     write_digests(arguments.checkpoint, arguments.output, usable_cpus(), as_json=as_json)
+
+
+def _stage(arguments: argparse.Namespace) -> None:
+    from runtime.checkpoint.stage import stage
+
+    stage(arguments.source, arguments.destination, usable_cpus())
 
 
 def _seconds(text: str) -> float:

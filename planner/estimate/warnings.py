@@ -30,7 +30,7 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
 
     `memory_of` says what a phase of another spec would have.
     """
-    nodes = nodes_of(spec.cluster, spec.written.gpu_names)
+    nodes = nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
     nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
     found = chain(
         _limits(spec, memory, memory_of), _overlaps(spec), _unpacked(spec), _split_racks(spec, nodes), _nowhere(nodes)

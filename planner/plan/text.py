@@ -5,9 +5,10 @@ It shows what the plan holds and computes nothing of its own beyond means and su
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from string import digits as DIGITS
+from typing import Any
 
 from planner.facts.catalog import Gpu
 from planner.facts.quantities import gb
@@ -21,6 +22,7 @@ from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
+from planner.spec.pods import PatchSpec
 from planner.spec.schema import PhaseSpec
 
 __all__ = ["plan_text"]
@@ -50,6 +52,7 @@ def plan_text(plan: Plan) -> str:
         expert_maps_text,
         _traffic,
         _failures,
+        _patches,
         _runnable,
     )
     parts = [section(plan) for section in sections]
@@ -321,6 +324,30 @@ def _failures(plan: Plan) -> str:
 def _short(plan: Plan, place: str) -> str:
     """A unit's place without the name that all units share."""
     return place.removeprefix(f"{plan.name}-")
+
+
+def _patches(plan: Plan) -> str:
+    """Every place of rendered objects that the spec changes by itself: the rest is as planned."""
+    lines = [
+        textwrap.fill(f"{_whom(each)}: {field} {value}", WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        for each in plan.spec.kubernetes.patches
+        for field, value in _leaves(each.patch)
+    ]
+    return "\n".join(["Patched by the spec:", *lines]) if lines else ""
+
+
+def _whom(patch: PatchSpec) -> str:
+    return f"{patch.kind} {patch.name}" if patch.name else f"every {patch.kind}"
+
+
+def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, str]]:
+    """Each field that `patch` writes, by its path, and what it writes there; null removes."""
+    for key, value in patch.items():
+        path = f"{parents}.{key}".lstrip(".")
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, json.dumps(value)
 
 
 def _runnable(plan: Plan) -> str:

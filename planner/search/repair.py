@@ -400,7 +400,10 @@ def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
 
 def _num_usable(spec: ResolvedSpec) -> int:
     """Nodes that units may be placed on."""
-    return sum(node.unusable is None for node in nodes_of(spec.cluster, spec.written.gpu_names))
+    return sum(
+        node.unusable is None
+        for node in nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
+    )
 
 
 def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:

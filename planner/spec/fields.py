@@ -38,6 +38,7 @@ WANTED = {
     "float_type": "a number",
     "string_type": "text",
     "model_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
     "bool_type": "true or false",
     "list_type": "a list",
 }

@@ -20,7 +20,7 @@ from planner.spec.declared import (
     section_of,
     types_in,
 )
-from planner.spec.meant import fraction, thousandths, time_of_day, truth, whole_number
+from planner.spec.meant import fraction, thousandths, time_of_day, truth, variables, whole_number
 from planner.spec.other_names import unwrapped
 from planner.spec.schema import AUTO
 from planner.spec.section import Section
@@ -78,6 +78,8 @@ def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
     if wrapped is not None:
         return wrapped
     types = list(types_in(field.annotation))
+    if path == "kubernetes.env":
+        return variables(value)
     if bool in types:
         return truth(value)
     if path.rpartition(".")[2] == "at":

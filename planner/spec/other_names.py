@@ -156,7 +156,6 @@ _PULLED = "a node pulls the image that it does not have; name another one by a t
 _SCALED = "units are not scaled with load yet, and a schedule says how many are on when"
 _LATENCY = "latencies are not planned yet"
 _MOUNTED = "pods mount folders of their nodes, and claims"
-_SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
@@ -166,7 +165,6 @@ NOT_YET = {
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
-    "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
@@ -241,11 +239,7 @@ WHY_NOT = {
     "min_replicas": _SCALED,
     "max_replicas": _SCALED,
     "autoscaling": _SCALED,
-    "tolerations": "pods tolerate no taints yet, and nodes whose taints keep them away are left out of the plan",
-    "nodeSelector": _SELECTED,
-    "node_selector": _SELECTED,
-    "affinity": _SELECTED,
-    "hostNetwork": "pods have addresses of their own, and the host's network is not rendered yet",
+    "affinity": "the plan names the nodes of each unit, and takes them from a list under cluster.nodes",
     "imagePullPolicy": _PULLED,
     "image_pull_policy": _PULLED,
     "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
@@ -289,6 +283,14 @@ OTHER_NAMES = {
     "persistentVolumeClaim": "claim",
     "pvc": "claim",
     "claimName": "claim",
+    "nodeSelector": "node_selector",
+    "hostNetwork": "host_network",
+    "priorityClassName": "priority_class",
+    "runtimeClassName": "runtime_class",
+    "schedulerName": "scheduler_name",
+    "tolerationSeconds": "seconds",
+    "queueName": "queue",
+    "shm_size": "shared_memory",
     # Windows of cron jobs and calendars
     "start": "at",
     "begin": "at",

@@ -36,6 +36,7 @@ from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
 from runtime.worker.io_thread import Inbox, Network
 from runtime.worker.leaving import Leaving
+from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
 
 __all__ = ["Addresses", "run_rank"]
@@ -62,14 +63,14 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
     check_weights_digest(folder, launch.checkpoint.weights_digest)
-    metrics, inbox = RankMetrics(launch, place.rank), Inbox()
+    metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)
     network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
-    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
         network.open_link()
-        engine, group = _bring_up(launch, place, addresses, folder, network)
+        engine, group = _bring_up(launch, place, addresses, folder, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, engine.loaded.files)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
@@ -80,12 +81,13 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         signal.signal(signal.SIGTERM, lambda *_: leaving.ask())
         network.say_state("ready")
         ready.set()
-        step_until_left(phase, group, inbox, leaving)
+        step_until_left(phase, group, inbox, leaving, pulse)
 
 
-def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving) -> None:
+def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse) -> None:
     """The lockstep loop, until all ranks of a unit that leaves are free. Raises PeerLost when the unit breaks."""
     while True:
+        pulse.turn()
         while not inbox.empty():
             _deliver(inbox.get(), phase, leaving)
         if leaving.is_asked:
@@ -122,12 +124,13 @@ def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: 
 
 
 def _bring_up(
-    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network
+    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network, pulse: Pulse
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes())
     engine = Engine(_engine_config(launch, folder), group, every_part(LOADING_PARTS, network.say_loaded))
     check_layout(launch.kv_cache, engine.token_shape)
+    pulse.weights_are_loaded()
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))

@@ -37,7 +37,10 @@ __all__ = [
 # Kind -> how a cluster comes to serve it.
 INSTALL = {
     "LeaderWorkerSet": "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side "
-    "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"
+    "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml, "
+    "or write kubernetes.unit_kind: statefulset",
+    "PodMonitor": "install the Prometheus operator, or write kubernetes.monitors: false",
+    "ComputeDomain": "install NVIDIA's DRA driver for GPUs, or write kubernetes.compute_domain: false",
 }
 
 # What servers write. There are no codes for these, and the statuses mislead.

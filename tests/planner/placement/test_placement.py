@@ -17,6 +17,7 @@ from planner.placement import place_units
 from planner.plan.previous import PreviousPlan
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import ClusterSpec, ScheduleSpec
 
 LISTED = """\
@@ -63,7 +64,7 @@ def cases(draw, max_nodes=20):
 def placed(case, previous=None):
     """The placement of a case, or None where the cluster is too small."""
     cluster, layouts, schedule = case
-    written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
+    written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule, kubernetes=KubernetesSpec())
     checked = SimpleNamespace(
         written=written,
         cluster=cluster,

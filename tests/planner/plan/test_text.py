@@ -50,6 +50,19 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     assert "experts' loads are drawn with alpha 1.01, seed 0" in text
 
 
+def test_what_patches_change_is_said(spec_text, plan_of):
+    """Each field with its value, in 80 columns: nobody reviews what nobody sees. A plan without any says nothing."""
+    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, affinity: null}}}}"
+    patches = f"  patches: [{{kind: LeaderWorkerSet, patch: {{spec: {pod}}}}}]\n"
+    text = plan_text(plan_of(spec_text + patches))
+    path = "spec.leaderWorkerTemplate.workerTemplate.spec"
+
+    assert f"Patched by the spec:\n  - every LeaderWorkerSet: {path}.hostIPC" in text
+    assert f"{path}.affinity null" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Patched" not in plan_text(plan_of(spec_text))
+
+
 def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, plan_of):
     """Defaults that nothing reads are none."""
     drawn = spec_text[spec_text.index("expert_load:") : spec_text.index("gateway:")]

@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from runtime.expert_parallel.group import SoloGroup
 from runtime.protocol.messages import Dismissed
 from runtime.worker.leaving import Leaving
+from runtime.worker.pulse import Pulse
 from runtime.worker.worker import step_until_left
 from tests.runtime.joined_groups import joined_groups
 
@@ -57,13 +59,14 @@ def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, b
     leaving[asked].ask()
 
     with ThreadPoolExecutor(NUM_RANKS) as ranks:
-        list(ranks.map(step_until_left, phases, joined_groups(NUM_RANKS, free_port()), inboxes, leaving))
+        groups, pulses = joined_groups(NUM_RANKS, free_port()), [Pulse() for _ in range(NUM_RANKS)]
+        list(ranks.map(step_until_left, phases, groups, inboxes, leaving, pulses))
 
     assert [phase.left for phase in phases] == [0] * NUM_RANKS
     assert [line.said for line in lines] == [["draining"]] * NUM_RANKS
 
 
-def test_a_busy_rank_says_at_once_that_it_drains(free_port):
+def test_a_busy_rank_says_at_once_that_it_drains():
     """Else the gateway would go on sending requests, and the unit would never be idle."""
     inbox = queue.SimpleQueue()
     line = GatewayThere(inbox)
@@ -75,7 +78,7 @@ def test_a_busy_rank_says_at_once_that_it_drains(free_port):
             leaving.ask()
         said_after.append((left, list(line.said)))
 
-    step_until_left(SomeSteps(8, ask_in_the_middle), joined_groups(1, free_port())[0], inbox, leaving)
+    step_until_left(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse())
 
     assert (4, ["draining"]) in said_after
 

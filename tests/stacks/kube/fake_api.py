@@ -34,6 +34,7 @@ KINDS = {
         {"name": "pods", "kind": "Pod", "namespaced": True},
         {"name": "serviceaccounts", "kind": "ServiceAccount", "namespaced": True},
     ],
+    "/apis/apps/v1": [{"name": "statefulsets", "kind": "StatefulSet", "namespaced": True}],
     "/apis/leaderworkerset.x-k8s.io/v1": [{"name": "leaderworkersets", "kind": "LeaderWorkerSet", "namespaced": True}],
 }
 COLLECTIONS = {each["name"] for kinds in KINDS.values() for each in kinds}
