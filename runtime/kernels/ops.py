@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels import fp8
+from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import ExpertCodes, Quantised
 
 __all__ = ["Ops", "inverse", "own"]
@@ -29,6 +30,8 @@ QUERY_BLOCK = 128
 
 class Ops:
     """The reference on `device`, where every tensor of a model is made."""
+
+    link = HostLink()  # between the device's memory and the host's
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
