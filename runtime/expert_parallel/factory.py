@@ -1,16 +1,28 @@
-"""Which dispatcher a unit gets."""
+"""Which group a unit's ranks form, and which dispatcher it gets."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 from runtime.expert_parallel.dispatcher import AllToAllDispatcher, LocalDispatcher, RowFormat, TokenDispatcher
-from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.group import GlooGroup, Group, SoloGroup
 from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.masked import MaskedDispatcher
+from runtime.expert_parallel.nccl import NcclGroup
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.kernels.backend import Backend
+from runtime.kernels.device import CPU
 
-__all__ = ["new_dispatcher"]
+__all__ = ["new_dispatcher", "new_group"]
+
+
+def new_group(rank: int, size: int, nodes: Sequence[int] | None = None, device: torch.device = CPU) -> Group:
+    """Return the group of a unit of `size` ranks, not joined yet; `nodes`: where each is, if not all on one."""
+    if size == 1:
+        return SoloGroup()
+    return GlooGroup(rank, size, nodes) if device.type == "cpu" else NcclGroup(rank, size, nodes, device)
 
 
 def new_dispatcher(
