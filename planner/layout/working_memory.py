@@ -46,6 +46,12 @@ CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128
 # NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
 
+# What a rank keeps of each choice of a token that came: the expert and its weight, as they come and as they are put in
+# order, and twice that while it is; and the rows to which DeepGEMM fills each expert's up: github.com/deepseek-ai/DeepGEMM
+# 54e22612 csrc/jit_kernels/heuristics/runtime.hpp
+CHOICE_BYTES = 4 * (8 + 4)
+TILE_ROWS = 128
+
 # Of a value that a matmul reads; what is dispatched in BF16 is made narrower as it is read.
 COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
 LOGIT_BYTES = 4
@@ -69,6 +75,8 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
     pairs = _received_pairs(model, layout, spec, at_once)
     experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
+    if layout.phase != "decode" and layout.dp_size > 1:
+        experts = _normal_experts_bytes(model, layout, pairs, tokens, experts)
     head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
     return stream + ahead + max(attention, dense, experts, head)
 
@@ -103,6 +111,29 @@ def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: 
     of_unit = tokens * model.num_experts_per_token * layout.dp_size
     normal = min(int(MAX_IMBALANCE * of_unit / layout.ep_size), of_unit)
     return max(normal, in_all_slots) if layout.phase == "mixed" else normal
+
+
+def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
+    """Of the largest moment between a normal dispatch and its combine, when each pair is of another token.
+
+    The rows that came are put in order of their experts; the experts compute; each token's results are added up before
+    they are sent back. With overlap the other half's rows have come meanwhile. The step's shared experts are done.
+    """
+    wide = wide_bytes(layout.precision) * model.hidden_size
+    row = _travelling_bytes(model.hidden_size, layout.precision)
+    choices = model.num_experts_per_token * CHOICE_BYTES
+    filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
+    largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
+    waiting = 0 if layout.overlap == "none" else pairs * row
+    shared = (tokens + _at_once(tokens, layout)) * wide  # of all the step's tokens, and this half's sums
+    return largest + waiting + pairs * choices + shared
+
+
+def _travelling_bytes(hidden_size: int, precision: Precision) -> int:
+    """Return a dispatched row's bytes: codes and scales in FP8, else what results are."""
+    if precision == "fp8":
+        return hidden_size + 4 * hidden_size // SCALE_CHANNELS
+    return hidden_size * wide_bytes(precision)
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:

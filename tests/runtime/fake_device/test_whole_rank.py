@@ -9,8 +9,9 @@ import time
 import pytest
 import torch
 
+from runtime.kernels.gpu.packages import BLACKWELL, HOPPER
 from tests.runtime.fake_device.deployments import deployed
-from tests.runtime.fake_device.ranks import KernelShapes, ReferenceOps
+from tests.runtime.fake_device.ranks import KernelPath, ReferenceOps
 from tests.runtime.fake_device.watcher import WaitsForTheDevice
 
 UNITS = {
@@ -18,6 +19,8 @@ UNITS = {
     "EP32 prefill": ("deepseek-h800.yaml", "prefill", {}),
     "EP72 decode": ("deepseek-h800.yaml", "decode", {"ep_size": 72}),
     "8 x H200 mixed": ("h200-single-node.yaml", "mixed", {}),
+    "EP144 decode, B200": ("deepseek-h800.yaml", "decode", {"gpu": "b200"}),
+    "EP32 prefill, B200": ("deepseek-h800.yaml", "prefill", {"gpu": "b200"}),
 }
 # ratio that planned bytes may be off by
 CLOSE = {"weights": 0.005, "kv": 0.005, "activations": 0.1}
@@ -48,14 +51,17 @@ def test_the_reference_never_leaves_the_device(unit):
         "EP32 prefill",
         pytest.param("EP72 decode", marks=pytest.mark.whole),
         pytest.param("8 x H200 mixed", marks=pytest.mark.whole),
+        pytest.param("EP144 decode, B200", marks=pytest.mark.whole),
+        pytest.param("EP32 prefill, B200", marks=pytest.mark.whole),
     ],
 )
 def test_the_ledger_is_what_the_runtime_allocates(unit):
-    """Weights and KV to half a percent, activations to ten, at the shapes of the kernels that a GPU would run."""
+    """Weights and KV to half a percent, activations to ten, on the path to the kernels that a GPU would run."""
     began = time.monotonic()
     spec_file, phase, changes = UNITS[unit]
     deployment = deployed(spec_file, phase, **changes)
-    rank = deployment.rank(KernelShapes(), num_dense=2, num_moe=3)
+    ops = KernelPath(BLACKWELL if unit.endswith("B200") else HOPPER)
+    rank = deployment.rank(ops, num_dense=3, num_moe=3)
     rank.step(*deployment.largest_step())
     planned, counted = _planned(deployment.ledger), _of_the_whole_model(rank, deployment.config)
     _print_table(unit, planned, counted, deployment.ledger.buffers, began)
@@ -72,10 +78,10 @@ def _planned(ledger):
 
 def _of_the_whole_model(rank, config):
     """Bytes with all layers, of a rank with some: one of each kind stands for its equals, shown to be."""
-    dense, moe = rank.model.model.layers[:2], rank.model.model.layers[2:]
+    dense, moe = rank.model.model.layers[:3], rank.model.model.layers[3:]
     operations = rank.watcher.operations
-    assert operations[0] == operations[1]
-    assert operations[2] == operations[3]  # the last layer has fewer rows in prefill
+    assert operations[1] == operations[2]  # the first layer tells FlashMLA of the step
+    assert operations[3] == operations[4]  # the last layer has fewer rows in prefill
     sizes = [[sum(values.nbytes for values in layer.parameters()) for layer in layers] for layers in (dense, moe)]
     assert [len(set(of_kind)) for of_kind in sizes] == [1, 1]
     num_more = config.first_k_dense_replace - len(dense), config.num_moe_layers - len(moe)
