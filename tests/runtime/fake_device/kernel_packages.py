@@ -126,7 +126,8 @@ class FakeBuffer:
     ):
         assert group is None
         self.module, self.ranks = module, comm.Get_size()
-        self.num_bytes, self.low_latency_mode = num_nvl_bytes + num_rdma_bytes, low_latency_mode
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
         self.handles = comm.allgather(comm.Get_rank()), comm.allgather(bytearray(b"address")), comm.allgather(None)
 
     @staticmethod
