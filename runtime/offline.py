@@ -23,7 +23,8 @@ from torch import Tensor
 
 from runtime.checkpoint import read_json, resolve
 from runtime.errors import RuntimeFailure, UsageError
-from runtime.expert_parallel.group import Group, new_group
+from runtime.expert_parallel.factory import new_group
+from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kv.cache import PAGE_TOKENS, PageTable, num_pages

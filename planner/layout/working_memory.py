@@ -7,8 +7,8 @@ computes while the other holds no more than its stream, or its logits when it is
 
 Worked example, DeepSeek-V3 in FP8, GB of 1e9 bytes:
     EP144 decode   2 slots x 144 x 64 rows, their experts 0.44, half of the logits 0.03, stream 0.01             0.48
-    EP32 prefill   attention of 8,192 tokens to 32,768: keys and values 3.80, queries and results 0.67; stream 0.70
-                   and half of the logits of 32 prompts 0.01                                                     5.18
+    EP32 prefill   168,034 pairs of 8,192 tokens a rank: their results 2.41 and the sums of these 2.41; as many rows of
+                   the other half 1.24; stream 0.70, shared experts 0.35, choices 0.06, logits 0.01              7.21
 
 A prefill rank may receive more than its share of tokens. How much more no map can promise, so the worst published
 imbalance without any balancing is allowed for. A decode rank has room for every token of the unit in every one of its
@@ -18,8 +18,9 @@ Where several GPUs share attention, `model` is one GPU's part of it (`Model.one_
 group with its own heads, and the group dispatches each token once. Buffers are those of a GPU that dispatches them all.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/config.hpp and deep_ep/buffers/legacy.py (buffers),
-csrc/legacy/buffer.hpp (what low-latency dispatch returns); DeepSeek-V3 inference/model.py (activations); imbalance:
-DeepSeek-R1 on 32 GPUs, (max - mean) / mean of an iteration without balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
+csrc/legacy/buffer.hpp (what dispatch returns), csrc/kernels/legacy/compiled.cuh (workspace, alignment); DeepSeek-V3
+inference/model.py (activations); imbalance: DeepSeek-R1 on 32 GPUs, (max - mean) / mean of an iteration without
+balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 """
 
@@ -40,11 +41,20 @@ MAX_TOP_K = MAX_SCALES = 128
 SOURCE_META_BYTES = 8
 INT4_BYTES = 16  # CUDA's vector of four ints
 SCALE_CHANNELS = 128
+BUFFER_ALIGNMENT = 128
+WORKSPACE_BYTES = 32 * 2**20
+GRANULE_BYTES = 2**29  # of NVSHMEM's memory, as DeepEP sets NVSHMEM_CUMEM_GRANULARITY
 # EP size up to -> tokens of a receive chunk over NVLink and, rounded up to whole send chunks, over RDMA
 CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128: (560, 132), 160: (720, 132)}
 
 # NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
+
+# What a rank keeps of each choice of a token that came: the expert and its weight, as they come and as they are put in
+# order, and twice that while it is; and the rows to which DeepGEMM fills each expert's up:
+# github.com/deepseek-ai/DeepGEMM 54e22612 csrc/jit_kernels/heuristics/runtime.hpp
+CHOICE_BYTES = 4 * (8 + 4)
+TILE_ROWS = 128
 
 # Of a value that a matmul reads; what is dispatched in BF16 is made narrower as it is read.
 COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
@@ -69,6 +79,8 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
     pairs = _received_pairs(model, layout, spec, at_once)
     experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
+    if layout.phase != "decode" and layout.dp_size > 1:
+        experts = _normal_experts_bytes(model, layout, pairs, tokens, experts)
     head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
     return stream + ahead + max(attention, dense, experts, head)
 
@@ -105,6 +117,29 @@ def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: 
     return max(normal, in_all_slots) if layout.phase == "mixed" else normal
 
 
+def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
+    """Of the largest moment between a normal dispatch and its combine, when each pair is of another token.
+
+    The rows that came are put in order of their experts; the experts compute; each token's results are added up before
+    they are sent back. With overlap the other half's rows have come meanwhile. The step's shared experts are done.
+    """
+    wide = wide_bytes(layout.precision) * model.hidden_size
+    row = _travelling_bytes(model.hidden_size, layout.precision)
+    choices = model.num_experts_per_token * CHOICE_BYTES
+    filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
+    largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
+    waiting = 0 if layout.overlap == "none" else pairs * row
+    shared = (tokens + _at_once(tokens, layout)) * wide  # of all the step's tokens, and this half's sums
+    return largest + waiting + pairs * choices + shared
+
+
+def _travelling_bytes(hidden_size: int, precision: Precision) -> int:
+    """Return a dispatched row's bytes: codes and scales in FP8, else what results are."""
+    if precision == "fp8":
+        return hidden_size + 4 * hidden_size // SCALE_CHANNELS
+    return hidden_size * wide_bytes(precision)
+
+
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
     """Input, the product of gate and up, and the larger of both and of the output: the output comes when both went."""
     compute, result = COMPUTE_BYTES[precision], wide_bytes(precision)
@@ -125,8 +160,14 @@ def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
         return NCCL_BYTES
     normal = _normal_bytes(model.hidden_size, layout.ep_size)
     requests = _at_once(spec.max_requests, layout)
-    low_latency = _low_latency_bytes(model.hidden_size, layout.num_physical_experts, requests)
-    return NCCL_BYTES + {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
+    low_latency = _in_granules(_low_latency_bytes(model.hidden_size, layout.num_physical_experts, requests))
+    dispatch = {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
+    return NCCL_BYTES + WORKSPACE_BYTES + dispatch
+
+
+def _in_granules(num_bytes: int) -> int:
+    """Return what NVSHMEM takes for so many bytes."""
+    return -(-num_bytes // GRANULE_BYTES) * GRANULE_BYTES
 
 
 def _normal_bytes(hidden_size: int, ep_size: int) -> int:
@@ -136,10 +177,11 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
     token = 2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4  # BF16; index and weight; scale
     nvlink_peers, rdma_peers = min(ep_size, NVLINK_PEERS), max(ep_size // NVLINK_PEERS, 1)
     nvlink = CHANNELS * nvlink_peers * (nvlink_tokens * token + 4 * (2 * rdma_peers + 3))
+    nvlink = -(-nvlink // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
     if ep_size <= NVLINK_PEERS:
         return nvlink
     rdma = CHANNELS * rdma_peers * 2 * (rdma_tokens * (token + INT4_BYTES) + 4 * (2 * NVLINK_PEERS + 2))
-    return nvlink + rdma
+    return nvlink + _in_granules(rdma)
 
 
 def _low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:

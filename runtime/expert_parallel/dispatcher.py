@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from runtime.expert_parallel.group import Group
+from runtime.kernels.fp8 import Quantised
 from runtime.kernels.ops import Ops, inverse
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "AllToAllDispatcher",
     "ChoiceRows",
     "Combined",
+    "Computed",
     "ContiguousRows",
     "Dispatched",
     "ExchangeTime",
@@ -85,9 +87,12 @@ class WeightsApplied(Enum):
 
 @dataclass(frozen=True)
 class ContiguousRows:
-    """`counts_M` rows of each local slot, slot after slot; `counts` is the same on the host."""
+    """`counts` rows of each local slot, slot after slot, of which the first `counts_M` came.
 
-    rows_RD: Tensor
+    The two are the same, unless a slot's rows are filled up to a multiple of `Ops.row_alignment`.
+    """
+
+    rows_RD: Tensor | Quantised
     counts_M: Tensor
     counts: list[int]
     weights_R: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
@@ -102,9 +107,10 @@ class ContiguousRows:
 class MaskedRows:
     """The same number of rows in each local slot, of which the first `counts_M` mean something."""
 
-    rows_MZD: Tensor
+    rows_MZD: Tensor | Quantised
     counts_M: Tensor
     weights_MZ: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
+    expected_rows: int = 1  # that a slot gets on average: kernels choose their tiles by it
 
     def weigh(self, results_MZD: Tensor) -> Tensor:
         """Multiply the experts' results by the rows' weights."""
@@ -116,12 +122,24 @@ ExpertRows = ContiguousRows | MaskedRows
 
 
 @dataclass(frozen=True)
+class Computed:
+    """What is left of a dispatch when the experts have read its rows."""
+
+    sent_W: Tensor  # this rank's pairs for each rank
+    way_back: Any  # what the dispatcher itself needs in combine
+
+
+@dataclass(frozen=True)
 class Dispatched:
     """Rows at this rank, and the way back."""
 
     rows: ExpertRows
     sent_W: Tensor  # this rank's pairs for each rank
     way_back: Any  # what the dispatcher itself needs in combine
+
+    def without_rows(self) -> Computed:
+        """Let go of the rows, which are the most of a step's memory."""
+        return Computed(self.sent_W, self.way_back)
 
 
 class Combined(Protocol):
@@ -148,11 +166,14 @@ class ChoiceRows:
 class RowFormat(Protocol):
     """How a token's activations travel: rows of bytes, because they may be of several types (codes and scales)."""
 
+    def quantise(self, x_TD: Tensor) -> Tensor | Quantised:
+        """Return what travels, before it becomes bytes."""
+
     def encode(self, x_TD: Tensor) -> Tensor:
         """Return rows of bytes, [T, X], uint8."""
 
-    def decode(self, bytes_RX: Tensor) -> Tensor:
-        """Return what the experts take of rows that `encode` gave: [R, ...]."""
+    def decode(self, bytes_RX: Tensor) -> Tensor | Quantised:
+        """Return what the experts take of rows [R, X] that `encode` gave, or of such rows in slots [M, Z, X]."""
 
 
 class PlainRows:
@@ -160,6 +181,10 @@ class PlainRows:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+
+    def quantise(self, x_TD: Tensor) -> Tensor:
+        """The same."""
+        return x_TD
 
     def encode(self, x_TD: Tensor) -> Tensor:
         """The same memory."""
@@ -226,7 +251,7 @@ class TokenDispatcher(Protocol):
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
 
-    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Bring results, which lie as the rows did, back to their tokens."""
 
 
@@ -252,7 +277,7 @@ class LocalDispatcher:
         decoded = self.row_format.decode(rows)
         return _here(Dispatched(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
 
-    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """They are here, sorted."""
         row_of_pair_TK, weights_TK = dispatched.way_back
         return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
@@ -317,7 +342,7 @@ class AllToAllDispatcher:
 
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, group_by_slot)
 
-    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Each pair's result goes to its token's rank."""
         way: _WayBack = dispatched.way_back
         rows = results.index_select(0, inverse(way.arrival_of_row))

@@ -1,16 +1,28 @@
-"""Which dispatcher a unit gets."""
+"""Which group a unit's ranks form, and which dispatcher it gets."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 from runtime.expert_parallel.dispatcher import AllToAllDispatcher, LocalDispatcher, RowFormat, TokenDispatcher
-from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.group import GlooGroup, Group, SoloGroup
 from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.masked import MaskedDispatcher
+from runtime.expert_parallel.nccl import NcclGroup
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.kernels.backend import Backend
+from runtime.kernels.device import CPU
 
-__all__ = ["new_dispatcher"]
+__all__ = ["new_dispatcher", "new_group"]
+
+
+def new_group(rank: int, size: int, nodes: Sequence[int] | None = None, device: torch.device = CPU) -> Group:
+    """Return the group of a unit of `size` ranks, not joined yet; `nodes`: where each is, if not all on one."""
+    if size == 1:
+        return SoloGroup()
+    return GlooGroup(rank, size, nodes) if device.type == "cpu" else NcclGroup(rank, size, nodes, device)
 
 
 def new_dispatcher(
@@ -27,16 +39,36 @@ def new_dispatcher(
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     Raises RuntimeFailure when the model is to be deterministic and the form is not.
     """
-    if capacity is not None and backend.device.type != "cpu":
-        dispatcher: TokenDispatcher = MaskedDispatcher(group, slots_per_rank, capacity, row_format, backend.ops)
-    else:
+    if backend.device.type == "cpu":
         dispatcher = _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
+    else:
+        dispatcher = _device_form(group, slots_per_rank, top_k, row_format, x_1D, backend, capacity)
     if backend.batching.is_invariant and not dispatcher.sums_in_order:
         raise RuntimeFailure(
             f"deterministic mode is not possible with {type(dispatcher).__name__}: it adds what a token's"
             f" experts made in the order in which it comes, which depends on where they are"
         )
     return dispatcher
+
+
+def _device_form(
+    group: Group,
+    slots_per_rank: int,
+    top_k: int,
+    row_format: RowFormat,
+    x_1D: Tensor,
+    backend: Backend,
+    capacity: int | None,
+) -> TokenDispatcher:
+    """DeepEP's kernels where they fit, else our exchanges: with room in every slot where steps have few tokens."""
+    from runtime.expert_parallel.deep_ep import deep_ep_form
+
+    form = deep_ep_form(group, slots_per_rank, top_k, row_format, x_1D, backend.ops, capacity)
+    if form is not None:
+        return form
+    if capacity is not None:
+        return MaskedDispatcher(group, slots_per_rank, capacity, row_format, backend.ops)
+    return _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
 
 
 def _form_for(

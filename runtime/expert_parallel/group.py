@@ -4,6 +4,8 @@ Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socke
 node was given, the store's too (torch would take every interface). A peer that leaves is noticed inside the next
 collective, and is the end of this rank: a unit lives or dies as a whole.
 
+Here are ranks on CPUs. `nccl.py` has those on GPUs.
+
 Exchanges that are to be overlapped run on one thread of their own, in the order in which they were begun, as on the
 communication stream of a GPU: so several collectives that need each other's results (sizes, then rows) are one piece
 of work in flight, and every rank has them in the same order. gloo waits without holding the interpreter.
@@ -26,13 +28,21 @@ from runtime.errors import PeerLost
 from runtime.expert_parallel.rendezvous import MeetingPoint, meet
 from runtime.trace import link
 
-__all__ = ["GlooGroup", "Group", "SoloGroup", "new_group"]
+__all__ = ["Begun", "GlooGroup", "Group", "SoloGroup"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 FIRST_SAYS = "first-says"
 LOST_IN = "gloo/transport/"  # of the source file that gloo names: closed, reset or silent connections
 STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
+
+
+class Begun(Protocol[T_co]):
+    """An exchange that has begun."""
+
+    def result(self) -> T_co:
+        """Return what it gives, for what is computed from now on. Raises PeerLost."""
 
 
 class Group(Protocol):
@@ -48,19 +58,17 @@ class Group(Protocol):
     def from_first(self, text: str) -> str:
         """Return what the first rank gave, on every rank."""
 
+    def gather(self, part: bytes) -> list[bytes]:
+        """Return what each rank gave, on every rank; for small things, before the first step."""
+
     def any(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on one: the lockstep of a step."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
 
-    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+    def begin(self, exchange: Callable[[], T]) -> Begun[T]:
         """Do `exchange`, which calls `all_to_all`, behind the caller's back, after all that were begun before it."""
-
-
-def new_group(rank: int, size: int, nodes: Sequence[int] | None = None) -> Group:
-    """The group of a unit of `size` ranks, not joined yet; `nodes`: where each is, if not all on one."""
-    return SoloGroup() if size == 1 else GlooGroup(rank, size, nodes)
 
 
 class SoloGroup:
@@ -77,6 +85,10 @@ class SoloGroup:
         """It is the first."""
         return text
 
+    def gather(self, part: bytes) -> list[bytes]:
+        """It is the only one."""
+        return [part]
+
     def any(self, flag: bool) -> bool:
         """Nobody else can say yes."""
         return flag
@@ -86,7 +98,7 @@ class SoloGroup:
         assert send == receive == [len(rows)]
         return rows
 
-    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+    def begin(self, exchange: Callable[[], T]) -> Begun[T]:
         """There is nothing to wait for: it is done at once."""
         done: Future[T] = Future()
         done.set_result(exchange())
@@ -101,6 +113,7 @@ class GlooGroup:
         self.size = size
         self.nodes = (0,) * size if nodes is None else tuple(nodes)
         self._exchanges = ThreadPoolExecutor(1, "exchanges")
+        self._num_gathered = 0
 
     def join(self, meeting: MeetingPoint) -> None:
         """Meet at the store, then connect to every peer."""
@@ -111,7 +124,7 @@ class GlooGroup:
             self._backend = _gloo(self._store, self.rank, self.size, meeting.address)
         except RuntimeError as error:
             where = f"{meeting.leader}:{meeting.port}"
-            raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {_first_line(error)}") from None
+            raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {first_line(error)}") from None
 
     def from_first(self, text: str) -> str:
         """Pass the text by the store, once in a group's life."""
@@ -122,7 +135,18 @@ class GlooGroup:
             self._store.wait([FIRST_SAYS], STEP_TIMEOUT)  # it may take longer to connect to its peers
             return self._store.get(FIRST_SAYS).decode()
         except RuntimeError as error:
-            raise PeerLost(f"the first rank of this unit is gone ({_first_line(error)})") from None
+            raise PeerLost(f"the first rank of this unit is gone ({first_line(error)})") from None
+
+    def gather(self, part: bytes) -> list[bytes]:
+        """Pass the parts by the store."""
+        names = [f"gathered/{self._num_gathered}/{rank}" for rank in range(self.size)]
+        self._num_gathered += 1
+        try:
+            self._store.set(names[self.rank], part)
+            self._store.wait(names, STEP_TIMEOUT)
+            return [self._store.get(name) for name in names]
+        except RuntimeError as error:
+            raise PeerLost(f"a rank of this unit is gone ({first_line(error)})") from None
 
     def any(self, flag: bool) -> bool:
         """One all-reduce."""
@@ -138,7 +162,7 @@ class GlooGroup:
             self._backend.alltoall_base(received, rows, receive, send).wait()
         return received
 
-    def begin(self, exchange: Callable[[], T]) -> "Future[T]":
+    def begin(self, exchange: Callable[[], T]) -> Begun[T]:
         """On the exchange thread."""
         return self._exchanges.submit(link(exchange))
 
@@ -159,10 +183,10 @@ def _peer_loss_named() -> Iterator[None]:
     except RuntimeError as error:
         if LOST_IN not in str(error):
             raise
-        raise PeerLost(f"a rank of this unit is gone ({_first_line(error)})") from None
+        raise PeerLost(f"a rank of this unit is gone ({first_line(error)})") from None
 
 
-def _first_line(error: BaseException) -> str:
-    """gloo's own words without the source line before them and the advice after them."""
+def first_line(error: BaseException) -> str:
+    """A backend's own words without the source line before them and the advice after them."""
     words = str(error).splitlines()[0].split(". This is typically", 1)[0]
     return words.partition("] ")[2] if words.startswith("[") else words

@@ -26,6 +26,7 @@ from torch import Tensor
 from runtime.expert_parallel.dispatcher import (
     ChoiceRows,
     Combined,
+    Computed,
     Dispatched,
     MaskedRows,
     Pending,
@@ -78,11 +79,12 @@ class MaskedDispatcher:
             rows_MZX = came_RX.index_select(0, arrival_of_row).unflatten(0, (self.slots_per_rank, -1))
             decoded = self.row_format.decode(rows_MZX)
             way_back = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
-            return Dispatched(MaskedRows(decoded, counts_WM.sum(0)), pairs_WM.sum(1), way_back)
+            rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=self._expected_rows(slots_TK))
+            return Dispatched(rows, pairs_WM.sum(1), way_back)
 
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, close_gaps)
 
-    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Give the results back as the rows came."""
         way: _WayBack = dispatched.way_back
         rows_RD = results.flatten(0, 1)
@@ -92,6 +94,10 @@ class MaskedDispatcher:
         return Pending(
             arrival.result, lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops)
         )
+
+    def _expected_rows(self, slots_TK: Tensor) -> int:
+        """Rows of a slot, if all ranks dispatch as many tokens as this one and all slots get the same."""
+        return max(1, slots_TK.numel() // self.slots_per_rank)
 
     def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
         """How many rows came from each rank for each slot here, and the rooms that they came in."""

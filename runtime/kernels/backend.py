@@ -1,15 +1,17 @@
 """What one model is built with: a table of operations on a device, a precision, and a way of batching.
 
 Chosen once, when the model is built, and handed down to every part of it. The choice reads torch's number of threads,
-so whoever sets that does it before.
+so whoever sets that does it before. What only one kind of device needs is imported for that kind alone: numba takes a
+second, and a machine with GPUs may not have it.
 """
 
 from dataclasses import dataclass
 
 import torch
 
+from runtime.errors import RuntimeFailure
 from runtime.kernels.batch_invariant import Batched, Batching, BatchInvariant
-from runtime.kernels.cpu.ops import cpu_ops
+from runtime.kernels.device import PinnedLink
 from runtime.kernels.ops import Ops
 from runtime.kernels.precision import unquantized_dtype
 
@@ -36,6 +38,31 @@ class Backend:
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
-    """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant."""
-    ops = cpu_ops(dtype, deterministic) if device.type == "cpu" else Ops(device)
-    return Backend(dtype, ops, BatchInvariant() if deterministic else Batched())
+    """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant.
+
+    Raises RuntimeFailure where nobody has measured that a device's operations can be.
+    """
+    if device.type != "cpu":
+        if deterministic:
+            raise RuntimeFailure(
+                f"deterministic: true is not possible on {device.type}: whether a row's bits depend on the other rows"
+                " has been measured for CPUs only; set deterministic: false, or plan for gpu: cpu"
+            )
+        return Backend(dtype, _device_ops(device), Batched())
+    from runtime.kernels.cpu.ops import cpu_ops
+
+    return Backend(dtype, cpu_ops(dtype, deterministic), BatchInvariant() if deterministic else Batched())
+
+
+def _device_ops(device: torch.device) -> Ops:
+    """The table for a GPU that is there: NVIDIA's have kernels. Where none is, as in tests, the reference."""
+    if not torch.cuda.is_available():
+        return Ops(device)
+    if torch.version.hip:
+        ops = Ops(device)
+        ops.link = PinnedLink()
+        return ops
+    from runtime.kernels.gpu.ops import GpuOps
+    from runtime.kernels.gpu.packages import find_packages
+
+    return GpuOps(device, find_packages(device))

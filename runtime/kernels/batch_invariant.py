@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure
-from runtime.kernels.fp8 import ExpertCodes
+from runtime.kernels.fp8 import E4M3, ExpertCodes, Quantised
 from runtime.kernels.ops import Ops, own
 
 __all__ = ["TILE_ROWS", "BatchInvariant", "Batched", "Batching", "check_machine"]
@@ -72,11 +72,13 @@ class Batching(Protocol):
     ) -> Tensor:
         """Compute the first `counts_M` of each slot's rows: [M, Z, D]."""
 
-    def fp8_experts(self, ops: Ops, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
-        """Compute packed rows that lie slot after slot, `counts` of each: [R, D]."""
+    def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Compute rows that lie slot after slot, `counts` of each, of which the first `counts_M` came: [R, D]."""
 
-    def masked_fp8_experts(self, ops: Ops, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute the first `counts_M` of each slot's packed rows: [M, Z, D]."""
+    def masked_fp8_experts(
+        self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
+    ) -> Tensor:
+        """Compute the first `counts_M` of each slot's rows, which are about `expected_rows`: [M, Z, D]."""
 
 
 class Batched:
@@ -115,13 +117,15 @@ class Batched:
         """Take all slots at once."""
         return ops.masked_experts(rows_MZD, counts_M, gate_up_MXD, down_MDI)
 
-    def fp8_experts(self, ops: Ops, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
+    def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
         """Take all slots at once."""
-        return ops.fp8_experts(packed_RX, counts, experts)
+        return ops.fp8_experts(x, counts, counts_M, experts)
 
-    def masked_fp8_experts(self, ops: Ops, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+    def masked_fp8_experts(
+        self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
+    ) -> Tensor:
         """Take all slots at once."""
-        return ops.masked_fp8_experts(packed_MZX, counts_M, experts)
+        return ops.masked_fp8_experts(x, counts_M, experts, expected_rows)
 
 
 class BatchInvariant:
@@ -185,18 +189,23 @@ class BatchInvariant:
             self.experts(ops, rows_MZD[slot, :count], [count], gate_up_MXD[slot:], down_MDI[slot:])
         return rows_MZD
 
-    def fp8_experts(self, ops: Ops, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
+    def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
         """Go slot by slot and tile by tile."""
-        results = packed_RX.new_empty(len(packed_RX), experts.down.codes.shape[1], dtype=torch.bfloat16)
-        for slot, (rows, part) in enumerate(zip(packed_RX.split(counts), results.split(counts), strict=True)):
-            if len(rows):
-                part.copy_(self.rows(partial(ops.fp8_expert, experts=experts, slot=slot), rows))
-        return results
+        results_RD = x.codes.new_empty(x.codes.shape, dtype=torch.bfloat16)
+        bytes_RD = x.codes.view(torch.uint8)  # which torch can fill up with zeros
+        parts = zip(*(rows.split(counts) for rows in (bytes_RD, x.scales, results_RD)), strict=True)
+        for slot, (codes, scales, results) in enumerate(parts):
+            if len(codes):
+                results.copy_(self.rows(partial(_fp8_expert, ops, experts, slot), codes, scales))
+        return results_RD
 
-    def masked_fp8_experts(self, ops: Ops, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+    def masked_fp8_experts(
+        self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
+    ) -> Tensor:
         """Go slot by slot and tile by tile too, of all rows."""
-        num_slots, num_rows = packed_MZX.shape[:2]
-        results_RD = self.fp8_experts(ops, packed_MZX.flatten(0, 1), [num_rows] * num_slots, experts)
+        num_slots, num_rows = x.codes.shape[:2]
+        rows = Quantised(x.codes.flatten(0, 1), x.scales.flatten(0, 1))
+        results_RD = self.fp8_experts(ops, rows, [num_rows] * num_slots, counts_M, experts)
         return results_RD.unflatten(0, (num_slots, num_rows))
 
 
@@ -220,6 +229,10 @@ def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtyp
 
 def _expert(ops: Ops, gate_up_XD: Tensor, down_DI: Tensor, rows_RD: Tensor) -> Tensor:
     return ops.expert(rows_RD, gate_up_XD, down_DI)
+
+
+def _fp8_expert(ops: Ops, experts: ExpertCodes, slot: int, bytes_RD: Tensor, scales_RF: Tensor) -> Tensor:
+    return ops.fp8_expert(Quantised(bytes_RD.view(E4M3), scales_RF), experts, slot)
 
 
 def _tile(rows: Tensor, start: int) -> Tensor:

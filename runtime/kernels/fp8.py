@@ -107,9 +107,9 @@ def pack(x: Quantised) -> Tensor:
 
 
 def unpack(rows: Tensor, size: int) -> Quantised:
-    """What `pack` packed; `size` is D."""
-    scales = rows[:, size:].clone(memory_format=torch.contiguous_format)  # FP32 begins at any byte of a row
-    return Quantised(rows[:, :size].view(E4M3), scales.view(torch.float32))
+    """What `pack` packed, in slots [M, Z, X] too; `size` is D. The codes stay where they are."""
+    scales = rows[..., size:].clone(memory_format=torch.contiguous_format)  # FP32 begins at any byte of a row
+    return Quantised(rows[..., :size].view(E4M3), scales.view(torch.float32))
 
 
 def _by_row(scales: Tensor, num_rows: int) -> Tensor:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels import fp8
+from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import ExpertCodes, Quantised
 
 __all__ = ["Ops", "inverse", "own"]
@@ -30,6 +31,9 @@ QUERY_BLOCK = 128
 class Ops:
     """The reference on `device`, where every tensor of a model is made."""
 
+    link = HostLink()  # between the device's memory and the host's
+    row_alignment = 1  # of the first row of each slot, for which `fp8_experts` moves no rows apart
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
@@ -39,6 +43,9 @@ class Ops:
     def read(self, numbers: Tensor) -> Any:
         """Return whole numbers as nested lists on the host, which waits until the device has computed them."""
         return numbers.tolist()
+
+    def check_scales(self, power_of_two: bool) -> None:
+        """Refuse a model in FP8 whose scales this table cannot multiply with. Raises RuntimeFailure."""
 
     # projections, norms, MLPs
 
@@ -190,32 +197,30 @@ class Ops:
         is_empty_MZ = torch.arange(rows_MZD.shape[1], device=counts_M.device) >= counts_M[:, None]
         return results_MZD.masked_fill_(is_empty_MZ[..., None], 0)
 
-    def fp8_expert(self, packed_RX: Tensor, experts: ExpertCodes, slot: int) -> Tensor:
-        """Compute the expert of one slot of packed rows: [R, D] in BF16."""
-        hidden = experts.down.codes.shape[1]
-        x = fp8.unpack(packed_RX, hidden)
+    def fp8_expert(self, x: Quantised, experts: ExpertCodes, slot: int) -> Tensor:
+        """Compute the expert of one slot of rows [R, D]: [R, D] in BF16."""
         weights = zip(experts.gate_up.codes[slot], experts.gate_up.scales[slot], strict=True)
         gate_RI, up_RI = (self.fp8_matmul(x, Quantised(*weight), torch.bfloat16) for weight in weights)
         product = self.quantise_rows(F.silu(gate_RI) * up_RI, experts.power_of_two)
         down = Quantised(experts.down.codes[slot], experts.down.scales[slot])
         return self.fp8_matmul(product, down, torch.bfloat16)
 
-    def fp8_experts(self, packed_RX: Tensor, counts: list[int], experts: ExpertCodes) -> Tensor:
-        """Compute packed rows that lie slot after slot, `counts` of each: [R, D] in BF16."""
-        hidden = experts.down.codes.shape[1]
-        results_RD = torch.empty(len(packed_RX), hidden, dtype=torch.bfloat16, device=packed_RX.device)
-        parts = zip(packed_RX.split(counts), results_RD.split(counts), strict=True)
-        for slot, (rows, results) in enumerate(parts):
-            if len(rows):
-                results.copy_(self.fp8_expert(rows, experts, slot))
+    def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Compute rows that lie slot after slot, `counts` of each, of which `counts_M` came: [R, D] in BF16."""
+        results_RD = torch.empty(x.codes.shape, dtype=torch.bfloat16, device=x.codes.device)
+        parts = zip(*(rows.split(counts) for rows in (x.codes, x.scales, results_RD)), strict=True)
+        for slot, (codes, scales, results) in enumerate(parts):
+            if len(codes):
+                results.copy_(self.fp8_expert(Quantised(codes, scales), experts, slot))
         return results_RD
 
-    def masked_fp8_experts(self, packed_MZX: Tensor, counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute at least the first `counts_M` of each slot's packed rows: [M, Z, D] in BF16.
+    def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
+        """Compute at least the first `counts_M` of each slot's rows [M, Z, D]: [M, Z, D] in BF16.
 
-        All of a slot's are computed here: nobody waits for the counts.
+        All of a slot's are computed here: nobody waits for the counts. A slot gets about `expected_rows`.
         """
-        return torch.stack([self.fp8_expert(rows_ZX, experts, slot) for slot, rows_ZX in enumerate(packed_MZX)])
+        slots = zip(x.codes, x.scales, strict=True)
+        return torch.stack([self.fp8_expert(Quantised(*rows), experts, slot) for slot, rows in enumerate(slots)])
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Add up each token's rows, which are read where they lie, in the order of its choices: [T, D]."""

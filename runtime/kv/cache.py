@@ -9,11 +9,16 @@ invariant is that every page is free or in one table. It does not choose who get
 
 Worked example: PAGE_TOKENS 64, a prompt of 100 tokens takes two pages, [7, 2] say. Token 70 lies in row 2 x 64 + 6.
 
+Latents go to the host and come back layer by layer: a long request's are gigabytes, for which a device whose memory the
+cache fills has no second place.
+
 Source of the size: FlashMLA (github.com/deepseek-ai/FlashMLA), "Paged kvcache with block size of 64".
 """
 
 import torch
 from torch import Tensor
+
+from runtime.kernels.device import HostLink
 
 __all__ = ["PAGE_TOKENS", "LatentCache", "LayerPages", "PageTable", "num_pages", "slot_mapping"]
 
@@ -26,11 +31,19 @@ class LatentCache:
     """Room for at least `num_tokens` tokens, `[num_layers, num_pages, PAGE_TOKENS, latent_dim]`."""
 
     def __init__(
-        self, num_layers: int, latent_dim: int, num_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        num_layers: int,
+        latent_dim: int,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        link: HostLink | None = None,
     ) -> None:
+        """`link`: how latents cross to the host's memory and back, if not by plain copies."""
         self.num_pages = num_pages(num_tokens)
         self._pages = torch.zeros(num_layers, self.num_pages, PAGE_TOKENS, latent_dim, dtype=dtype, device=device)
         self.layers = [LayerPages(pages) for pages in self._pages]
+        self.link = HostLink() if link is None else link
         self._free = list(reversed(range(self.num_pages)))
 
     @property
@@ -55,11 +68,18 @@ class LatentCache:
 
     def swap_in(self, table: PageTable, latents: Tensor) -> None:
         """Write a request's latents `[num_layers, T, C]`, which come from host memory, from position 0."""
-        self._pages.flatten(1, 2)[:, self._rows(table, latents.shape[1])] = latents.to(self._pages.device)
+        rows = self._rows(table, latents.shape[1])
+        for layer, latent_TC in zip(self.layers, latents, strict=True):
+            layer.write(rows, latent_TC.to(self._pages.device, non_blocking=True))
 
     def swap_out(self, table: PageTable, num_tokens: int) -> Tensor:
         """Copy a request's latents up to `num_tokens` to host memory, `[num_layers, T, C]`."""
-        return self._pages.flatten(1, 2)[:, self._rows(table, num_tokens)].cpu()
+        rows = self._rows(table, num_tokens)
+        latents = self.link.empty((len(self.layers), num_tokens, self._pages.shape[-1]), self._pages.dtype)
+        for layer, latent_TC in zip(self.layers, latents, strict=True):
+            latent_TC.copy_(layer.read(rows), non_blocking=True)
+        self.link.finish(self._pages.device)
+        return latents
 
     def _rows(self, table: PageTable, num_tokens: int) -> Tensor:
         """The rows of a request's first tokens in every layer."""

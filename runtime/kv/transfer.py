@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure, WireError
+from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
 from runtime.launch import KvLayout, UnitLaunch
 from runtime.protocol.bounds import why_not_computable
@@ -76,12 +77,17 @@ class KvReceiver:
         token_shape: tuple[int, int],
         vocab_size: int,
         accept: Callable[[Handover, Tensor], None],
+        link: HostLink | None = None,
     ) -> None:
-        """`token_shape`: (num_layers, latent_dim). `accept` gets every handover that passed the checks."""
+        """`token_shape`: (num_layers, latent_dim). `accept` gets every handover that passed the checks.
+
+        `link` gives the memory that latents come to, from which a device copies them.
+        """
         self._launch = launch
         self._token_shape = token_shape
         self._vocab_size = vocab_size
         self._accept = accept
+        self._link = HostLink() if link is None else link
         self._max_payload_bytes = launch.limits.max_request_tokens * launch.kv_cache.bytes_per_token
         cache_bytes = launch.limits.kv_tokens * launch.kv_cache.bytes_per_token
         self._room = _Room(launch.limits.max_requests + MAX_QUEUED, max(HELD_CACHES * cache_bytes, HELD_BYTES))
@@ -120,11 +126,11 @@ class KvReceiver:
     async def _read_latents(self, handover: Handover, payload_bytes: int, frames: FrameReader[Handover]) -> Tensor:
         """Read them into memory that they stay in; their room is given back when nobody has them any more."""
         try:
-            payload = await frames.read_payload(payload_bytes)
+            latents = self._link.empty(handover.shape, DTYPES[handover.dtype])
+            await frames.read_payload_into(_to_bytes(latents))
         except BaseException:  # also where this task is cancelled
             self._room.give_back(payload_bytes)
             raise
-        latents = torch.frombuffer(payload, dtype=DTYPES[handover.dtype]).view(handover.shape)
         weakref.finalize(latents, self._room.give_back, payload_bytes)
         return latents
 

@@ -138,7 +138,8 @@ class DeepseekV3(nn.Module):
         config, backend = self.config, self.backend
         capacity = None if max_step_tokens is None else max(self.overlap.shares(max_step_tokens))
         is_fp8 = backend.dtype == E4M3
-        row_format = Fp8Rows(config.power_of_two_scales, backend.ops) if is_fp8 else PlainRows(backend.dtype)
+        fp8_rows = Fp8Rows(config.hidden_size, config.power_of_two_scales, backend.ops)
+        row_format = fp8_rows if is_fp8 else PlainRows(backend.dtype)
         x_1D = torch.zeros(1, config.hidden_size, dtype=backend.unquantized_dtype, device=backend.device)
         slots_per_rank = self.load.rows.shape[1]
         return new_dispatcher(group, slots_per_rank, config.num_experts_per_tok, row_format, x_1D, backend, capacity)

@@ -18,6 +18,8 @@ from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.kernels.backend import choose_backend
 from runtime.kernels.batch_invariant import check_machine
+from runtime.kernels.device import CPU
+from runtime.kernels.fp8 import E4M3
 from runtime.kv.cache import PAGE_TOKENS, LatentCache, num_pages
 from runtime.model import weights
 from runtime.model.config import ModelConfig, read_model_config
@@ -25,8 +27,6 @@ from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
 from runtime.model.forward_batch import Chunk
 
 __all__ = ["Engine", "EngineConfig"]
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Engine:
         self.config = read_model_config(config.checkpoint)
         _check_expert_map(config.expert_map, self.config)
         self.backend = choose_backend(config.device, config.dtype, config.deterministic)
+        if config.dtype == E4M3:
+            self.backend.ops.check_scales(self.config.power_of_two_scales)
         overlap = OVERLAPS[config.overlap]
         self.model = DeepseekV3(
             self.config, config.expert_map, group, self.backend, overlap, config.nodes, config.max_step_tokens
@@ -74,7 +76,8 @@ class Engine:
 
     def new_cache(self, num_tokens: int) -> LatentCache:
         """Return an empty KV cache with room for at least so many tokens."""
-        return LatentCache(*self.token_shape, num_tokens, self.backend.unquantized_dtype, self.backend.device)
+        dtype, ops = self.backend.unquantized_dtype, self.backend.ops
+        return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link)
 
     @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runtime.expert_parallel.dispatcher import ContiguousRows, ExpertRows
 from runtime.kernels.backend import Backend
-from runtime.kernels.fp8 import E4M3, ExpertCodes, Quantised, num_blocks, pack
+from runtime.kernels.fp8 import E4M3, ExpertCodes, Quantised, num_blocks, pack, unpack
 from runtime.kernels.ops import Ops
 from runtime.model.config import ModelConfig
 
@@ -17,18 +17,22 @@ __all__ = ["Fp8Experts", "Fp8Linear", "Fp8Rows", "round_scales_up"]
 
 
 class Fp8Rows:
-    """Rows for dispatch: quantised before they travel, so that they are half as long; unpacked by the experts."""
+    """Rows for dispatch: quantised before they travel, so that they are half as long."""
 
-    def __init__(self, power_of_two: bool, ops: Ops) -> None:
-        self.power_of_two, self.ops = power_of_two, ops
+    def __init__(self, hidden_size: int, power_of_two: bool, ops: Ops) -> None:
+        self.hidden_size, self.power_of_two, self.ops = hidden_size, power_of_two, ops
+
+    def quantise(self, x_TD: Tensor) -> Quantised:
+        """Codes and scales."""
+        return self.ops.quantise_rows(x_TD, self.power_of_two)
 
     def encode(self, x_TD: Tensor) -> Tensor:
         """[T, D + 4 ceil(D / 128)] bytes."""
-        return pack(self.ops.quantise_rows(x_TD, self.power_of_two))
+        return pack(self.quantise(x_TD))
 
-    def decode(self, bytes_RX: Tensor) -> Tensor:
-        """As they are: `Fp8Experts` takes packed rows."""
-        return bytes_RX
+    def decode(self, bytes_RX: Tensor) -> Quantised:
+        """The codes where they are, and a copy of the scales."""
+        return unpack(bytes_RX, self.hidden_size)
 
 
 class Fp8Linear(nn.Module):
@@ -65,14 +69,16 @@ class Fp8Experts(nn.Module):
         self.down_scales = _scale_parameter(device, num_slots, num_blocks(hidden), num_blocks(intermediate))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute packed rows of each slot: [R, D] or, of masked rows, [M, Z, D], in BF16."""
+        """Compute rows of each slot: [R, D] or, of masked rows, [M, Z, D], in BF16."""
         if isinstance(rows, ContiguousRows):
-            return self.batching.fp8_experts(self.ops, rows.rows_RD, rows.counts, self._codes)
-        return self.batching.masked_fp8_experts(self.ops, rows.rows_MZD, rows.counts_M, self._codes)
+            assert isinstance(rows.rows_RD, Quantised)
+            return self.batching.fp8_experts(self.ops, rows.rows_RD, rows.counts, rows.counts_M, self._codes)
+        assert isinstance(rows.rows_MZD, Quantised)
+        return self.batching.masked_fp8_experts(self.ops, rows.rows_MZD, rows.counts_M, self._codes, rows.expected_rows)
 
     def first_expert(self, x_TD: Tensor) -> Tensor:
         """What the expert in slot 0 makes of rows that did not travel: what `check_machine` asks about. [T, D]."""
-        return self.ops.fp8_expert(pack(self.ops.quantise_rows(x_TD, self.power_of_two)), self._codes, 0)
+        return self.ops.fp8_expert(self.ops.quantise_rows(x_TD, self.power_of_two), self._codes, 0)
 
     @property
     def _codes(self) -> ExpertCodes:

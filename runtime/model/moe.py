@@ -119,7 +119,9 @@ class LocalExperts(nn.Module):
     def forward(self, rows: ExpertRows) -> Tensor:
         """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] of masked ones."""
         if isinstance(rows, ContiguousRows):
+            assert isinstance(rows.rows_RD, Tensor)
             return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)
+        assert isinstance(rows.rows_MZD, Tensor)
         return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
@@ -168,12 +170,15 @@ class MixtureOfExperts(nn.Module):
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
             del dispatching  # and the rows that it sent: what is held in a flow is held while the other computes
+        rows, sent = dispatched.rows, dispatched.without_rows()
+        del dispatched
         with self.span("experts"):
-            results = self._computed(dispatched.rows)
-        self.load.add(self.moe_layer, dispatched.rows.counts_M, dispatched.sent_W)
+            results = self._computed(rows)
+        self.load.add(self.moe_layer, rows.counts_M, sent.sent_W)
+        del rows
         with self.span("combine issue"):
-            combining = self.dispatcher.combine(results, dispatched)
-            del results, dispatched
+            combining = self.dispatcher.combine(results, sent)
+            del results, sent
         yield Pause.COMBINING
         with self.span("combine wait"):
             combined = combining.wait()

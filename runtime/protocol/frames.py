@@ -84,10 +84,14 @@ class FrameReader(Generic[Message]):
         return frame[0]
 
     async def read_payload(self, num_bytes: int) -> bytearray:
-        """Read the payload piece by piece to where it stays: it may have gigabytes, and is never there twice."""
+        """Read the payload into memory of its own."""
         payload = bytearray(num_bytes)
-        await _in_time(self._fill(memoryview(payload)))
+        await self.read_payload_into(memoryview(payload))
         return payload
+
+    async def read_payload_into(self, payload: memoryview) -> None:
+        """Read the payload piece by piece to where it stays: it may have gigabytes, and is never there twice."""
+        await _in_time(self._fill(payload))
 
     async def skip_payload(self, num_bytes: int) -> None:
         """Read the payload and keep nothing of it."""

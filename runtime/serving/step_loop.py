@@ -75,7 +75,8 @@ class Phase(ABC, Generic[Arriving]):
     def step(self) -> None:
         """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
         batch = self._scheduler.schedule()
-        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache).cpu()  # sampled there
+        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache)
+        logits = self._scheduler.cache.link.to_host(logits)  # sampled there
         self._counters.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
         chunks = (*batch.prefilling, *batch.decoding)
         for request, chunk, logits_V in zip(batch.requests, chunks, logits, strict=True):

@@ -9,6 +9,7 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from runtime.checkpoint import Files, check_config_digest, check_same_files, check_weights_digest, resolve
-from runtime.expert_parallel.group import Group, new_group
+from runtime.expert_parallel.factory import new_group
+from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
+from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch, digest_of
@@ -58,7 +62,7 @@ class Addresses:
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
     """Serve until this rank, or another of its unit, is told to leave by SIGTERM. Raises RuntimeFailure."""
-    keep_freed_memory()  # before there is any tensor
+    device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
@@ -70,7 +74,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
     with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
         network.open_link()
-        engine, group = _bring_up(launch, place, addresses, folder, network, pulse)
+        engine, group = _bring_up(launch, place, addresses, folder, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, engine.loaded.files)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
@@ -82,6 +86,17 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         network.say_state("ready")
         ready.set()
         step_until_left(phase, group, inbox, leaving, pulse)
+
+
+def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
+    """Return where this rank computes; a CPU's memory is kept, and of a GPU the log says which it is."""
+    device = use_device(launch.device, place.local_rank)
+    if device.type == "cpu":
+        keep_freed_memory()
+    else:
+        line = f"tidemill: rank {place.rank} of {launch.unit} uses {describe(device)}; not yet run on a GPU by us"
+        print(line, file=sys.stderr, flush=True)
+    return device
 
 
 def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse) -> None:
@@ -124,11 +139,17 @@ def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: 
 
 
 def _bring_up(
-    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, network: Network, pulse: Pulse
+    launch: UnitLaunch,
+    place: RankPlace,
+    addresses: Addresses,
+    folder: Path,
+    device: torch.device,
+    network: Network,
+    pulse: Pulse,
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
-    group = new_group(place.rank, len(launch.ranks), launch.rank_nodes())
-    engine = Engine(_engine_config(launch, folder), group, every_part(LOADING_PARTS, network.say_loaded))
+    group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
+    engine = Engine(_engine_config(launch, folder, device), group, every_part(LOADING_PARTS, network.say_loaded))
     check_layout(launch.kv_cache, engine.token_shape)
     pulse.weights_are_loaded()
     network.say_state("joining")
@@ -163,7 +184,7 @@ def check_same_weights(group: Group, rank_name: str, files: Files) -> None:
     check_same_files(own.files, own.name, first.files, first.name)
 
 
-def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:
+def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> EngineConfig:
     return EngineConfig(
         checkpoint=folder,
         expert_map=launch.expert_map.physical_to_logical,
@@ -172,6 +193,7 @@ def _engine_config(launch: UnitLaunch, folder: Path) -> EngineConfig:
         overlap=launch.overlap,
         nodes=launch.nodes_to_stay_on,
         max_step_tokens=launch.limits.max_requests if launch.phase == "decode" else None,
+        device=device,
     )
 
 
@@ -192,7 +214,7 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     def accept(handover: Handover, latents: Tensor) -> None:
         inbox.put(Arrival(handover, latents))
 
-    return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept)
+    return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept, engine.backend.ops.link)
 
 
 def _deliver(message: object, phase: Phase[Any], leaving: Leaving) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from planner.expert_map import balance
-from runtime.expert_parallel.group import SoloGroup, new_group
+from runtime.expert_parallel.factory import new_group
+from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
 from tests.benchmarks.engine_workloads import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from runtime.expert_parallel.dispatcher import AllToAllDispatcher
-from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint

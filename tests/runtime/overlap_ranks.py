@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.model.engine import Engine, EngineConfig

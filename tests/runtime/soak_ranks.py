@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from tests.runtime.rank_processes import fork_ranks
 from tests.runtime.soak import small_engine, soak

@@ -29,6 +29,7 @@ from runtime.expert_parallel.dispatcher import (
     AllToAllDispatcher,
     ChoiceRows,
     Combined,
+    Computed,
     ContiguousRows,
     Dispatched,
     ExchangeTime,
@@ -105,7 +106,7 @@ class SharedDispatcher:
             self.traffic.dispatch, lambda: self._gather(buffer, row_of_pair.view(slots_TK.shape), weights_TK)
         )
 
-    def combine(self, results: Tensor, dispatched: Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Experts that write over the rows that they got have their results where they belong; others' are copied."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)

@@ -42,7 +42,7 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     plan = plan_of(json.dumps(PAIR, indent=1))
     text = " ".join(plan_text(plan).split())
 
-    assert "KV a GPU bytes/token tokens requests of full length prefill 70,272 404,288 " in text
+    assert "KV a GPU bytes/token tokens requests of full length prefill 70,272 366,720 " in text
     assert "max/mean bound in a step" in text
     assert "deterministic false" in text
     assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.expert_parallel.dispatcher import SLOT_BYTES, AllToAllDispatcher, LocalDispatcher, PlainRows
-from runtime.expert_parallel.factory import new_dispatcher
-from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.factory import new_dispatcher, new_group
 from runtime.expert_parallel.hierarchical import NodeDispatcher
 from runtime.expert_parallel.masked import MaskedDispatcher
 from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher

@@ -1,5 +1,7 @@
 """Units of the shipped specs as fake ranks: their layouts, their largest steps, and the planner's ledger of them."""
 
+import re
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,9 +48,9 @@ class Deployment:
         return prefilling, decoding
 
 
-def deployed(spec_file, phase, **changes):
-    """A phase of a shipped spec, with `changes` of that phase's fields."""
-    checked = check_spec(SPECS / spec_file)
+def deployed(spec_file, phase, gpu=None, **changes):
+    """A phase of a shipped spec, on another `gpu`, with `changes` of that phase's fields."""
+    checked = _checked(SPECS / spec_file, gpu)
     limits = checked.phase(phase).model_copy(update=changes)
     checked = replace(checked, written=checked.written.model_copy(update={phase: limits}))
     layout = lay_out(phase, checked.written, checked.model)
@@ -60,7 +62,17 @@ def deployed(spec_file, phase, **changes):
         limits.max_requests if phase == "decode" else None,
         MAX_IMBALANCE,
     )
-    return Deployment(published(checked.model), unit, split_memory(checked, layout), limits)
+    config = replace(published(checked.model), power_of_two_scales=gpu == "b200")  # else DeepGEMM would cut them
+    return Deployment(config, unit, split_memory(checked, layout), limits)
+
+
+def _checked(path, gpu):
+    if gpu is None:
+        return check_spec(path)
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / path.name
+        other.write_text(re.sub(r"^  gpu: \w+", f"  gpu: {gpu}", path.read_text(), flags=re.MULTILINE))
+        return check_spec(other)
 
 
 def published(model):

@@ -3,34 +3,37 @@
 What is replaced, and nothing else:
 
     the device's tensors    torch's fake tensors: shapes, types and devices, no numbers
-    the other ranks         torch's fake process group; its exchanges end at once
-    numbers that are read   `Ops.read` is given sizes of the worst dispatch that the planner's ledger allows for
-    the kernels             not at all (`ReferenceOps`), or by their shapes (`KernelShapes`), to count memory
+    the other ranks         torch's fake process group; its exchanges end at once, on a queue that keeps no time
+    numbers that are read   sizes of the worst dispatch that the planner's ledger allows for
+    the kernels             not at all (`ReferenceOps`), or by stand-ins for the packages (`kernel_packages.py`): then
+                            the runtime's own path to them runs, `GpuOps` and DeepEP's dispatchers (`KernelPath`)
 
-`KernelShapes` allocates what DeepGEMM, FlashMLA and torch's SDPA do: their results, quantised rows, and keys put
-together for prefill. Rows on their way between ranks count as the exchange's, since DeepEP keeps them in its buffers.
 Nothing here says that those kernels run, or how fast.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses import FakeTensorMode
 
-from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.nccl import NcclGroup
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.kernels.backend import Backend
 from runtime.kernels.batch_invariant import Batched
+from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import E4M3, Quantised, num_blocks
+from runtime.kernels.gpu.ops import GpuOps
+from runtime.kernels.gpu.packages import HOPPER, Packages
+from runtime.kernels.gpu.quantise import _empty_scales
 from runtime.kernels.ops import Ops
 from runtime.kv.cache import LatentCache
 from runtime.model.deepseek import DeepseekV3
+from tests.runtime.fake_device.kernel_packages import FakeDeepEp, FakeDeepGemm, FakeFlashMla
 from tests.runtime.fake_device.watcher import DeviceWatcher
 
-__all__ = ["CUDA", "FakeRank", "FakeUnit", "KernelShapes", "ReferenceOps"]
+__all__ = ["CUDA", "FakeGroup", "FakeQueue", "FakeRank", "FakeUnit", "KernelPath", "ReferenceOps"]
 
 CUDA = torch.device("cuda")
 
@@ -58,67 +61,69 @@ class ReferenceOps(Ops):
         return found
 
 
-class KernelShapes(ReferenceOps):
-    """What a GPU's kernels allocate, with the reference where its allocations are theirs."""
+class KernelPath(GpuOps):
+    """The runtime's path to the kernels of a GPU of `arch`, with stand-ins for what only a GPU runs.
+
+    Torch's own kernels for a GPU allocate their results alone, which its fake ones without a GPU do not show.
+    """
+
+    link = HostLink()
+
+    def __init__(self, arch=HOPPER):
+        flash_mla = FakeFlashMla() if arch == HOPPER else None
+        super().__init__(CUDA, Packages(arch, FakeDeepGemm(arch), flash_mla, FakeDeepEp()))
+        self.num_reads = 0
+
+    def read(self, numbers):
+        raise AssertionError("DeepEP tells the host how many rows come")
 
     def rms_norm(self, x, weight_D, eps):
         return torch.empty_like(x)
 
-    def silu_product(self, gate_RI, up_RI):
-        return gate_RI.new_empty(gate_RI.shape)
+    def _quantised(self, x_RD, power_of_two):
+        return self._codes(x_RD.shape)
 
-    def quantise_rows(self, x_RD, power_of_two):
-        return self._codes(*x_RD.shape)
+    def _gated(self, gate_up, power_of_two, counts_M=None):
+        return self._codes((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
 
-    def fp8_matmul(self, x, w, dtype):
-        assert x.codes.shape[1] == w.codes.shape[1]
-        return x.codes.new_empty(len(x.codes), len(w.codes), dtype=dtype)
+    def _codes(self, shape):
+        groups, by_columns = num_blocks(shape[-1]), self.packages.arch == HOPPER
+        scales = _empty_scales(tuple(shape[:-1]), groups, by_columns, CUDA)
+        return Quantised(torch.empty(shape, dtype=E4M3, device=CUDA), scales)
 
-    def rotate(self, x, cos_TX, sin_TX, neighbours):
-        """In place."""
-
-    def attend_causally(self, q_THQ, kv_SHX, k_rope_SP, value_size, scale):
-        """SDPA reads whole keys, which are put together before; values are a part of `kv`."""
-        keys_SHQ = q_THQ.new_empty(len(kv_SHX), *q_THQ.shape[1:])
-        assert keys_SHQ.shape[2] == kv_SHX.shape[2] - value_size + k_rope_SP.shape[1]
-        return q_THQ.new_empty(*q_THQ.shape[:2], value_size)
-
-    def attend_pages(self, q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale):
-        """FlashMLA reads pages where they lie."""
-        return q_BHC.new_empty(*q_BHC.shape[:2], lora_rank)
-
-    def gate_logits(self, x_TD, w_ED):
-        return x_TD.new_empty(len(x_TD), len(w_ED), dtype=torch.float32)
-
-    def fp8_experts(self, packed_RX, counts, experts):
-        return self._grouped(len(packed_RX), experts)
-
-    def masked_fp8_experts(self, packed_MZX, counts_M, experts):
-        return self._grouped(packed_MZX.shape[0] * packed_MZX.shape[1], experts).unflatten(0, packed_MZX.shape[:2])
-
-    def _grouped(self, num_rows, experts):
-        """DeepGEMM's grouped form: gate and up in one, their product quantised as it is made, down."""
-        hidden, intermediate = experts.down.codes.shape[1:]
-        gate_up = torch.empty(num_rows, 2 * intermediate, dtype=torch.bfloat16, device=CUDA)
-        product = self._codes(num_rows, intermediate)
-        del gate_up
-        return torch.empty(len(product.codes), hidden, dtype=torch.bfloat16, device=CUDA)
-
-    def _codes(self, rows, size):
-        scales = torch.empty(rows, num_blocks(size), device=CUDA)
-        return Quantised(torch.empty(rows, size, dtype=E4M3, device=CUDA), scales)
+    def _attention(self, q, k, v, scale):
+        assert (q.shape[1], k.shape[3]) == (k.shape[1], q.shape[3])
+        return q.new_empty(*q.shape[:3], v.shape[3])
 
 
-class FakeGroup(GlooGroup):
-    """A unit of which only this rank is here. Exchanges end at once; a device would have a stream for them."""
+class FakeQueue:
+    """A queue beside the one that computes, which is done at once; it knows what was asked of it."""
+
+    def __init__(self):
+        self.num_begun, self.joined = 0, []
+
+    @contextmanager
+    def beside(self):
+        self.num_begun += 1
+        yield
+
+    def mark(self):
+        return self.num_begun
+
+    def join(self, mark, tensors):
+        self.joined.append((mark, tensors))
+
+
+class FakeGroup(NcclGroup):
+    """A unit of which only this rank is here."""
 
     def __init__(self, size, ranks_per_node):
-        super().__init__(0, size, [rank // ranks_per_node for rank in range(size)])
-        self._backend = FakeProcessGroup._create_internal(0, size)
+        nodes = [rank // ranks_per_node for rank in range(size)]
+        super().__init__(0, size, nodes, CUDA, FakeQueue())
+        self._nccl = FakeProcessGroup._create_internal(0, size)
 
-    def begin(self, exchange):
-        result = exchange()
-        return SimpleNamespace(result=lambda: result)
+    def gather(self, part):
+        return [part] * self.size
 
 
 class FakeRank:
@@ -151,7 +156,10 @@ class FakeRank:
         """Compute one step, and return its logits."""
         tokens = sum(len(chunk.token_ids) for chunk in (*prefilling, *decoding))
         most = max(self.model.overlap.shares(tokens))
-        self.ops.sizes = lambda shape: self.unit.sizes(shape, most, self.config.num_experts_per_tok)
+        if isinstance(self.ops, KernelPath):
+            self.ops.packages.deep_ep.received = self.unit.received_pairs(most, self.config.num_experts_per_tok)
+        else:
+            self.ops.sizes = lambda shape: self.unit.sizes(shape, most, self.config.num_experts_per_tok)
         with self.on_the_device("activations"):
             return self.model.next_logits(prefilling, decoding, self.cache)
 
@@ -173,11 +181,12 @@ class FakeRank:
         return flow
 
     def _counted(self, name, exchange):
-        """What is made to be sent, and what arrives, lies in the buffers of the exchange."""
+        """Count apart what our own exchanges send and bring: the ledger has DeepEP's buffers for that."""
+        counts_apart = isinstance(self.ops, ReferenceOps)
 
         def begin(*arguments):
             self.num_dispatches += name == "dispatch"
-            with self.watcher.allocations.made_for("exchange"):
+            with self.watcher.allocations.made_for("exchange") if counts_apart else nullcontext():
                 return exchange(*arguments)
 
         return begin
@@ -193,6 +202,10 @@ class FakeUnit:
     overlap: str
     max_step_tokens: int | None = None
     imbalance: float = 1.0
+
+    def received_pairs(self, num_tokens, top_k):
+        """The pairs that come to this rank in one dispatch, where it gets the most."""
+        return int(num_tokens * top_k * self.imbalance)
 
     def sizes(self, shape, num_tokens, top_k):
         """What the host reads in a dispatch: `Sizes.sent` and `Sizes.received`, where this rank gets the most."""

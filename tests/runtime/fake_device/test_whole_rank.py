@@ -9,8 +9,10 @@ import time
 import pytest
 import torch
 
+from planner.layout.working_memory import GRANULE_BYTES, NCCL_BYTES, WORKSPACE_BYTES
+from runtime.kernels.gpu.packages import BLACKWELL, HOPPER
 from tests.runtime.fake_device.deployments import deployed
-from tests.runtime.fake_device.ranks import KernelShapes, ReferenceOps
+from tests.runtime.fake_device.ranks import KernelPath, ReferenceOps
 from tests.runtime.fake_device.watcher import WaitsForTheDevice
 
 UNITS = {
@@ -18,6 +20,8 @@ UNITS = {
     "EP32 prefill": ("deepseek-h800.yaml", "prefill", {}),
     "EP72 decode": ("deepseek-h800.yaml", "decode", {"ep_size": 72}),
     "8 x H200 mixed": ("h200-single-node.yaml", "mixed", {}),
+    "EP144 decode, B200": ("deepseek-h800.yaml", "decode", {"gpu": "b200"}),
+    "EP32 prefill, B200": ("deepseek-h800.yaml", "prefill", {"gpu": "b200"}),
 }
 # ratio that planned bytes may be off by
 CLOSE = {"weights": 0.005, "kv": 0.005, "activations": 0.1}
@@ -48,21 +52,36 @@ def test_the_reference_never_leaves_the_device(unit):
         "EP32 prefill",
         pytest.param("EP72 decode", marks=pytest.mark.whole),
         pytest.param("8 x H200 mixed", marks=pytest.mark.whole),
+        pytest.param("EP144 decode, B200", marks=pytest.mark.whole),
+        pytest.param("EP32 prefill, B200", marks=pytest.mark.whole),
     ],
 )
 def test_the_ledger_is_what_the_runtime_allocates(unit):
-    """Weights and KV to half a percent, activations to ten, at the shapes of the kernels that a GPU would run."""
+    """Weights and KV to half a percent, activations to ten, on the path to the kernels that a GPU would run."""
     began = time.monotonic()
     spec_file, phase, changes = UNITS[unit]
     deployment = deployed(spec_file, phase, **changes)
-    rank = deployment.rank(KernelShapes(), num_dense=2, num_moe=3)
+    ops = KernelPath(BLACKWELL if unit.endswith("B200") else HOPPER)
+    rank = deployment.rank(ops, num_dense=3, num_moe=3)
     rank.step(*deployment.largest_step())
     planned, counted = _planned(deployment.ledger), _of_the_whole_model(rank, deployment.config)
-    _print_table(unit, planned, counted, deployment.ledger.buffers, began)
+    asked = _asked_of_deep_ep(rank) + NCCL_BYTES
+    _print_table(unit, planned, counted, deployment.ledger.buffers, asked, began)
 
     for part, tolerance in CLOSE.items():
         assert counted[part] == pytest.approx(planned[part], rel=tolerance), part
     assert counted["activations"] <= planned["activations"]
+    if deployment.ledger.phase == "mixed":  # planned for both of DeepEP's forms, of which the runtime uses one
+        assert asked < deployment.ledger.buffers
+    else:
+        assert asked == deployment.ledger.buffers
+
+
+def _asked_of_deep_ep(rank):
+    """Bytes: its buffers, NVSHMEM's part in whole granules, and its workspace."""
+    (buffer,) = rank.ops.packages.deep_ep.buffers
+    granules = -(-buffer.num_rdma_bytes // GRANULE_BYTES) * GRANULE_BYTES
+    return buffer.num_nvl_bytes + granules + WORKSPACE_BYTES
 
 
 def _planned(ledger):
@@ -72,10 +91,10 @@ def _planned(ledger):
 
 def _of_the_whole_model(rank, config):
     """Bytes with all layers, of a rank with some: one of each kind stands for its equals, shown to be."""
-    dense, moe = rank.model.model.layers[:2], rank.model.model.layers[2:]
+    dense, moe = rank.model.model.layers[:3], rank.model.model.layers[3:]
     operations = rank.watcher.operations
-    assert operations[0] == operations[1]
-    assert operations[2] == operations[3]  # the last layer has fewer rows in prefill
+    assert operations[1] == operations[2]  # the first layer tells FlashMLA of the step
+    assert operations[3] == operations[4]  # the last layer has fewer rows in prefill
     sizes = [[sum(values.nbytes for values in layer.parameters()) for layer in layers] for layers in (dense, moe)]
     assert [len(set(of_kind)) for of_kind in sizes] == [1, 1]
     num_more = config.first_k_dense_replace - len(dense), config.num_moe_layers - len(moe)
@@ -85,15 +104,14 @@ def _of_the_whole_model(rank, config):
         "weights": most["model"] + sum(of_kind[0] * more for of_kind, more in zip(sizes, num_more, strict=True)),
         "kv": most["kv"] * config.num_hidden_layers // layers,
         "activations": most["activations"],
-        "exchange": most["exchange"],
     }
 
 
-def _print_table(unit, planned, counted, buffers, began):
+def _print_table(unit, planned, counted, buffers, asked, began):
     print(f"\n{unit} ({_since(began)})       planned GB  counted GB")
     for part, value in planned.items():
         print(f"  {part:24}{value / 1e9:12.3f}{counted[part] / 1e9:12.3f}  {counted[part] / value - 1:+.2%}")
-    print(f"  {'DeepEP and NCCL':24}{buffers / 1e9:12.3f}   (our all-to-all holds {counted['exchange'] / 1e9:.3f})")
+    print(f"  {'DeepEP and NCCL':24}{buffers / 1e9:12.3f}{asked / 1e9:12.3f}")
 
 
 def _since(began):

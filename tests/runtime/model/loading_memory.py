@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.expert_parallel.group import new_group
+from runtime.expert_parallel.factory import new_group
 from runtime.kernels.precision import DTYPES
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig

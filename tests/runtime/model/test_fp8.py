@@ -173,7 +173,7 @@ def test_a_gated_mlp_is_the_slow_one(matrices):
 
 def packed(x, counts):
     """Rows as they come to the experts, `counts` for each slot."""
-    return ContiguousRows(Fp8Rows(False, TORCH_OPS).encode(x), torch.tensor(counts), counts)
+    return ContiguousRows(Fp8Rows(x.shape[1], False, TORCH_OPS).quantise(x), torch.tensor(counts), counts)
 
 
 def test_local_experts_are_the_slow_ones(matrices, small_config):

@@ -113,6 +113,6 @@ def test_a_node_gives_its_ranks_the_threads(monkeypatch):
     membership = SimpleNamespace(join=lambda: 0, check=lambda: None)
 
     with pytest.raises(RuntimeFailure, match="all ranks of unit u on n ended"):
-        node.run_node(launch, Path("launch.json"), "n", membership, [])
+        node.run_node(launch, Path("launch.json"), "n", membership, [], drain_s=0)
 
     assert environments == [{"OMP_NUM_THREADS": "1"}] * 2

@@ -1,0 +1,336 @@
+"""Dispatch and combine by DeepEP's kernels, in both forms, behind the seam of `dispatcher.py`.
+
+    normal         for steps with prompts. A token's row goes to each node once and on to its ranks; the host waits once
+                   a dispatch, until it knows how many rows come. The rank puts them in order of its slots, each slot's
+                   filled up to the tiles of the matmuls. In combine it adds what its own slots made of a token, with
+                   the gate's weights, and DeepEP adds up the ranks.
+    low latency    for steps of decode. Rows go straight into the slots' room at their ranks, quantised on the way, and
+                   nobody waits for counts. DeepEP's combine weighs and adds.
+
+Neither promises an order of addition, so deterministic mode admits neither.
+
+A rank's buffers are made in its first step, together with its peers. DeepEP hands addresses around for that, by the
+unit's own store (`_Handles`) instead of torch's default process group, which would pickle and listen elsewhere.
+
+DeepEP has two low-latency buffers, and the third exchange would overwrite the first: no more than two may be under way.
+
+Worked example of the order in the normal form, 2 slots, tiles of 4: three tokens come, with slots (0), (0, 1) and (1).
+Their rows lie at 0, 1 | 4, 5; rows 2, 3, 6 and 7 fill the tiles. Combine adds rows 1 and 4 for the second token.
+
+Not yet run on a GPU by us.
+
+Source: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py, docs/legacy.md ("Interfaces and Examples") and
+tests/legacy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.expert_parallel.dispatcher import (
+    Combined,
+    Computed,
+    ContiguousRows,
+    Dispatched,
+    MaskedRows,
+    Pending,
+    RowFormat,
+    TokenDispatcher,
+    Traffic,
+    WeightsApplied,
+)
+from runtime.expert_parallel.group import Group
+from runtime.kernels.fp8 import Quantised
+from runtime.kernels.gpu import contracts
+from runtime.kernels.gpu.ops import GpuOps
+from runtime.kernels.gpu.packages import INSTEAD, say_once
+from runtime.kernels.ops import Ops
+
+__all__ = ["LowLatencyDispatcher", "NormalDispatcher", "Summed", "deep_ep_form", "why_no_low_latency", "why_no_normal"]
+
+MAX_UNDER_WAY = 2  # deep_ep/buffers/legacy.py, low_latency_dispatch: "you cannot hold more than 2"
+RANKS_PER_NODE = contracts.NVLINK_PEERS  # of a unit on several nodes, in the normal form
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A token's results, added where they came together."""
+
+    result_TD: Tensor
+
+    def sum(self) -> Tensor:
+        """Return them."""
+        return self.result_TD
+
+
+def deep_ep_form(
+    group: Group,
+    slots_per_rank: int,
+    top_k: int,
+    row_format: RowFormat,
+    x_1D: Tensor,
+    ops: Ops,
+    capacity: int | None,
+) -> TokenDispatcher | None:
+    """Return DeepEP's form for this unit, or None where there is none; the log says once why not.
+
+    `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
+    """
+    if not isinstance(ops, GpuOps) or ops.packages.deep_ep is None or group.size == 1:
+        return None
+    sizes = group, x_1D.shape[1]
+    why_not = why_no_normal(*sizes) if capacity is None else why_no_low_latency(*sizes, top_k)
+    if x_1D.dtype != torch.bfloat16:
+        why_not = f"DeepEP moves BF16 and FP8, not {x_1D.dtype}"
+    if why_not is not None:
+        say_once(f"{why_not}: {INSTEAD['deep_ep']}")
+        return None
+    if capacity is None:
+        return NormalDispatcher(group, slots_per_rank, x_1D.shape[1], row_format, ops)
+    return LowLatencyDispatcher(group, slots_per_rank, capacity, x_1D.shape[1], row_format, ops)
+
+
+def why_no_normal(group: Group, hidden_size: int) -> str | None:
+    """Return why DeepEP's normal kernels do not fit this unit, or None."""
+    if group.size not in contracts.NORMAL_SIZES:
+        return f"DeepEP's normal kernels have no configuration for {group.size} ranks"
+    nodes = [group.nodes.count(node) for node in sorted(set(group.nodes))]
+    if len(nodes) > 1 and set(nodes) != {RANKS_PER_NODE}:
+        return f"DeepEP's normal kernels need {RANKS_PER_NODE} ranks on each node, not {min(nodes)} to {max(nodes)}"
+    if hidden_size % contracts.BLOCK:
+        return f"DeepEP's normal kernels need a multiple of {contracts.BLOCK} channels, not {hidden_size}"
+    return None
+
+
+def why_no_low_latency(group: Group, hidden_size: int, top_k: int) -> str | None:
+    """Return why DeepEP's low-latency kernels do not fit this unit, or None."""
+    if group.size > contracts.NVLINK_PEERS and group.size % contracts.NVLINK_PEERS:
+        return f"DeepEP's low-latency kernels need a multiple of {contracts.NVLINK_PEERS} ranks, not {group.size}"
+    if hidden_size not in contracts.LL_HIDDEN_SIZES:
+        return f"DeepEP's low-latency kernels know no rows of {hidden_size} channels"
+    if top_k > contracts.MAX_TOP_K:
+        return f"DeepEP's low-latency kernels take {contracts.MAX_TOP_K} choices of a token, not {top_k}"
+    return None
+
+
+class _DeepEp:
+    """What both forms have: the unit, its rows, and DeepEP's buffer, once its ranks are here."""
+
+    weights_applied = WeightsApplied.BY_COMBINE
+    sums_in_order = False
+
+    def __init__(self, group: Group, slots_per_rank: int, hidden_size: int, row_format: RowFormat, ops: GpuOps) -> None:
+        self.group, self.slots_per_rank, self.hidden_size = group, slots_per_rank, hidden_size
+        self.row_format, self.ops = row_format, ops
+        self.num_slots = group.size * slots_per_rank
+        self.traffic = Traffic()
+        self._buffer: Any = None
+
+    def begin_step(self, num_tokens: int) -> None:
+        """Make the buffer, in the first step."""
+        if self._buffer is None:
+            self._buffer = self._new_buffer()
+
+    def _new_buffer(self) -> Any:
+        raise NotImplementedError
+
+    def _sent(self, slots_TK: Tensor) -> Tensor:
+        """Return this rank's pairs for each rank, [W]."""
+        ranks = (slots_TK // self.slots_per_rank).flatten()
+        return ranks.new_zeros(self.group.size).scatter_add_(0, ranks, torch.ones_like(ranks))
+
+
+class NormalDispatcher(_DeepEp):
+    """DeepEP's normal kernels."""
+
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+        """Send rows; what this rank was sent is put in order when it has arrived."""
+        x, weights_TK = self.row_format.quantise(x_TD), weights_TK.contiguous()
+        x = Quantised(x.codes, x.scales.contiguous()) if isinstance(x, Quantised) else x
+        contracts.check_dispatch(x, slots_TK, weights_TK, self.group.size, self.num_slots)
+        after = self._buffer.capture()
+        *sizes, after = self._buffer.get_dispatch_layout(
+            slots_TK, self.num_slots, previous_event=after, async_finish=True, allocate_on_comm_stream=True
+        )
+        tokens_for_rank, tokens_for_node, tokens_for_slot, is_for_rank_TW = sizes
+        came, slots, weights, counts, handle, event = self._buffer.dispatch(
+            (x.codes, x.scales) if isinstance(x, Quantised) else x,
+            topk_idx=slots_TK,
+            topk_weights=weights_TK,
+            num_tokens_per_rank=tokens_for_rank,
+            num_tokens_per_rdma_rank=tokens_for_node,
+            is_token_in_rank=is_for_rank_TW,
+            num_tokens_per_expert=tokens_for_slot,
+            expert_alignment=self.ops.row_alignment,
+            previous_event=after,
+            async_finish=True,
+            allocate_on_comm_stream=True,
+        )
+        arrived = [came, slots, weights]  # emptied when they are in order: rows are held once
+
+        def in_order(_: object) -> Dispatched:
+            return self._in_order(arrived, counts, handle, self._sent(slots_TK))
+
+        return Pending(event.current_stream_wait, in_order)
+
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+        """Add what this rank's slots made of each token, then send the sums back."""
+        handle, place_RK, weights_RK = dispatched.way_back
+        rows_RD = _added(results, place_RK, weights_RK)
+        contracts.check_combine(rows_RD)
+        combined_TD, _, event = self._buffer.combine(
+            rows_RD,
+            handle,
+            previous_event=self._buffer.capture(),
+            async_finish=True,
+            allocate_on_comm_stream=True,
+        )
+        return Pending(event.current_stream_wait, lambda _: Summed(combined_TD))
+
+    def _in_order(self, arrived: list[Any], counts: list[int], handle: Any, sent_W: Tensor) -> Dispatched:
+        """Put the tokens that came, each once, into the rows of their slots here."""
+        came, slots_RK, weights_RK = arrived
+        arrived.clear()
+        place_RK, counts_M = self._places(slots_RK)
+        token_of_row = self._token_of_row(place_RK, sum(counts))
+        if isinstance(came, tuple):
+            rows: Tensor | Quantised = Quantised(*(part.index_select(0, token_of_row) for part in came))
+        else:
+            rows = came.index_select(0, token_of_row)
+        way_back = handle, place_RK, weights_RK.masked_fill(slots_RK < 0, 0)
+        return Dispatched(ContiguousRows(rows, counts_M, counts), sent_W, way_back)
+
+    def _places(self, slots_RK: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the row of each (token, choice) pair that is here, -1 for the others, and how many each slot got."""
+        slots = slots_RK.flatten()
+        slots = torch.where(slots < 0, self.slots_per_rank, slots)  # one slot more, for what is not here
+        counts, _, order = self.ops.sort_by_slot(slots[:, None], self.slots_per_rank + 1)
+        aligned = -(-counts // self.ops.row_alignment) * self.ops.row_alignment
+        moved = (aligned.cumsum(0) - aligned) - (counts.cumsum(0) - counts)
+        place = (order.flatten() + moved[slots]).masked_fill(slots == self.slots_per_rank, -1)
+        return place.view(slots_RK.shape), counts[: self.slots_per_rank]
+
+    def _token_of_row(self, place_RK: Tensor, num_rows: int) -> Tensor:
+        """Return the token that came for each row; rows that fill a tile are copies of the first."""
+        tokens_RK = torch.arange(len(place_RK), device=place_RK.device)[:, None].expand(place_RK.shape)
+        places = torch.where(place_RK < 0, num_rows, place_RK).flatten()
+        return place_RK.new_zeros(num_rows + 1).scatter_(0, places, tokens_RK.flatten())[:num_rows]
+
+    def _new_buffer(self) -> Any:
+        deep_ep, size = self.ops.packages.deep_ep, self.group.size
+        row_bytes = 2 * self.hidden_size  # of combine, in BF16: the larger
+        configs = [deep_ep.Buffer.get_dispatch_config(size), deep_ep.Buffer.get_combine_config(size)]
+        nvlink = max(config.get_nvl_buffer_size_hint(row_bytes, size) for config in configs)
+        rdma = max(config.get_rdma_buffer_size_hint(row_bytes, size) for config in configs)
+        return deep_ep.Buffer(None, nvlink, rdma, comm=_Handles(self.group))
+
+
+class LowLatencyDispatcher(_DeepEp):
+    """DeepEP's low-latency kernels, for at most `capacity` tokens of a rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        slots_per_rank: int,
+        capacity: int,
+        hidden_size: int,
+        row_format: RowFormat,
+        ops: GpuOps,
+    ) -> None:
+        super().__init__(group, slots_per_rank, hidden_size, row_format, ops)
+        self.capacity = capacity
+        self._num_under_way = 0
+
+    def begin_step(self, num_tokens: int) -> None:
+        """There is room for this many, or the launch file's limits are not kept."""
+        assert num_tokens <= self.capacity
+        super().begin_step(num_tokens)
+
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+        """Begin to send; the rows are in their slots' room when it has been waited for."""
+        x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
+        sizes = self.group.size, self.num_slots, self.capacity
+        contracts.check_low_latency_dispatch(x_TD, slots_TK, weights_TK, *sizes)
+        power_of_two = getattr(self.row_format, "power_of_two", None)  # None: rows travel in BF16
+        came, counts_M, handle, _, hook = self._buffer.low_latency_dispatch(
+            x_TD,
+            slots_TK,
+            self.capacity,
+            self.num_slots,
+            use_fp8=power_of_two is not None,
+            round_scale=bool(power_of_two),
+            return_recv_hook=True,
+        )
+        expected_rows = max(1, slots_TK.numel() // self.slots_per_rank)
+        rows = MaskedRows(Quantised(*came) if isinstance(came, tuple) else came, counts_M, expected_rows=expected_rows)
+        dispatched = Dispatched(rows, self._sent(slots_TK), (slots_TK, weights_TK, handle))
+        return Pending(self._under_way(hook), lambda _: dispatched)
+
+    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+        """Begin to send back; DeepEP weighs and adds as the results come."""
+        slots_TK, weights_TK, handle = dispatched.way_back
+        contracts.check_low_latency_combine(results, self.group.size, self.num_slots, self.capacity)
+        combined_TD, _, hook = self._buffer.low_latency_combine(
+            results, slots_TK, weights_TK, handle, return_recv_hook=True
+        )
+        return Pending(self._under_way(hook), lambda _: Summed(combined_TD))
+
+    def _under_way(self, hook: Callable[[], None]) -> Callable[[], None]:
+        """Count an exchange until its rows are waited for."""
+        self._num_under_way += 1
+        assert self._num_under_way <= MAX_UNDER_WAY, "a third exchange would overwrite the first"
+
+        def arrive() -> None:
+            hook()
+            self._num_under_way -= 1
+
+        return arrive
+
+    def _new_buffer(self) -> Any:
+        buffer, size = self.ops.packages.deep_ep.Buffer, self.group.size
+        rdma = buffer.get_low_latency_rdma_size_hint(self.capacity, self.hidden_size, size, self.num_slots)
+        handles = _Handles(self.group)
+        return buffer(None, 0, rdma, low_latency_mode=True, num_qps_per_rank=self.slots_per_rank, comm=handles)
+
+
+class _Handles:
+    """What DeepEP asks of a communicator while its buffer is made: who is who, and everybody's handle.
+
+    A handle is a device's number, an address as bytes, or None where a rank has none.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def Get_rank(self) -> int:  # noqa: N802 - named by DeepEP
+        """Return this rank."""
+        return self._group.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        """Return the number of ranks."""
+        return self._group.size
+
+    def allgather(self, handle: int | bytes | None) -> list[int | bytearray | None]:
+        """Return each rank's handle."""
+        own = bytes(handle) if isinstance(handle, bytes | bytearray) else handle
+        told = self._group.gather(msgspec.msgpack.encode(own))
+        found = [msgspec.msgpack.decode(part, type=int | bytes | None) for part in told]
+        return [bytearray(each) if isinstance(each, bytes) else each for each in found]
+
+
+def _added(results_RD: Tensor, place_RK: Tensor, weights_RK: Tensor) -> Tensor:
+    """Add up each token's rows with their weights, [tokens that came, D]; -1 is the place of no row.
+
+    A place of no row is read as the token's first row with a weight of 0: what another token's row holds cannot matter.
+    """
+    if not len(place_RK):
+        return results_RD.new_empty(0, results_RD.shape[1])
+    first_R1 = place_RK.amax(1, keepdim=True)
+    places_RK = torch.where(place_RK < 0, first_R1, place_RK)
+    weights_RK = weights_RK.to(results_RD.dtype)
+    return F.embedding_bag(places_RK, results_RD, per_sample_weights=weights_RK, mode="sum")

@@ -1,0 +1,102 @@
+"""The ranks of a unit on GPUs: rows travel over NCCL, and what the hosts agree on over gloo.
+
+    votes, texts      the host's: gloo and the store, as on CPUs (`group.py`)
+    rows              the device's: NCCL, on a queue beside the one that computes
+    an exchange       is issued there when it begins, and what computes waits for it on the device
+
+An all-to-all whose sizes the host must know waits for them while it begins: by then everything that its rows depend on
+has been issued, and the rows themselves move while the other micro-batch computes.
+
+The process group is made directly, as gloo's is: `init_process_group` would listen on the host name's address. NCCL
+finds its own interfaces, from `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA`, which the pod's environment sets.
+
+A peer that ends while rows travel shows up as NCCL's error or, where its transport says nothing, when torch's watchdog
+ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps.
+
+ROCm's torch has RCCL under the same names. Not yet run on a GPU by us.
+
+Sources: torch `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp` (waits, watchdog); NCCL documentation, "Environment
+Variables".
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.errors import PeerLost
+from runtime.expert_parallel.group import STEP_TIMEOUT, GlooGroup, first_line
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.kernels.device import CudaQueue, SideQueue
+
+__all__ = ["NcclGroup"]
+
+T = TypeVar("T")
+
+
+class NcclGroup(GlooGroup):
+    """Ranks as processes, each on a GPU of its own."""
+
+    def __init__(
+        self, rank: int, size: int, nodes: Sequence[int] | None, device: torch.device, queue: SideQueue | None = None
+    ) -> None:
+        """`device` is this process's own. `queue`: where exchanges run, if not on a stream of it."""
+        super().__init__(rank, size, nodes)
+        self._device = device
+        self._queue = CudaQueue(device) if queue is None else queue
+
+    def join(self, meeting: MeetingPoint) -> None:
+        """Meet over gloo, then tell NCCL whom to connect to; it does so in the first exchange."""
+        super().join(meeting)
+        self._nccl = _nccl(self._store, self.rank, self.size)
+
+    def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """One variable-size all-to-all on the current queue: the host does not wait for it."""
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        try:
+            self._nccl.alltoall_base(received, rows, receive, send).wait()
+        except dist.DistBackendError as error:
+            raise PeerLost(f"a rank of this unit is gone, or its link is ({first_line(error)})") from None
+        return received
+
+    def begin(self, exchange: Callable[[], T]) -> "_Issued[T]":
+        """Issue the exchange beside what computes."""
+        with self._queue.beside():
+            result = exchange()
+            mark = self._queue.mark()
+        return _Issued(self._queue, mark, result, exchange)
+
+
+class _Issued(Generic[T]):
+    """An exchange that the device has in its queue; what it reads is held until what computes comes after it."""
+
+    def __init__(self, queue: SideQueue, mark: Any, result: T, exchange: Callable[[], T]) -> None:
+        self._queue, self._mark, self._result = queue, mark, result
+        self._exchange: Callable[[], T] | None = exchange
+
+    def result(self) -> T:
+        """Return what it gives, for what computes from now on."""
+        self._queue.join(self._mark, list(_tensors(self._result)))
+        self._exchange = None
+        return self._result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in `value`: a tensor, a tuple or a dataclass of such, or something without any."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _nccl(store: dist.Store, rank: int, size: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = STEP_TIMEOUT
+    return dist.ProcessGroupNCCL(dist.PrefixStore("rows", store), rank, size, options)

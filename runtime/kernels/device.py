@@ -1,0 +1,133 @@
+"""One rank's device: which it is, how bytes cross between it and the host, and a queue for work beside the compute.
+
+    link     copies between the device and the host. A GPU copies in the background only from and to pinned memory.
+    queue    work that runs beside what computes, as the exchanges of one micro-batch beside the other's attention
+
+A CPU needs neither: `HostLink` copies at once. Tests put other links and queues in their place, so that a rank runs on
+fake tensors without a GPU.
+
+It does not choose the device: the launch file does. It says nothing about which kernels run there.
+
+Sources: CUDA C++ Programming Guide, "Page-Locked Host Memory" and "Streams"; torch, notes/cuda.rst, "Use pinned memory
+buffers" and "CUDA streams" (`record_stream`).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure
+
+__all__ = ["CPU", "CudaQueue", "HostLink", "PinnedLink", "SideQueue", "describe", "use_device"]
+
+CPU = torch.device("cpu")
+
+
+def use_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of one rank of a node, and make it this process's own before anything is allocated.
+
+    `kind` is the launch file's `device`. Raises RuntimeFailure where there is no such device.
+    """
+    if kind == "cpu":
+        return CPU
+    if not torch.cuda.is_available():
+        raise RuntimeFailure(
+            f"the launch file's device is {kind}, but this process finds no GPU (torch {torch.__version__},"
+            f" built for {_built_for()}); give the pod its GPUs, or plan for gpu: cpu"
+        )
+    if local_rank >= (count := torch.cuda.device_count()):
+        raise RuntimeFailure(
+            f"this is local rank {local_rank}, which needs GPU {local_rank}, but the process sees {count}:"
+            f" 0 to {count - 1}; give the pod one GPU for each of its ranks"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device(kind, local_rank)
+
+
+def describe(device: torch.device) -> str:
+    """Name a GPU as its driver does, with its architecture."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} ({torch.cuda.get_device_name(device)}, sm_{major}{minor})"
+
+
+def _built_for() -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+
+
+class HostLink:
+    """Copies that are done when the call returns."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return host memory that a device may be copied to and from."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def to_host(self, x: Tensor) -> Tensor:
+        """Return `x` in host memory, and wait until it is there; a CPU's tensor as it is."""
+        if x.device.type == "cpu":
+            return x
+        host = self.empty(x.shape, x.dtype)
+        host.copy_(x, non_blocking=True)
+        self.finish(x.device)
+        return host
+
+    def finish(self, device: torch.device) -> None:
+        """Wait until the copies that were begun from `device` have arrived."""
+
+
+class PinnedLink(HostLink):
+    """Copies of a GPU, through memory that the system never moves.
+
+    Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs.
+    """
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return pinned memory."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def finish(self, device: torch.device) -> None:
+        """Wait for the stream that computes, on which the copies were begun."""
+        torch.cuda.current_stream(device).synchronize()
+
+
+class SideQueue(Protocol):
+    """A second queue of a device's work."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Issue what follows to this queue, to run after all that the compute queue holds by now."""
+
+    def mark(self) -> Any:
+        """Return the end of what this queue holds by now."""
+
+    def join(self, mark: Any, tensors: Sequence[Tensor]) -> None:
+        """Let what the compute queue gets from now on run after `mark`, and hand it `tensors`, made beside it."""
+
+
+class CudaQueue:
+    """A CUDA stream. The host waits for nothing here."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Issue what follows to the stream."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event."""
+        return self._stream.record_event()
+
+    def join(self, mark: torch.cuda.Event, tensors: Sequence[Tensor]) -> None:
+        """Wait for the event on the device, and let the allocator know who uses the tensors now."""
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(mark)
+        for tensor in tensors:
+            tensor.record_stream(computing)

@@ -1,0 +1,1 @@
+"""Operations by DeepSeek's kernels for NVIDIA GPUs."""

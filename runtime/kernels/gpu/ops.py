@@ -1,0 +1,215 @@
+"""The table of operations for a GPU: DeepSeek's kernels where they are installed and fit, torch where not.
+
+    FP8 matmuls        DeepGEMM: projections; experts' rows grouped slot after slot, or masked with room in every slot
+    decode attention   FlashMLA over the pages of the cache; without it request by request, so that the latents of one
+                       request at a time are copied together
+    prompt attention   torch's scaled_dot_product_attention, which never holds the scores
+    quantising         Triton's loops (`quantise.py`), which hold no row in FP32
+
+Each operation decides from the sizes of its arguments whether a kernel fits: FP8 matmuls need channels in whole blocks
+of 128 and outputs in multiples of 8, FlashMLA DeepSeek-V3's latents of 576 channels. Before each call `contracts.py`
+checks the arguments. What remains is the reference's, on the GPU.
+
+Worked example, one MoE layer of EP144 decode: 2 slots with room for 9,216 rows each. The first masked matmul makes gate
+and up of every row that came, [2, 9216, 4096]; one kernel makes codes of silu(gate) x up; the second matmul makes the
+results, [2, 9216, 7168].
+
+Not yet run on a GPU by us.
+
+Sources: github.com/deepseek-ai/DeepGEMM 54e22612 tests/test_fp8_fp4.py and FlashMLA 9241ae3e
+tests/test_flash_mla_dense_decoding.py, for the calls; torch.nn.attention.bias, causal_lower_right.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils.weak import WeakIdKeyDictionary
+
+from runtime.errors import RuntimeFailure
+from runtime.kernels.device import PinnedLink
+from runtime.kernels.fp8 import BLOCK, ExpertCodes, Quantised
+from runtime.kernels.gpu import contracts, quantise
+from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
+from runtime.kernels.ops import Ops
+
+__all__ = ["GpuOps"]
+
+OUTPUTS_STEP = 8  # BF16 outputs of a row in 16 bytes, as TMA stores them
+
+
+class GpuOps(Ops):
+    """Kernels of `packages` on `device`."""
+
+    link = PinnedLink()
+
+    def __init__(self, device: torch.device, packages: Packages) -> None:
+        super().__init__(device)
+        self.packages = packages
+        if packages.deep_gemm is not None:
+            self.row_alignment = int(packages.deep_gemm.get_mk_alignment_for_contiguous_layout())
+        self._steps = WeakIdKeyDictionary()  # what FlashMLA is told of a step, for all its layers
+
+    def check_scales(self, power_of_two: bool) -> None:
+        """Refuse a model in FP8 whose scales DeepGEMM would cut on this GPU. Raises RuntimeFailure."""
+        if self.packages.deep_gemm is not None and self.packages.arch == BLACKWELL and not power_of_two:
+            raise RuntimeFailure(
+                "this checkpoint's FP8 scales are not powers of two (its config.json has no scale_fmt: ue8m0), and on"
+                " sm_100 DeepGEMM keeps their exponents alone; use GPUs of sm_90, or a checkpoint with such scales"
+            )
+
+    # projections
+
+    def quantise_rows(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
+        """Quantise without a copy in FP32; the scales lie as DeepGEMM reads them."""
+        if not self._fits_gemm(x_RD.shape[-1]):
+            return super().quantise_rows(x_RD, power_of_two)
+        return self._quantised(x_RD, power_of_two)
+
+    def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
+        """Multiply codes by DeepGEMM, which rounds to BF16 once."""
+        (outputs, channels), num_rows = w.codes.shape, len(x.codes)
+        if dtype != torch.bfloat16 or not self._fits_gemm(channels, outputs):
+            return super().fp8_matmul(x, w, dtype)
+        result = torch.empty(num_rows, outputs, dtype=dtype, device=self.device)
+        contracts.check_gemm(x, w, result)
+        self.packages.deep_gemm.fp8_gemm_nt((x.codes, x.scales), (w.codes, w.scales), result)
+        return result
+
+    # attention
+
+    def attend_causally(
+        self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
+    ) -> Tensor:
+        """Put the keys together once, and attend in one call: [T, H, U]."""
+        k_nope_SHN, v_SHU = kv_SHX.split((kv_SHX.shape[-1] - value_size, value_size), -1)
+        k_SHQ = torch.cat((k_nope_SHN, k_rope_SP[:, None].expand(-1, kv_SHX.shape[1], -1)), -1)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, k_SHQ, v_SHU))
+        return self._attention(q, k, v, scale)[0].transpose(0, 1)
+
+    def attend_pages(
+        self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
+    ) -> Tensor:
+        """Read the latents where they lie, or copy those of one request at a time: [B, H, L]."""
+        if len(q_BHC) == 0:
+            return q_BHC.new_empty(*q_BHC.shape[:2], lora_rank)
+        if not self._fits_flash_mla(q_BHC, lora_rank):
+            requests = zip(q_BHC.split(1), tables_BJ.split(1), lengths_B.split(1), strict=True)
+            return torch.cat(
+                [
+                    self.attend(q, self.read_pages(pages_JSC, table), length, lora_rank, scale)
+                    for q, table, length in requests
+                ]
+            )
+        tables, lengths, schedule = self._step_of(tables_BJ, lengths_B)
+        q_BSHC, pages_JSHC = q_BHC[:, None], pages_JSC[:, :, None]
+        contracts.check_flash_mla(q_BSHC, pages_JSHC, tables, lengths, lora_rank)
+        context_BSHL, _ = self.packages.flash_mla.flash_mla_with_kvcache(
+            q_BSHC,
+            pages_JSHC,
+            tables,
+            lengths,
+            lora_rank,
+            schedule,
+            softmax_scale=scale,
+            causal=False,
+            use_legacy=True,  # dense decoding, which FlashMLA itself dropped, is kept there for sm_90
+        )
+        return context_BSHL[:, 0]
+
+    # experts
+
+    def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
+        """Compute all slots' rows in two grouped matmuls; slots that do not fill tiles are moved apart before."""
+        if not self._fits_experts(experts):
+            return super().fp8_experts(x, counts, counts_M, experts)
+        aligned = [-(-count // self.row_alignment) * self.row_alignment for count in counts]
+        aligned_M = -(-counts_M // self.row_alignment) * self.row_alignment
+        slots = torch.arange(len(counts), dtype=torch.int32, device=self.device)
+        slot_of_row_R = slots.repeat_interleave(aligned_M, output_size=sum(aligned))
+        if aligned == counts:
+            return self._grouped(x, slot_of_row_R, experts)
+        place_R = self._apart(counts_M, aligned_M, sum(counts))
+        codes = x.codes.new_empty(sum(aligned), x.codes.shape[1]).view(torch.uint8)
+        codes.index_copy_(0, place_R, x.codes.contiguous().view(torch.uint8))
+        scales = x.scales.new_zeros(sum(aligned), x.scales.shape[1]).index_copy_(0, place_R, x.scales)
+        apart = Quantised(codes.view(x.codes.dtype), scales)
+        return self._grouped(apart, slot_of_row_R, experts).index_select(0, place_R)
+
+    def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
+        """Compute the rows that came, of each slot in two masked matmuls; the others' results mean nothing."""
+        if not self._fits_experts(experts):
+            return super().masked_fp8_experts(x, counts_M, experts, expected_rows)
+        counts_M, gate_up, down = counts_M.int(), _stacked(experts.gate_up), experts.down
+        x = Quantised(x.codes.contiguous(), x.scales)  # rows that travelled have their scales beside them
+        gate_up_MZX = self._masked(x, gate_up, counts_M, expected_rows)
+        product = self._gated(gate_up_MZX, experts.power_of_two, counts_M)
+        del gate_up_MZX
+        return self._masked(product, down, counts_M, expected_rows)
+
+    def _grouped(self, x: Quantised, slot_of_row_R: Tensor, experts: ExpertCodes) -> Tensor:
+        gate_up_RX = self._grouped_matmul(x, _stacked(experts.gate_up), slot_of_row_R)
+        product = self._gated(gate_up_RX, experts.power_of_two)
+        del gate_up_RX
+        return self._grouped_matmul(product, experts.down, slot_of_row_R)
+
+    def _grouped_matmul(self, x: Quantised, w: Quantised, slot_of_row_R: Tensor) -> Tensor:
+        result = torch.empty(len(x.codes), w.codes.shape[1], dtype=torch.bfloat16, device=self.device)
+        contracts.check_grouped_gemm(x, w, result, slot_of_row_R, self.row_alignment)
+        self.packages.deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+            (x.codes, x.scales), (w.codes, w.scales), result, slot_of_row_R
+        )
+        return result
+
+    def _masked(self, x: Quantised, w: Quantised, counts_M: Tensor, expected_rows: int) -> Tensor:
+        result = torch.empty(*x.codes.shape[:2], w.codes.shape[1], dtype=torch.bfloat16, device=self.device)
+        contracts.check_masked_gemm(x, w, result, counts_M, expected_rows)
+        self.packages.deep_gemm.m_grouped_fp8_fp4_gemm_nt_masked(
+            (x.codes, x.scales), (w.codes, w.scales), result, counts_M, expected_rows
+        )
+        return result
+
+    def _apart(self, counts_M: Tensor, aligned_M: Tensor, num_rows: int) -> Tensor:
+        """Return where each row goes when every slot begins at a multiple of the alignment, [R]."""
+        moved_M = (aligned_M.cumsum(0) - aligned_M) - (counts_M.cumsum(0) - counts_M)
+        moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
+        return torch.arange(num_rows, device=self.device) + moved_R
+
+    # which kernel fits
+
+    def _fits_gemm(self, channels: int, outputs: int = OUTPUTS_STEP) -> bool:
+        return self.packages.deep_gemm is not None and channels % BLOCK == 0 and outputs % OUTPUTS_STEP == 0
+
+    def _fits_experts(self, experts: ExpertCodes) -> bool:
+        """Gate and up are one matrix only if no block of scales lies across both."""
+        _, hidden, intermediate = experts.down.codes.shape
+        return self._fits_gemm(hidden, intermediate) and self._fits_gemm(intermediate, hidden)
+
+    def _fits_flash_mla(self, q_BHC: Tensor, lora_rank: int) -> bool:
+        fits = (q_BHC.shape[-1], lora_rank, q_BHC.dtype) == (contracts.LATENT, contracts.LATENT_VALUE, torch.bfloat16)
+        return fits and self.packages.flash_mla is not None and self.packages.arch == HOPPER
+
+    # what tests replace where no GPU is
+
+    def _quantised(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
+        return quantise.rows(x_RD, power_of_two, by_columns=self.packages.arch == HOPPER)
+
+    def _gated(self, gate_up: Tensor, power_of_two: bool, counts_M: Tensor | None = None) -> Quantised:
+        """Codes of silu(gate) x up: of rows [R, 2 I], or of masked ones [M, Z, 2 I]."""
+        return quantise.gated_rows(gate_up, power_of_two, self.packages.arch == HOPPER, counts_M)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        mask = causal_lower_right(q.shape[2], k.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+    def _step_of(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
+        """Return tables and lengths as FlashMLA reads them, and its schedule, made in a step's first layer."""
+        if lengths_B not in self._steps:
+            schedule, _ = self.packages.flash_mla.get_mla_metadata()
+            self._steps[lengths_B] = tables_BJ.int(), lengths_B.int(), schedule
+        return self._steps[lengths_B]
+
+
+def _stacked(gate_up: Quantised) -> Quantised:
+    """Gate over up as one matrix of each slot: [M, 2, I, D] as [M, 2 I, D], in the same memory."""
+    return Quantised(gate_up.codes.flatten(1, 2), gate_up.scales.flatten(1, 2))

@@ -1,0 +1,76 @@
+"""Which of DeepSeek's kernel packages this process can use on its GPU.
+
+    deep_gemm    matmuls in FP8: plain, and grouped by expert          PyPI sgl-deep-gemm
+    flash_mla    attention of decode over pages of latents             PyPI sgl-flash-mla
+    deep_ep      dispatch and combine                                  PyPI sgl-deep-ep
+
+They are imported only where a GPU is, since two of them fail without a driver. What is missing, or is not made for this
+GPU, is said once a process; the reference (`ops.py`) and our all-to-all (`expert_parallel/`) then serve.
+
+Why these packages: they are the builds that SGLang 0.5.23 pins, have wheels for x86-64 and arm64, and keep the calls of
+DeepSeek's repositories, which publish no wheels.
+
+Not yet run on a GPU by us.
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["BLACKWELL", "HOPPER", "INSTEAD", "Packages", "find_packages", "say_once"]
+
+HOPPER, BLACKWELL = 9, 10  # the major number of a GPU's compute capability
+ARCHITECTURES = {  # github.com/deepseek-ai: DeepGEMM 54e22612 README.md "Requirements", FlashMLA 9241ae3e README.md
+    "deep_gemm": (
+        HOPPER,
+        BLACKWELL,
+    ),  # "Support matrix" (dense decoding), DeepEP dd758caf docs/legacy.md "Requirements"
+    "flash_mla": (HOPPER,),
+    "deep_ep": (HOPPER, BLACKWELL),
+}
+INSTEAD = {
+    "deep_gemm": "matmuls in FP8 are widened to FP32",
+    "flash_mla": "decode attends request by request in plain torch",
+    "deep_ep": "rows travel by NCCL's all-to-all",
+}
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The modules, None where there is none; `arch` is the GPU's major compute capability."""
+
+    arch: int
+    deep_gemm: Any = None
+    flash_mla: Any = None
+    deep_ep: Any = None
+
+
+_said: set[str] = set()
+
+
+def find_packages(device: torch.device) -> Packages:
+    """Import what is installed and made for this NVIDIA GPU."""
+    arch, _ = torch.cuda.get_device_capability(device)
+    return Packages(arch, **{name: _module(name, arch) for name in ARCHITECTURES})
+
+
+def say_once(sentence: str) -> None:
+    """Write a line to the log, unless this process wrote it before."""
+    if sentence not in _said:
+        _said.add(sentence)
+        print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
+
+
+def _module(name: str, arch: int) -> Any:
+    if arch not in ARCHITECTURES[name]:
+        say_once(f"{name} is not made for sm_{arch}x: {INSTEAD[name]}")
+        return None
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:  # they look for drivers as they are imported
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        say_once(f"{name} cannot be used ({reason}): {INSTEAD[name]}")
+        return None

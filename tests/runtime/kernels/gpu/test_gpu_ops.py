@@ -1,0 +1,154 @@
+"""The table for a GPU against the reference, with slow references in the kernels' places, on a CPU.
+
+So what is ours is tested: which kernel is chosen, the order of its rows, what is put together before and taken apart
+after. The kernels themselves have not been run.
+"""
+
+import pytest
+import torch
+
+from runtime.errors import RuntimeFailure
+from runtime.kernels import fp8
+from runtime.kernels.fp8 import E4M3, ExpertCodes, Quantised, quantise_matrix
+from runtime.kernels.gpu.ops import GpuOps
+from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
+from tests.runtime.closeness import off_by
+from tests.runtime.kernels.gpu.computing_packages import ComputingDeepGemm, ComputingFlashMla
+from tests.runtime.on_cpu import CPU, TORCH_OPS
+
+ALIGNMENT, HIDDEN, INTERMEDIATE, SLOTS = 8, 256, 128, 3
+
+
+class OnCpu(GpuOps):
+    """Triton's kernels need a GPU: the reference quantises."""
+
+    def __init__(self, packages):
+        super().__init__(CPU, packages)
+
+    def _quantised(self, x_RD, power_of_two):
+        return fp8.quantise_rows(x_RD, power_of_two)
+
+    def _gated(self, gate_up, power_of_two, counts_M=None):
+        gate, up = gate_up.flatten(0, -2).chunk(2, -1)
+        x = fp8.quantise_rows(torch.nn.functional.silu(gate) * up, power_of_two)
+        shape = gate_up.shape[:-1]
+        return Quantised(x.codes.unflatten(0, shape), x.scales.unflatten(0, shape))
+
+
+@pytest.fixture
+def ops():
+    return OnCpu(Packages(HOPPER, ComputingDeepGemm(ALIGNMENT), ComputingFlashMla()))
+
+
+def drawn(*shape, seed=0, dtype=torch.bfloat16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def experts():
+    """Of three slots, no two alike."""
+
+    def stacked(outputs, channels, seed):
+        matrices = [
+            quantise_matrix(drawn(outputs, channels, seed=seed + slot) / channels**0.5) for slot in range(SLOTS)
+        ]
+        return Quantised(*(torch.stack(parts) for parts in zip(*((w.codes, w.scales) for w in matrices), strict=True)))
+
+    gate, up = stacked(INTERMEDIATE, HIDDEN, 10), stacked(INTERMEDIATE, HIDDEN, 20)
+    gate_up = Quantised(torch.stack((gate.codes, up.codes), 1), torch.stack((gate.scales, up.scales), 1))
+    return ExpertCodes(gate_up, stacked(HIDDEN, INTERMEDIATE, 30), power_of_two=False)
+
+
+def test_a_projection_is_the_references(ops):
+    """Of whole blocks DeepGEMM computes, of others torch."""
+    for outputs, channels in ((24, 256), (20, 256), (24, 200)):
+        x, w = fp8.quantise_rows(drawn(5, channels)), quantise_matrix(drawn(outputs, channels, seed=1))
+        expected = TORCH_OPS.fp8_matmul(x, w, torch.bfloat16)
+
+        assert ops.fp8_matmul(x, w, torch.bfloat16).equal(expected)
+
+
+@pytest.mark.parametrize("counts", [[8, 0, 16], [3, 9, 0], [0, 0, 0], [1, 1, 1]])
+def test_grouped_experts_are_the_references(ops, counts):
+    """Slots that fill tiles are computed where they lie, others apart and brought back."""
+    x, counts_M = fp8.quantise_rows(drawn(sum(counts), HIDDEN)), torch.tensor(counts)
+    expected = TORCH_OPS.fp8_experts(x, counts, counts_M, experts())
+
+    assert ops.fp8_experts(x, counts, counts_M, experts()).equal(expected)
+
+
+def test_rows_that_fill_a_tile_do_not_matter(ops):
+    """DeepEP's rows come in whole tiles already, of which `counts_M` say how many are real."""
+    counts, counts_M = [8, 16, 0], torch.tensor([5, 9, 0])
+    x = fp8.quantise_rows(drawn(24, HIDDEN))
+    x.codes.view(torch.uint8)[5:8] = 0x7F  # not a number
+    found = ops.fp8_experts(x, counts, counts_M, experts())
+    expected = TORCH_OPS.fp8_experts(x, counts, counts_M, experts())
+
+    assert found[:5].equal(expected[:5])
+    assert found[8:17].equal(expected[8:17])
+
+
+def test_masked_experts_are_the_references(ops):
+    """Of the rows that came; the others are not read."""
+    counts_M, x = torch.tensor([4, 0, 2]), fp8.quantise_rows(drawn(SLOTS * 5, HIDDEN))
+    x = Quantised(x.codes.unflatten(0, (SLOTS, 5)), x.scales.unflatten(0, (SLOTS, 5)))
+    expected = TORCH_OPS.masked_fp8_experts(x, counts_M, experts(), 2)
+    x.codes.view(torch.uint8)[1] = 0x7F
+    found = ops.masked_fp8_experts(x, counts_M, experts(), 2)
+
+    for slot, count in enumerate(counts_M.tolist()):
+        assert found[slot, :count].equal(expected[slot, :count])
+
+
+def test_prompts_attend_as_in_the_reference(ops):
+    """A chunk at the end of what its request has: the last of its queries sees all, the first all but the others."""
+    q, kv, k_rope = drawn(7, 2, 24), drawn(19, 2, 16 + 8, seed=1), drawn(19, 8, seed=2)
+    expected = TORCH_OPS.attend_causally(q, kv, k_rope, 8, 0.2)
+
+    assert off_by(ops.attend_causally(q, kv, k_rope, 8, 0.2).float(), expected.float()) < 0.01
+
+
+@pytest.mark.parametrize("has_flash_mla", [True, False], ids=["FlashMLA", "request by request"])
+def test_requests_attend_to_their_pages_as_in_the_reference(has_flash_mla):
+    """By FlashMLA where latents are DeepSeek-V3's, and else request by request."""
+    ops = OnCpu(Packages(HOPPER, None, ComputingFlashMla() if has_flash_mla else None))
+    q, pages = drawn(3, 2, 576), drawn(5, 64, 576, seed=1)
+    tables, lengths = torch.tensor([[0, 3], [4, 0], [2, 1]]), torch.tensor([100, 1, 128])
+    expected = TORCH_OPS.attend_pages(q, pages, tables, lengths, 512, 0.05)
+    found = ops.attend_pages(q, pages, tables, lengths, 512, 0.05)
+
+    assert off_by(found.float(), expected.float()) < 0.01
+    assert ops.attend_pages(q[:0], pages, tables[:0], lengths[:0], 512, 0.05).shape == (0, 2, 512)
+
+
+def test_flash_mla_is_told_of_a_step_once(ops, monkeypatch):
+    """All layers of a micro-batch have one schedule, two micro-batches have two."""
+    schedules = []
+    monkeypatch.setattr(ops.packages.flash_mla, "get_mla_metadata", lambda: (schedules.append(0), None))
+    pages = drawn(2, 64, 576)
+    for length in (torch.tensor([70]), torch.tensor([3])):
+        for layer in range(3):
+            ops.attend_pages(drawn(1, 2, 576, seed=layer), pages, torch.tensor([[0, 1]]), length, 512, 0.05)
+
+    assert len(schedules) == 2
+
+
+def test_on_blackwell_scales_must_be_powers_of_two():
+    """DeepGEMM keeps their exponents alone there: another checkpoint is refused before it is loaded."""
+    with pytest.raises(RuntimeFailure, match="not powers of two"):
+        OnCpu(Packages(BLACKWELL, ComputingDeepGemm(ALIGNMENT))).check_scales(power_of_two=False)
+
+    OnCpu(Packages(BLACKWELL, ComputingDeepGemm(ALIGNMENT))).check_scales(power_of_two=True)
+    OnCpu(Packages(BLACKWELL)).check_scales(power_of_two=False)
+    OnCpu(Packages(HOPPER, ComputingDeepGemm(ALIGNMENT))).check_scales(power_of_two=False)
+
+
+def test_without_packages_the_reference_serves():
+    """Every operation in FP8, of the same bits."""
+    ops = OnCpu(Packages(HOPPER))
+    counts, counts_M = [2, 1, 3], torch.tensor([2, 1, 3])
+    x, w = fp8.quantise_rows(drawn(6, HIDDEN)), quantise_matrix(drawn(24, HIDDEN, seed=1))
+
+    assert ops.fp8_matmul(x, w, torch.bfloat16).equal(TORCH_OPS.fp8_matmul(x, w, torch.bfloat16))
+    assert ops.fp8_experts(x, counts, counts_M, experts()).equal(TORCH_OPS.fp8_experts(x, counts, counts_M, experts()))
+    assert ops.quantise_rows(drawn(6, HIDDEN), False).codes.dtype == E4M3

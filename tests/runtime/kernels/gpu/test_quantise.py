@@ -1,0 +1,87 @@
+"""Triton's quantising: in Triton's interpreter against the reference, and compiled for the GPUs that it is for.
+
+The interpreter computes on a CPU. Its casts to e4m3 and BF16 do not round as a GPU's do, so values may be a step of
+e4m3 apart, and three where two casts to BF16 come before. Whether the kernels are right on a GPU is for `tests/gpu`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.kernels import fp8
+from tests.runtime.kernels.gpu import interpreted
+
+CASES = list(interpreted.CASES)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """case -> tensors, from one process in which Triton interprets: that is chosen when it is imported."""
+    path = tmp_path_factory.mktemp("interpreted") / "found.pt"
+    command = [sys.executable, interpreted.__file__, str(path)]
+    root = str(Path(__file__).parents[4])
+    subprocess.run(command, check=True, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root}, timeout=120)
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_quantised_as_in_the_reference(found, case):
+    """Equal scales, and values that are few steps of e4m3 apart."""
+    x, power_of_two, is_gated, counts = interpreted.CASES[case]()
+    rows = x.flatten(0, -2)
+    if is_gated:
+        gate, up = rows.chunk(2, -1)
+        rows = torch.nn.functional.silu(gate) * up
+    expected = fp8.quantise_rows(rows, power_of_two)
+    came = torch.ones(len(rows), dtype=torch.bool)
+    if counts is not None:
+        came = (torch.arange(x.shape[1]) < counts[:, None]).flatten()
+    for layout in ("by rows", "by columns"):
+        codes, scales = found[f"{case} {layout} codes"], found[f"{case} {layout} scales"]
+        scales = scales.flatten(0, -2)[came]
+
+        torch.testing.assert_close(scales, expected.scales[came], rtol=2**-6 if is_gated else 0, atol=0)
+        group_scales = scales.repeat_interleave(fp8.BLOCK, -1)
+        values = codes.flatten(0, -2)[came].float() * group_scales
+        expected_values = expected.codes[came].float() * expected.scales[came].repeat_interleave(fp8.BLOCK, -1)
+        a_step = torch.maximum(expected_values.abs() * 2**-3, group_scales * 2**-9)
+
+        assert ((values - expected_values).abs() <= a_step * (3.1 if is_gated else 1.1)).all()
+        if counts is not None:  # rows that did not come are left as they were
+            assert not codes.view(torch.uint8).flatten(0, -2)[~came].any()
+
+
+def test_scales_by_columns_lie_as_deep_gemm_reads_them(found):
+    """Rows beside each other, and each group's column at a multiple of 16 bytes."""
+    strides = json.loads(found["strides"])
+
+    assert strides["5 rows"] == [1, 8]
+    assert strides["3 slots of 6 rows"] == [8 * 2, 1, 8]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_it_compiles_for_the_gpus(capability, is_gated):
+    """To machine code, on a machine that has no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from runtime.kernels.gpu import quantise
+
+    pointers = {"x": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "counts": "*i32"}
+    numbers = dict.fromkeys(("room", "size", "slot_stride", "row_stride", "group_stride"), "i32")
+    flags = {"IS_MASKED": is_gated, "IS_GATED": is_gated, "POWER_OF_TWO": True, "GROUPS": 8, "BLOCK": 128}
+    constants = {**flags, "LARGEST": 448.0, "MIN_MAGNITUDE": 1e-4}
+    signature = {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(quantise.quantise_groups, signature, constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+
+    assert f".target sm_{capability}" in compiled.asm["ptx"]
+    assert compiled.asm["cubin"]

@@ -1,0 +1,118 @@
+"""The device that a rank takes, and what only a CPU's ranks touch."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.errors import RuntimeFailure
+from runtime.kernels import device as devices
+from runtime.kernels.backend import choose_backend
+from runtime.kernels.device import CPU, HostLink, PinnedLink, use_device
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A driver with two GPUs, and which of them is taken."""
+    taken = []
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "set_device": taken.append,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return taken
+
+
+def test_a_rank_takes_the_gpu_of_its_number(gpus):
+    """And makes it the process's own, so that nothing is allocated on another's."""
+    assert use_device("cuda", 1) == torch.device("cuda", 1)
+    assert gpus == [1]
+
+
+def test_a_cpu_is_taken_without_asking_for_gpus(gpus):
+    """Whether there are any does not matter."""
+    assert use_device("cpu", 1) == CPU
+    assert gpus == []
+
+
+def test_more_ranks_than_gpus_are_refused(gpus):
+    """The sentence says how many there are."""
+    with pytest.raises(RuntimeFailure, match=r"local rank 2, which needs GPU 2, but the process sees 2: 0 to 1"):
+        use_device("cuda", 2)
+
+    assert gpus == []
+
+
+def test_no_gpu_is_one_sentence(monkeypatch):
+    """With what torch was built for, which is the other thing that may be wrong."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeFailure) as error:
+        use_device("cuda", 0)
+
+    assert str(error.value).startswith("the launch file's device is cuda, but this process finds no GPU (torch ")
+    assert "\n" not in str(error.value)
+
+
+def test_deterministic_mode_is_refused_on_a_gpu():
+    """Nobody has measured whether a row's bits are its own there."""
+    with pytest.raises(RuntimeFailure, match="deterministic: true is not possible on cuda"):
+        choose_backend(torch.device("cuda"), torch.bfloat16, deterministic=True)
+
+
+def test_a_cpus_tensor_is_handed_over_as_it_is():
+    """No copy of what is there already."""
+    x = torch.ones(3)
+
+    assert HostLink().to_host(x) is x
+
+
+def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
+    """Of the stream that computes, on which they were begun."""
+    waited, asked = [], []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(device) or stream)
+    monkeypatch.setattr(devices.torch, "empty", lambda shape, dtype, pin_memory: (shape, dtype, pin_memory))
+    link = PinnedLink()
+
+    assert link.empty([2, 3], torch.bfloat16) == ((2, 3), torch.bfloat16, True)
+    link.finish(torch.device("cuda", 1))
+    assert (waited, asked) == ([True], [torch.device("cuda", 1)])
+
+
+REACHED = """
+import sys
+from types import SimpleNamespace
+import torch
+from runtime.expert_parallel.factory import new_dispatcher
+from runtime.expert_parallel.group import GlooGroup
+from runtime.expert_parallel.dispatcher import PlainRows
+from runtime.expert_parallel.shared_memory import dispatcher as shared
+from runtime.kernels import backend
+from runtime.worker import worker
+
+def reached(*arguments):
+    raise AssertionError("reached")
+
+shared.SharedDispatcher.__init__ = worker.keep_freed_memory = reached
+worker.use_device, worker.describe = lambda kind, local_rank: torch.device(kind, local_rank), str
+launch, place = SimpleNamespace(device="cuda", unit="decode-0"), SimpleNamespace(rank=9, local_rank=1)
+device = worker._take_device(launch, place)
+chosen = backend.choose_backend(device, torch.bfloat16, deterministic=False)
+for capacity in (None, 8):
+    rows, x_1D = PlainRows(torch.bfloat16), torch.zeros(1, 16, dtype=torch.bfloat16)
+    form = new_dispatcher(GlooGroup(0, 2), 2, 2, rows, x_1D, chosen, capacity)
+    print(type(form).__name__)
+print("numba" in sys.modules)
+"""
+
+
+def test_what_is_for_cpus_is_not_reached_on_a_gpu():
+    """No compiled loops, no common memory, no kept heap; and the log begins with the GPU."""
+    done = subprocess.run([sys.executable, "-c", REACHED], capture_output=True, text=True, timeout=120)
+
+    assert done.stdout.split() == ["AllToAllDispatcher", "MaskedDispatcher", "False"], done.stderr
+    assert done.stderr == "tidemill: rank 9 of decode-0 uses cuda:1; not yet run on a GPU by us\n"
