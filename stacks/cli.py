@@ -79,9 +79,12 @@ def _add_local_commands(commands: Any) -> None:
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
 
-    doctor = commands.add_parser("doctor", help="find what in a cluster stands in a plan's way; creates nothing")
+    doctor = commands.add_parser("doctor", help="find what in a cluster stands in a plan's way")
     add_given(doctor)
     doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
+    doctor.add_argument(
+        "--probe", action="store_true", help="start a pod on each planned node: can it have the image, who reaches whom"
+    )
     doctor.set_defaults(command=_doctor)
 
     for command in (down, status):
@@ -229,12 +232,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     with announce_compiling():
         plan = deployable_from(arguments.given)
-    found = examine(plan, arguments.context)
+    found = examine(plan, arguments.context, with_probe=arguments.probe, report=_say)
+    if found.probed is not None:
+        _say(found.probed)
     if arguments.format == "json":
-        print_json(findings_json(found))
+        print_json(findings_json(found.findings))
     else:
-        print("\n".join(map(printable, findings_lines(found, plan.name, arguments.context))))
-    return InfeasibleError.exit_status if any(each.blocks for each in found) else 0
+        print("\n".join(map(printable, findings_lines(found.findings, plan.name, arguments.context))))
+    return InfeasibleError.exit_status if found.blocks else 0
 
 
 def _find(given: Path | None) -> RunFolder | None:

@@ -35,6 +35,9 @@ Check = Literal[
     "capacity",
     "occupied",
     "gateway",
+    "image",
+    "reach",
+    "slow",
 ]
 
 

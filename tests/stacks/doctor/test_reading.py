@@ -163,6 +163,18 @@ def test_notes_alone_leave_the_exit_status(server, monkeypatch, capsys):
     assert "1 finding, of which 0 would stop `up`" in capsys.readouterr().out
 
 
+def test_a_probe_waits_until_nothing_blocks(server, monkeypatch, capsys):
+    """Its pods would meet the same obstacles; so nothing is created, and that is said."""
+    fake, api = server
+    fake.objects["/api/v1/nodes/node-1"]["spec"]["unschedulable"] = True
+    monkeypatch.setattr(examination, "connect", lambda context: api)
+
+    assert cli.main(["doctor", str(DEMO_SPEC), "--context", "prod", "--probe"]) == 3
+
+    assert capsys.readouterr().err == "nodes were not probed: mend first what blocks\n"
+    assert {verb for verb, _ in fake.requests} == {"GET"}
+
+
 def test_the_fake_server_serves_what_the_plan_needs(needs):
     """Else the other tests would find kinds missing."""
     served = {
