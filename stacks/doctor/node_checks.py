@@ -91,7 +91,7 @@ def _closed(place: Place, node: Manifest) -> Iterator[Finding]:
         fix = f"label it: kubectl label node {place.name} {label}; or correct kubernetes.node_selector"
         yield place.finding("node", f"it lacks the label {label}, which the pods ask for", fix)
     for taint in _taints_in_the_way(node, place.pod_set):
-        fix = f"take it away: kubectl taint node {place.name} {taint}-; or without the node: {PLAN_WITHOUT}"
+        fix = f"take it away: kubectl taint node {place.name} {taint}-; or tolerate it in kubernetes.tolerations"
         yield place.finding("taint", f"it has the taint {taint}, which the pods do not tolerate", fix)
 
 
