@@ -31,7 +31,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 VERSION = 2
 MAX_BYTES = 2**26  # 16,640 slots in 58 layers, the most that a DeepSeek-V3 can have, are 3.5e6
 UNIT_DIGEST_KEYS = (
-    *("version", "unit", "phase", "ranks", "places", "spares", "expert_map", "split", "precision"),
+    *("version", "unit", "phase", "device", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 KV_DIGEST_KEYS = ("kv_cache", "model", "checkpoint")
@@ -48,10 +48,10 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """Where the weights are, and what the plan was made for: `config.json`, and the manifest where it had one."""
+    """Where the weights are, and the digests of `config.json` and of the manifest, where the plan knows them."""
 
     uri: str
-    config_digest: str
+    config_digest: str | None
     weights_digest: str | None
 
 
@@ -122,6 +122,7 @@ class UnitLaunch(_Part, kw_only=True):
     kv_digest: str
     unit: str
     phase: Literal["prefill", "decode", "mixed"]
+    device: Literal["cpu", "cuda"]  # as PyTorch calls what each rank has one of
     ranks: list[RankPlace]
     places: list[str]
     spares: list[str]

@@ -40,7 +40,7 @@ from planner.plan.loaded import LoadedPlan
 from planner.problems.errors import CallError, InfeasibleError, SpecError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
-from stacks.local.deployment import find_running, follow, require_runtime, running_names, start, stop
+from stacks.local.deployment import find_running, follow, require_cpu, require_runtime, running_names, start, stop
 from stacks.local.errors import LocalError
 from stacks.local.progress import UpProgress
 from stacks.local.record import Record, RunFolder
@@ -100,6 +100,7 @@ def _up(arguments: argparse.Namespace) -> None:
     with announce_compiling():
         plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_runnable()
+    require_cpu(plan, arguments.given or DEMO)
     running = _same_plan_running(plan)
     if running is not None:
         _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")

@@ -3,8 +3,8 @@
 `fast` is given by folder. `slow` marks what there takes over a second or starts processes. `whole` marks what pays only
 before a merge: it runs in CI, with `-m`, and when the call names its file.
 
-With `-n 2` two processes share the tests. A file stays whole, since its fixtures are dear, and so does each folder of
-`TOGETHER`, whose tests share a cluster or a deployment.
+Two processes share the tests of a call that names none of them. A file stays whole, since its fixtures are dear, and so
+does each folder of `TOGETHER`, whose tests share a cluster or a deployment.
 """
 
 import os
@@ -26,6 +26,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("ci", derandomize=True)  # so that a red run means a change
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Share the tests of all folders; a call that names tests, or shows what they print, stays one process."""
+    is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return 2 if is_whole and config.option.capture != "no" and not config.option.collectonly else 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from planner.facts.terms import Device
+
 __all__ = [
     "ASSUMED",
     "GPUS",
@@ -114,6 +116,7 @@ Attention = LatentAttention | GroupedAttention
 class Model:
     """The shapes of a mixture-of-experts model."""
 
+    model_type: str  # as transformers calls the family in a checkpoint's config.json
     num_layers: int
     num_dense_layers: int  # the first ones; the others are MoE layers
     hidden_size: int
@@ -153,7 +156,7 @@ class Gpu:
     has links of its own (`peer_gb_per_s`) and the whole is reached only by sending to all others at once.
     """
 
-    device: Literal["cpu", "cuda"]  # as PyTorch calls it; ROCm's is `cuda` too
+    device: Device
     sources: Mapping[str, str]  # of each figure
     nominal_gb: int | None = None  # what it is sold as: no pass counts with it
     usable_bytes: int | None = None  # what the driver lets a process allocate, its own context included
@@ -165,6 +168,11 @@ class Gpu:
     gpus_per_nic: int | None = None
     kubernetes_resource: str | None = None  # what a container asks for
 
+    @property
+    def is_rocm(self) -> bool:
+        """Whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
+        return self.kubernetes_resource == "amd.com/gpu"
+
 
 _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core"
 
@@ -173,6 +181,7 @@ _DEEPSEEK_V3_ATTENTION = LatentAttention(
 )
 
 _DEEPSEEK_V3 = Model(
+    model_type="deepseek_v3",
     num_layers=61,
     num_dense_layers=3,
     hidden_size=7168,
@@ -193,12 +202,14 @@ _DEEPSEEK_V3 = Model(
 
 _DEEPSEEK_V32 = replace(
     _DEEPSEEK_V3,
+    model_type="deepseek_v32",
     attention=replace(_DEEPSEEK_V3_ATTENTION, indexer=Indexer(num_heads=64, head_dim=128)),
     source="github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/config_671B_v3.2.json; "
     f"positions: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-V3.2_config.json",
 )
 
 _DEEPSEEK_V2 = Model(
+    model_type="deepseek_v2",
     num_layers=60,
     num_dense_layers=1,
     hidden_size=5120,
@@ -217,6 +228,7 @@ _DEEPSEEK_V2 = Model(
 )
 
 _DEEPSEEK_V2_LITE = Model(
+    model_type="deepseek_v2",
     num_layers=27,
     num_dense_layers=1,
     hidden_size=2048,
@@ -237,6 +249,7 @@ _DEEPSEEK_V2_LITE = Model(
 )
 
 _QWEN3_235B = Model(
+    model_type="qwen3_moe",
     num_layers=94,
     num_dense_layers=0,
     hidden_size=4096,
@@ -254,6 +267,7 @@ _QWEN3_235B = Model(
 )
 
 _KIMI_K2 = Model(
+    model_type="kimi_k2",
     num_layers=61,
     num_dense_layers=1,
     hidden_size=7168,

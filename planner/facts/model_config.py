@@ -28,10 +28,9 @@ MAX_SIZE = 1_000_000  # of any one dimension
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shapes, the kind of model, and the sha256 of the very bytes that they were read from."""
+    """The shapes, and the sha256 of the very bytes that they were read from."""
 
     model: Model
-    model_type: str
     digest: str
 
 
@@ -75,10 +74,10 @@ class _LatentShapes(_Shapes):
             return f"topk_group ({self.topk_group}) is more than n_group ({self.n_group})"
         return _too_many_chosen(self.num_experts_per_tok, "n_routed_experts", self.n_routed_experts)
 
-    def model(self, source: str) -> Model:
+    def model(self, source: str, model_type: str) -> Model:
         """As the planner has them."""
         return Model(
-            **_shared(self, source),
+            **_shared(self, source, model_type),
             num_dense_layers=self.first_k_dense_replace,
             attention=self.attention(None),
             num_routed_experts=self.n_routed_experts,
@@ -125,10 +124,10 @@ class _GroupedShapes(_Shapes):
             return f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})"
         return _too_many_chosen(self.num_experts_per_tok, "num_experts", self.num_experts)
 
-    def model(self, source: str) -> Model:
+    def model(self, source: str, model_type: str) -> Model:
         """As the planner has them."""
         return Model(
-            **_shared(self, source),
+            **_shared(self, source, model_type),
             num_dense_layers=0,
             attention=GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim),
             num_routed_experts=self.num_experts,
@@ -182,7 +181,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         return _not_a_config(written, f"missing or out of range in it: {', '.join(keys) or 'everything'}")
     if broken := shapes.broken():
         return Violation(PATH, written, "S303 must have shapes that fit together", broken, "correct the file")
-    return ModelConfig(shapes.model(source=written), model_type, digest_of_bytes(content))
+    return ModelConfig(shapes.model(written, model_type), digest_of_bytes(content))
 
 
 def _model_type(content: bytes) -> str | None:
@@ -209,8 +208,9 @@ def _too_many_chosen(chosen: int, key: str, experts: int) -> str | None:
     return f"num_experts_per_tok ({chosen}) is more than {key} ({experts})" if chosen > experts else None
 
 
-def _shared(shapes: _Shapes, source: str) -> dict[str, Any]:
+def _shared(shapes: _Shapes, source: str, model_type: str) -> dict[str, Any]:
     return {
+        "model_type": model_type,
         "num_layers": shapes.num_hidden_layers,
         "hidden_size": shapes.hidden_size,
         "vocab_size": shapes.vocab_size,

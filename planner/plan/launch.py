@@ -109,6 +109,7 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
         "kind": "unit",
         "unit": unit.name,
         "phase": unit.phase,
+        "device": spec.device(unit.phase),
         **_unit_places(unit, spares),
         "expert_map": known.expert_maps[unit.phase],
         "split": spec.split,
@@ -177,11 +178,10 @@ def _served_model(spec: Spec) -> LaunchDocument:
 
 def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
     """None where there are no weights to run; such a plan is refused before its documents are written."""
-    model = spec.written.model
-    if isinstance(model, str) or model.checkpoint is None:
+    if spec.written.checkpoint is None:
         return None
     digests = {"config_digest": spec.config_digest, "weights_digest": spec.weights_digest}
-    return {"uri": model.checkpoint, **digests}
+    return {"uri": spec.written.checkpoint, **digests}
 
 
 def _expert_map(expert_map: ExpertMap) -> LaunchDocument:

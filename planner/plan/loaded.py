@@ -105,7 +105,7 @@ class _Checkpoint(_Part):
     model_config = ConfigDict(extra="forbid")
 
     uri: str
-    config_digest: Digest
+    config_digest: Digest | None
     weights_digest: Digest | None
 
 

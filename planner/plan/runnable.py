@@ -7,15 +7,17 @@ runtime.
 
 from collections.abc import Iterator
 
+from planner.facts.catalog import Gpu
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.precision import kv_dtype
+from planner.spec.schema import ModelSpec
 
 __all__ = ["runtime_refusals"]
 
-RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls their configs
+RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls the families
 PRECISIONS = ("fp8", "bf16", "fp32")
 
 
@@ -28,29 +30,47 @@ def runtime_refusals(spec: ResolvedSpec) -> tuple[Problem, ...]:
 def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:
     model = spec.written.model
     if isinstance(model, str):
-        words = "write model: {config: ..., checkpoint: ...}"
+        words = f"write model: {{catalog: {model}, checkpoint: ...}}, with the folder's path in the pod"
         yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", words)
     elif model.checkpoint is None:
-        fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
-        yield Violation("model.checkpoint", None, "S703 is required to run", "a config has no weights", fix)
+        reason, words = "shapes alone compute nothing", "write the folder's path in the pod, or bundled:demo"
+        yield Violation("model.checkpoint", None, "S703 is required to run", reason, words)
 
 
 def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
-    if spec.model_type not in (None, *RUNNABLE):
-        assert not isinstance(spec.written.model, str)
-        reason = f"the bundled runtime computes no {spec.model_type} so far"
+    if spec.model.model_type not in RUNNABLE:
+        reason = f"the bundled runtime computes no {spec.model.model_type} so far"
         rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
-        yield Violation("model.config", spec.written.model.config, rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
+        yield Violation(*_named(spec.written.model), rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
+
+
+def _named(model: str | ModelSpec) -> tuple[str, str | None]:
+    """Return where the spec names the model, and how."""
+    if isinstance(model, str):
+        return "model", model
+    return ("model.catalog", model.catalog) if model.catalog else ("model.config", model.config)
 
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:
-    rule, reason = "S704 must be cpu to run", "the bundled runtime computes on CPUs so far"
-    if spec.gpu.device != "cpu":
-        yield Violation("cluster.gpu", spec.cluster.gpu_name, rule, reason, nearest("cpu"))
+    rule, reason = "S704 must be cpu or an NVIDIA GPU to run", "FP8 and PyTorch are others on AMD's GPUs"
+    for path, name, gpu in _gpus(spec):
+        if gpu.is_rocm:
+            yield Violation(path, name, rule, reason, "plan it for other GPUs, or keep the plan for a review")
+    if spec.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in _gpus(spec)):
+        reason = "nobody has measured yet that the kernels of GPUs give a request the same bits in every batch"
+        yield Violation(
+            "deterministic", True, "S732 must be false to run on GPUs", reason, Fix("nearest: false", ({HERE: False},))
+        )
+
+
+def _gpus(spec: ResolvedSpec) -> Iterator[tuple[str, str, Gpu]]:
+    """Where the spec names what it runs on, how, and its figures."""
+    if any(spec.phase(phase).gpu is None for phase in spec.phases):
+        yield "cluster.gpu", spec.cluster.gpu_name, spec.gpu
     for phase in spec.phases:
-        if spec.phase(phase).gpu and spec.gpu_of(phase).device != "cpu":
-            fix = removal(words="leave it out, on a cluster of cpu")
-            yield Violation(f"{phase}.gpu", spec.phase(phase).gpu, rule, reason, fix)
+        name = spec.phase(phase).gpu
+        if name is not None:
+            yield f"{phase}.gpu", name, spec.gpu_of(phase)
 
 
 def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:

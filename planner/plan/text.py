@@ -77,7 +77,7 @@ def _head(plan: Plan) -> str:
 
 def _model(plan: Plan) -> str:
     written, model = plan.spec.model, plan.model
-    name = written if isinstance(written, str) else written.config
+    name = written if isinstance(written, str) else written.catalog or written.config
     experts = f"{model.num_routed_experts} experts, {model.num_experts_per_token} a token"
     layers = f"{model.num_layers} layers, {model.num_moe_layers} of them with {experts}"
     return f"  model     {name}\n            {layers}"
@@ -325,7 +325,9 @@ def _short(plan: Plan, place: str) -> str:
 
 def _runnable(plan: Plan) -> str:
     if not plan.refusals:
-        return "The bundled runtime can run it."
+        on_gpus = any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases)
+        untried = "\nIt has not yet run on a GPU by us: try one unit first." if on_gpus else ""
+        return f"The bundled runtime can run it.{untried}"
     return "\n".join(["The bundled runtime cannot run it:", *_listed(plan.refusals)])
 
 

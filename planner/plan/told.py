@@ -46,17 +46,22 @@ def told_otherwise(
 
 def _of_checkpoint(spec: Spec, data: Mapping[str, Any], checkpoint: LaunchDocument | None) -> Iterator[Violation]:
     """The weights are those that the spec names, beside the config that was read."""
-    uri, config = (None, "") if isinstance(spec.model, str) else (spec.model.checkpoint, spec.model.config)
-    expected = {
-        "uri": (uri, "spec.model.checkpoint"),
-        "config_digest": (data["inputs"].get(config), "inputs"),
-        "weights_digest": (data["inputs"].get(str(Path(config).with_name(MANIFEST)) if config else ""), "inputs"),
-    }
-    for key, (value, source) in expected.items():
+    for key, (value, source) in _expected(spec, data["inputs"]).items():
         told = checkpoint[key] if checkpoint else None
         if told != value and (checkpoint or key == "uri"):
             where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.checkpoint.{key}"
             yield Violation(where, told, f"S908 must agree with {source}", REASON, FIX)
+
+
+def _expected(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
+    """Each key of a checkpoint: its value, and where the plan says that."""
+    uri, model = (spec.checkpoint, "spec.model.checkpoint"), spec.model
+    if isinstance(model, str) or model.config is None:
+        keys = ("config_digest", "weights_digest")
+        return {"uri": uri} | {key: (getattr(model, key, None), f"spec.model.{key}") for key in keys}
+    manifest = str(Path(model.config).with_name(MANIFEST))
+    of_config, of_weights = inputs.get(model.config), inputs.get(manifest)
+    return {"uri": uri, "config_digest": (of_config, "inputs"), "weights_digest": (of_weights, "inputs")}
 
 
 def _maps(data: Mapping[str, Any], units: Sequence[Unit]) -> dict[Phase, LaunchDocument]:

@@ -180,11 +180,13 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
 
 
 def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """`spec` with the precision that its config.json says, in the phases that do not say one."""
-    precision = spec.model.weights_in
-    if spec.config_digest is None or precision == "bf16":
+    """`spec` with the precision of its checkpoint, in the phases that do not say one."""
+    precision, model = spec.model.weights_in, spec.written.model
+    if isinstance(model, str) or precision == "bf16":
         return spec, []
     why = f"what the checkpoint's quantization_config says: {SAID[precision]}"
+    if model.catalog:
+        why = f"what {model.catalog} was published in: {SAID[precision]}"
     silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
     decisions = [Decision(f"{phase}.precision", precision, why) for phase in silent]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions

@@ -43,9 +43,8 @@ class ResolvedSpec:
 
     written: Spec
     model: Model
-    model_type: str | None  # of the checkpoint's config.json; None for a model of the catalog
-    config_digest: str | None  # of the checkpoint's config.json; None for a model of the catalog
-    weights_digest: str | None  # of the manifest beside it; None where there is none
+    config_digest: str | None  # of the checkpoint's config.json; None where neither a file nor the spec says it
+    weights_digest: str | None  # of the manifest beside it, likewise
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
@@ -93,9 +92,8 @@ def check_document(document: Document) -> ResolvedSpec:
     return ResolvedSpec(
         written=Spec.model_validate(document.data),
         model=named.resolved["model.shapes"],
-        model_type=named.resolved.get("model.type"),
-        config_digest=named.resolved.get("model.digest"),
-        weights_digest=named.resolved.get("model.weights_digest"),
+        config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
+        weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
         inputs=named.inputs,
@@ -153,8 +151,10 @@ class _Named:
 
     def _resolve(self, values: dict[str, Any]) -> None:
         if "model" in values:
-            self._keep("model.shapes", _catalog_model(values["model"]))
-        if "model.config" in values:
+            self._keep("model.shapes", _catalog_model("model", values["model"]))
+        if values.get("model.catalog"):
+            self._keep("model.shapes", _catalog_model("model.catalog", values["model.catalog"]))
+        elif values.get("model.config"):
             self._keep_config(values["model.config"])
         if "cluster.gpu" in values:
             self._keep("cluster.device", _catalog_gpu("cluster.gpu", values["cluster.gpu"]))
@@ -170,11 +170,7 @@ class _Named:
             self.violations.append(found)
         else:
             self.inputs[written] = found.digest
-            self.resolved |= {
-                "model.shapes": found.model,
-                "model.type": found.model_type,
-                "model.digest": found.digest,
-            }
+            self.resolved |= {"model.shapes": found.model, "model.digest": found.digest}
             self._keep_weights_digest(written, found.digest)
 
     def _keep_weights_digest(self, written: str, config_digest: str) -> None:
@@ -183,7 +179,7 @@ class _Named:
             self.violations.append(found)
         elif found is not None:
             self.inputs[str(Path(written).with_name(MANIFEST))] = found
-            self.resolved["model.weights_digest"] = found
+            self.resolved["model.digest_of_weights"] = found
 
     def _keep_loads(self, written: str) -> None:
         found = read_loads(self.folder / written, written)
@@ -205,11 +201,11 @@ class _Named:
             self.resolved[path] = found
 
 
-def _catalog_model(name: str) -> Model | Violation:
+def _catalog_model(path: str, name: str) -> Model | Violation:
     """The model that `name` says. A fix only mends its spelling: another version is another model."""
     if name in MODELS:
         return MODELS[name]
-    known, path = ", ".join(MODELS), "model"
+    known = ", ".join(MODELS)
     meant = close_to(name, list(MODELS))
     if meant and VERSION.findall(meant) == VERSION.findall(OF_A_DATE.sub("", name.casefold())):
         rule, reason = f"S304 must be in the catalog ({known})", "its figures are not known"

@@ -20,8 +20,8 @@ from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
-from planner.spec import attention_rules, cluster_rules
+from planner.problems.fix import Change, Fix, nearest, nearest_of, removal
+from planner.spec import attention_rules, cluster_rules, model_rules
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.schema import AUTO, MAX_EP_SIZE
@@ -39,7 +39,7 @@ _reads = declare_in(RULES)
 
 def broken_rules(values: Mapping[str, Any], about: str | None = None) -> Iterator[Violation]:
     """Every broken rule whose arguments are all in `values`; only those `about` a field, where one is given."""
-    for rule in [*RULES, *attention_rules.RULES, *cluster_rules.RULES]:
+    for rule in [*RULES, *model_rules.RULES, *attention_rules.RULES, *cluster_rules.RULES]:
         for paths in _readings(rule):
             if about not in (None, paths[0]):
                 continue
@@ -111,16 +111,6 @@ def ports_differ(port: int) -> Broken | None:
     others = " and ".join(str(other) for other in taken)
     reason = f"the gateway listens there for {taken[port]}"
     return Broken(f"S405 must differ from {others}", reason, nearest(port + 1))
-
-
-@_reads("model.checkpoint")
-def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
-    """The runtime looks for it in the pod, where the spec's folder means nothing."""
-    if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
-        return None
-    reason = "the runtime looks for it where it runs, not next to the spec"
-    fix = Fix("for example checkpoint: bundled:demo", ({HERE: "bundled:demo"},))
-    return Broken("S406 must be bundled:NAME or an absolute path", reason, fix)
 
 
 @_reads("kubernetes.image_pull_secrets")

@@ -23,7 +23,7 @@ from pydantic_core import PydanticKnownError
 
 from planner.facts.catalog import GPUS, MODELS
 from planner.facts.quantities import quantity
-from planner.facts.terms import PHASES, Coverage, KvPrecision, Overlap, Phase, Precision
+from planner.facts.terms import PHASES, Coverage, Device, KvPrecision, Overlap, Phase, Precision
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.section import Section
 
@@ -37,7 +37,7 @@ __all__ = [
     "ExpertLoadSpec",
     "GatewaySpec",
     "GpuSpec",
-    "ModelFiles",
+    "ModelSpec",
     "NodeSpec",
     "PhaseSpec",
     "ScheduleSpec",
@@ -51,8 +51,10 @@ MAX_NODES = 20_000
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 _A_MODEL = next(iter(MODELS))
+_A_DIGEST = f"sha256:{'0' * 64}"
 _A_GPU = next(name for name in GPUS if name != "cpu")
 
 
@@ -62,13 +64,19 @@ def _one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
 
 
-class ModelFiles(Section):
-    """A model by its files."""
+class ModelSpec(Section):
+    """A model by its checkpoint's config.json, or one of the catalog whose weights are only where it runs."""
 
-    config: str = Field(
+    config: str | None = Field(
+        default=None,
         min_length=1,
         description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
         examples=["models/deepseek/config.json"],
+    )
+    catalog: Annotated[str, _one_of(MODELS)] | None = Field(
+        default=None,
+        description="Instead of a file, a model of the catalog: its shapes are known without the checkpoint.",
+        examples=[_A_MODEL],
     )
     checkpoint: str | None = Field(
         default=None,
@@ -76,6 +84,20 @@ class ModelFiles(Section):
         description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
         "Without it the spec plans, but does not run.",
         examples=["bundled:demo"],
+    )
+    config_digest: str | None = Field(
+        default=None,
+        pattern=DIGEST_PATTERN,
+        description="With catalog: the sha256 of the checkpoint's config.json. Ranks refuse a checkpoint with another; "
+        "without it, they only compare theirs with each other.",
+        examples=[_A_DIGEST],
+    )
+    weights_digest: str | None = Field(
+        default=None,
+        pattern=DIGEST_PATTERN,
+        description="With catalog: the sha256 of the manifest that tidemill checkpoint digest writes. Ranks hold what "
+        "they read against that manifest.",
+        examples=[_A_DIGEST],
     )
     name: str | None = Field(
         default=None,
@@ -367,10 +389,14 @@ class Spec(Section):
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )
     model: Annotated[
-        Annotated[str, _one_of(MODELS), Tag("<name>")] | Annotated[ModelFiles, Tag("<own>")], Discriminator(_form)
+        Annotated[str, _one_of(MODELS), Tag("<name>")] | Annotated[ModelSpec, Tag("<own>")], Discriminator(_form)
     ] = Field(
-        description="A model of the catalog, or a checkpoint's files.",
-        examples=[_A_MODEL, {"config": "models/deepseek/config.json"}],
+        description="A model of the catalog, or a mapping that says where its checkpoint is.",
+        examples=[
+            _A_MODEL,
+            {"catalog": _A_MODEL, "checkpoint": "/models/weights"},
+            {"config": "models/deepseek/config.json"},
+        ],
     )
     cluster: ClusterSpec = Field(description="The nodes.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}])
     prefill: PhaseSpec | None = Field(
@@ -421,6 +447,21 @@ class Spec(Section):
     def phases(self) -> tuple[Phase, ...]:
         """Those that the deployment has, in the order in which a request passes through them."""
         return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Where the weights are when it runs; None where the spec does not say."""
+        return None if isinstance(self.model, str) else self.model.checkpoint
+
+    @property
+    def catalog_model(self) -> str | None:
+        """The model's name in the catalog; None where a config.json has its shapes."""
+        return self.model if isinstance(self.model, str) else self.model.catalog
+
+    def device(self, phase: Phase) -> Device:
+        """What the ranks of `phase` compute on, as PyTorch calls it; a GPU of the user's own is a CUDA device."""
+        name = self.gpu_name(phase)
+        return GPUS[name].device if name in GPUS else "cuda"
 
     def gpu_name(self, phase: Phase) -> str:
         """What `phase` runs on, as plans call it."""

@@ -1,8 +1,8 @@
 """Whether two ranks read the same weights, told from a few bytes a file.
 
 With a manifest, every rank has held what it read against it, and equal manifests are equal weights. Without one, ranks
-compare the size and the header of each file, and the tensors that all of them read: everything but routed experts. An
-expert is read by the ranks that hold it, so a wrong one is found by the manifest only.
+compare config.json, the size and the header of each file, and the tensors that all of them read: everything but routed
+experts. An expert is read by the ranks that hold it, so a wrong one is found by the manifest only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,8 @@ from runtime.errors import CheckpointError
 
 __all__ = ["Files", "check_same_files", "compared_files"]
 
+CONFIG = "config.json"
+
 Files = dict[str, tuple[int, str]]  # name -> size, and the digest of what all ranks read of it
 
 
@@ -25,7 +27,9 @@ def compared_files(folder: Path, shards: Sequence[Shard], common: Mapping[str, s
     if has_manifest:
         content = read_bytes(folder / MANIFEST)
         return {MANIFEST: (len(content), digest_of_bytes(content))}
-    return {shard.path.name: (shard.num_bytes, _digest_of_shard(shard, common)) for shard in shards}
+    config = read_bytes(folder / CONFIG)
+    read = {shard.path.name: (shard.num_bytes, _digest_of_shard(shard, common)) for shard in shards}
+    return read | {CONFIG: (len(config), digest_of_bytes(config))}
 
 
 def check_same_files(own: Files, own_name: str, others: Files, other_name: str) -> None:

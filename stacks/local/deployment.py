@@ -14,12 +14,13 @@ from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
+from planner.problems.errors import InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root
 from stacks.local.supervisor import end_with, supervise
 
-__all__ = ["find_running", "follow", "require_runtime", "run_folder", "running_names", "start", "stop"]
+__all__ = ["find_running", "follow", "require_cpu", "require_runtime", "run_folder", "running_names", "start", "stop"]
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 20.0
@@ -48,6 +49,15 @@ def require_runtime() -> None:
     """Raise LocalError where the base install has no runtime."""
     if importlib.util.find_spec("torch") is None:
         raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
+
+
+def require_cpu(plan: Deployable, given: Path) -> None:
+    """Raise InfeasibleError where `plan`, which was read from `given`, has units on GPUs."""
+    devices = {plan.unit_document(unit)["device"] for unit in plan.units}
+    if devices != {"cpu"}:
+        rule, reason = "S733 must be cpu for tidemill up", "it starts processes that compute on this machine's CPUs"
+        fix = "tidemill render writes its manifests, and pulumi up starts it on a cluster"
+        raise InfeasibleError([Violation("cluster.gpu", None, rule, reason, fix).at(str(given))])
 
 
 def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:

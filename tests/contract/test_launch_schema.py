@@ -15,7 +15,7 @@ SCHEMA = json.loads((Path(__file__).parent / "launch.schema.json").read_text())
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 
 UNIT_DIGEST_KEYS = (
-    *("version", "unit", "phase", "ranks", "places", "spares", "expert_map", "split", "precision"),
+    *("version", "unit", "phase", "device", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
 )
 

@@ -210,7 +210,7 @@ def test_render_into_a_place_that_cannot_be_written_is_exit_1(spec_file, tmp_pat
 
 def test_render_refuses_what_the_runtime_cannot_run(spec_file, with_line, tmp_path):
     """Exit 3, and no folder."""
-    status = main(["render", str(spec_file(with_line(7, "  gpu: h800"))), "-o", str(tmp_path / "out")])
+    status = main(["render", str(spec_file(with_line(7, "  gpu: mi300x"))), "-o", str(tmp_path / "out")])
 
     assert (status, (tmp_path / "out").exists()) == (3, False)
 

@@ -135,7 +135,7 @@ def test_no_file_writes_to_the_terminal(spec_text, spec_folder, spec_file, capsy
 
 def test_a_reason_in_a_plan_does_not_write_to_the_terminal(plan_of, spec_text, tmp_path, capsys):
     """S910 tells why the runtime cannot run it in the plan's own words, which whoever sealed it chose."""
-    document = plan_of(spec_text.replace("gpu: cpu", "gpu: h800")).as_json() | {"why_not": [ESCAPE]}
+    document = plan_of(spec_text.replace("gpu: cpu", "gpu: mi300x")).as_json() | {"why_not": [ESCAPE]}
     document = document | {"document_digest": document_digest(document)}
     (tmp_path / "plan.json").write_text(pretty_json(document))
     status = main(["render", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out")])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.compiler import compile_plan
+from planner.manifests.render import render_files
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -52,6 +53,24 @@ def test_the_published_system_is_placed_as_well_as_it_can_be():
     counts = {each["name"]: (each["value"], each["bound"], each["proven"]) for each in placement["objectives"]}
 
     assert counts == {"racks": (515, 515, True), "rack_loss": (1, 1, True)}
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - {"mi300x-single-node.yaml"}))
+def test_it_renders_as_it_stands(name):
+    """A LeaderWorkerSet a unit, whose launch file says that its ranks compute on GPUs and where the weights are."""
+    plan = compile_plan(check_spec(SPECS / name)).deployable
+    files = render_files(plan)
+    documents = [plan.unit_document(unit) for unit in plan.units]
+
+    assert sum(file.startswith("leaderworkerset-") for file in files) == len(plan.units)
+    assert {(each["device"], each["checkpoint"]["uri"]) for each in documents} == {("cuda", "/models/deepseek-r1")}
+
+
+def test_amds_gpus_plan_and_do_not_render():
+    """S704: our runtime has no kernels for their FP8."""
+    plan = compile_plan(check_spec(SPECS / "mi300x-single-node.yaml"))
+
+    assert [problem.rule[:4] for problem in plan.refusals] == ["S704"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ UNIT = {
     "kv_digest": ZERO,
     "unit": "demo-decode-0",
     "phase": "decode",
+    "device": "cpu",
     "ranks": [
         {"place": 0, "local_rank": 0, "rank": 0},
         {"place": 1, "local_rank": 0, "rank": 1},

@@ -46,7 +46,7 @@ def document(plan_of, spec_text):
 @pytest.fixture(scope="module")
 def estimated(plan_of, spec_text):
     """The JSON of a plan with every section: memory and traffic of GPUs, a warning, and why it does not run."""
-    text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: h800") + SCHEDULE
+    text = spec_text.replace("  units: 1\n", "").replace("gpu: cpu", "gpu: mi300x") + SCHEDULE
     text = text.replace("overlap: none", "overlap: five_stage", 1)
     return json.loads(pretty_json(plan_of(text.replace("precision: fp32", "precision: bf16")).as_json()))
 
@@ -135,6 +135,28 @@ def test_whatever_is_edited_is_refused(estimated, tmp_path):
     refusals = {keys: refusal(edited(estimated, keys, other), tmp_path / "plan.json") for keys in every_leaf(estimated)}
 
     assert [keys for keys, problem in refusals.items() if problem is None] == []
+
+
+@pytest.fixture(scope="module")
+def of_the_catalog(plan_of, spec_text):
+    """The JSON of a plan whose model is the catalog's, with the digests that its user says."""
+    model = f"  catalog: deepseek-v2-lite\n  config_digest: sha256:{'1' * 64}\n  weights_digest: sha256:{'2' * 64}"
+    text = spec_text.replace("  config: config.json", model).replace("bundled:demo", "/models/v2-lite")
+    text = text.replace("redundant_experts: 4", "redundant_experts: 8")
+    return json.loads(pretty_json(plan_of(text).as_json()))
+
+
+def test_digests_that_the_spec_says_reach_the_ranks(of_the_catalog, tmp_path):
+    """As written; another one in a launch document is refused."""
+    checkpoint = loaded(of_the_catalog, tmp_path).deployable.launch_documents[DECODE]["checkpoint"]
+    keys = ("launch_documents", GATEWAY, "checkpoint", "weights_digest")
+
+    assert checkpoint == {
+        "uri": "/models/v2-lite",
+        "config_digest": f"sha256:{'1' * 64}",
+        "weights_digest": f"sha256:{'2' * 64}",
+    }
+    assert refusal(resealed(edited(of_the_catalog, keys, lambda _: None)), tmp_path).rule.startswith("S908")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ranks that read different weights do not serve together, although none of them can see the other's files."""
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,17 @@ def test_a_shard_that_one_rank_has_alone_is_named(original, copy, join):
     _, second = join(original, copy)
 
     assert f"{SHARD} is missing, not " in second
+
+
+def test_another_config_is_another_model(copy, original, join):
+    """Also where no plan says its digest: a key that changes no tensor changes what is computed."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": config["rms_norm_eps"] * 2}))
+
+    first, second = join(original, copy)
+
+    assert first is None
+    assert "config.json is " in second
 
 
 def test_manifests_stand_for_the_files(original, copy, tmp_path, join):

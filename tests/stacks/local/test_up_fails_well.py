@@ -53,6 +53,15 @@ def test_down_stops_everything_it_started_and_nothing_else(tidemill):
     stranger.wait()
 
 
+def test_a_plan_of_gpus_is_not_started_on_cpus(tidemill):
+    """S733: exit 3, and what starts it instead."""
+    done = tidemill.run("up", str(DEMO_SPEC.with_name("h800-one-pair.yaml")))
+
+    assert done.returncode == 3
+    assert "S733" in done.stderr
+    assert "tidemill render writes its manifests" in done.stderr
+
+
 def test_a_killed_rank_shows_in_status_within_five_seconds(tidemill):
     """Its unit is failed, with the reason; the other unit is still ready; requests are refused, not hung."""
     assert tidemill.up().returncode == 0
