@@ -162,7 +162,7 @@ def _read(nodes: Sequence[str], found: Sequence[Manifest]) -> Probe:
     for index, node in enumerate(nodes):
         pod = by_index.get(index)
         said = _last_words(pod) if pod else None
-        if pod is not None and (pod.get("status") or {}).get("phase") == "Running":
+        if pod is not None and said is None and pod["status"].get("phase") == "Running":
             continue  # it waits for those that cannot start, and is all right
         if not said:
             not_started[node] = _why_silent(pod)

@@ -8,25 +8,27 @@ import os
 import re
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes import client
+from kubernetes import client, config
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.needs import needs_of
 from stacks.doctor.reading import read_facts
-from stacks.kube.api import connect
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
 from tests.cluster.deployed import DEMO, listing, write_spec
+from tests.stacks.deployments import wait_until
 
 NAMESPACE = "doctor"
 BOUND_TIMEOUT_S = 30
+GONE_TIMEOUT_S = 30
 VERBS = ["get", "create", "patch", "delete"]
 WEBHOOKS = "lws-mutating-webhook-configuration"
 NODES = [{"name": name} for name in ("node-0", "node-1", "node-2", "node-8", "node-9")]
@@ -84,10 +86,12 @@ def test_twelve_faults_are_twelve_findings(cluster, core, spec, tmp_path):
     sick.write_text(spec.read_text())
     change(sick, lambda document: document["cluster"].update(nodes=NODES, spares=["node-8", "node-9"]))
     change(sick, ask_for_more)
+    before = listing(cluster.api)
     with ExitStack() as faults:
         for plant in FAULTS:
             faults.enter_context(plant(cluster, core))
         status, found, number = run_doctor(sick, cluster.kubeconfig)
+    wait_until(lambda: listing(cluster.api) == before, GONE_TIMEOUT_S)
 
     assert status == 3
     assert found == {
@@ -185,10 +189,8 @@ def a_claim_of_one_node(cluster, core):
     core.create_persistent_volume({"metadata": {"name": "weights"}, "spec": spec})
     body = claim("weights", "ReadWriteOnce", storageClassName="", volumeName="weights")
     core.create_namespaced_persistent_volume_claim(NAMESPACE, body)
-    deadline = time.monotonic() + BOUND_TIMEOUT_S
-    while core.read_namespaced_persistent_volume_claim("weights", NAMESPACE).status.phase != "Bound":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    read = core.read_namespaced_persistent_volume_claim
+    wait_until(lambda: read("weights", NAMESPACE).status.phase == "Bound", BOUND_TIMEOUT_S)
     try:
         yield
     finally:
@@ -301,16 +303,15 @@ def needs():
     return needs_of(compile_plan(check_spec(DEMO)).deployable)
 
 
-def api_of(control_plane, user, monkeypatch):
+def api_of(control_plane, user):
     """A user's way to the API server."""
     kubeconfig = control_plane.authority.issue_kubeconfig(user, control_plane.address.server, user=user)
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    return connect("test")
+    return Api(Connection(config.new_client_from_config(str(kubeconfig))))
 
 
-def test_a_user_without_rights_hears_which(control_plane, needs, monkeypatch):
+def test_a_user_without_rights_hears_which(control_plane, needs):
     """Every kind of the plan, with every verb; what may not be looked at is a note, and nothing else is claimed."""
-    facts = read_facts(api_of(control_plane, "eve", monkeypatch), needs)
+    facts = read_facts(api_of(control_plane, "eve"), needs)
     found = findings(needs, facts)
 
     assert {each.check for each in found} == {"rights"}
@@ -319,7 +320,7 @@ def test_a_user_without_rights_hears_which(control_plane, needs, monkeypatch):
     assert {"nodes", "pods", "the namespace"} <= {each.object for each in found if not each.blocks}
 
 
-def test_rights_in_a_namespace_are_enough_there(control_plane, needs, monkeypatch):
+def test_rights_in_a_namespace_are_enough_there(control_plane, needs):
     """With a Role for the plan's kinds, and the namespace made by somebody else, no finding blocks."""
     core, rbac = client.CoreV1Api(control_plane.api), client.RbacAuthorizationV1Api(control_plane.api)
     core.create_namespace({"metadata": {"name": "tidemill"}})
@@ -334,7 +335,7 @@ def test_rights_in_a_namespace_are_enough_there(control_plane, needs, monkeypatc
     )
     guest = without_namespace(needs)
     try:
-        found = findings(guest, read_facts(api_of(control_plane, "adam", monkeypatch), guest))
+        found = findings(guest, read_facts(api_of(control_plane, "adam"), guest))
     finally:
         core.delete_namespace("tidemill")
 

@@ -73,9 +73,9 @@ def pod(index, phase="Succeeded", said=None, waiting=None):
 
 
 def test_last_words_become_rates_from_node_to_node():
-    """A pod says what it received."""
+    """A pod says what it received. Kubernetes holds it for running a moment longer than its container runs."""
     pods = [
-        pod(0, said={"missing": [], "mb_per_s": [None, 100.0]}),
+        pod(0, "Running", said={"missing": [], "mb_per_s": [None, 100.0]}),
         pod(1, said={"missing": [], "mb_per_s": [90.0, None]}),
     ]
 
