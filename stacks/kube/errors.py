@@ -133,7 +133,8 @@ class RefusedError(ProviderError):
         self.status = status
         self.answer = answer
         self.server_message = str(document.get("message") or answer or HTTPStatus(status).phrase).strip()
-        super().__init__(f"{subject}: {_explained(status, self.server_message)}")
+        self.sentence = _explained(status, self.server_message)
+        super().__init__(f"{subject}: {self.sentence}")
 
     @property
     def is_about_rights(self) -> bool:
@@ -149,6 +150,12 @@ class RefusedError(ProviderError):
     def is_about_the_manifest(self) -> bool:
         """The manifest itself is wrong, whatever else is in the cluster."""
         return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
+
+    @property
+    def silent_webhook(self) -> str | None:
+        """The admission webhook that the server asked and that did not answer."""
+        found = SILENT_WEBHOOK.search(self.server_message)
+        return found["name"] if found else None
 
     @property
     def is_about_frozen_fields(self) -> bool:
