@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from planner.cluster.inventory import Node, named_places
 from planner.facts.catalog import Gpu
 
-__all__ = ["nvlink_domains"]
+__all__ = ["domain_size", "nvlink_domains"]
+
+
+def domain_size(gpu: Gpu, gpus_per_node: int) -> int:
+    """Return the GPUs of a domain: one of HGX ends with its node, however few GPUs that has."""
+    size = gpu.nvlink_domain or gpus_per_node
+    return size if gpu.nvlink_leaves_node else min(size, gpus_per_node)
 
 
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
@@ -18,8 +24,7 @@ def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[
 
     Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
     """
-    size = gpu.nvlink_domain or gpus_per_node
-    nodes_per_domain = size // gpus_per_node if gpu.nvlink_leaves_node else 1
+    nodes_per_domain = domain_size(gpu, gpus_per_node) // gpus_per_node
     if nodes_per_domain <= 1:
         return {node.name: node.name for node in nodes}
     before: Counter[str] = Counter()

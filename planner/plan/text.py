@@ -10,6 +10,7 @@ from itertools import chain
 from string import digits as DIGITS
 from typing import Any
 
+from planner.cluster.domains import domain_size
 from planner.facts.catalog import Gpu
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
@@ -71,7 +72,7 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
-            *_gpu(plan.gpu, "a GPU"),
+            *_gpu(plan.gpu, "a GPU", cluster.gpus_per_node),
             *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
@@ -89,10 +90,10 @@ def _model(plan: Plan) -> str:
 def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
     """What a phase runs on that has other GPUs than the cluster's."""
     yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
-    yield from _gpu(plan.phase_gpus[phase], "its GPU")
+    yield from _gpu(plan.phase_gpus[phase], "its GPU", plan.spec.cluster.gpus_per_node)
 
 
-def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
+def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
     """The figures that the plan counts with; what a GPU is sold as only stands beside."""
     if gpu.usable_bytes is None:
         return
@@ -100,7 +101,7 @@ def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
     yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
-        others = f"the others of {gpu.nvlink_domain}" if gpu.nvlink_domain else "the others of its node"
+        others = f"the others of {domain_size(gpu, gpus_per_node)}" if gpu.nvlink_domain else "the others of its node"
         yield f"            {gpu.nvlink_gb_per_s:g} GB/s one way to {others}{mesh}"
     if gpu.nic_gbps:
         sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""

@@ -16,7 +16,6 @@ It changes no spec: the user does.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice, product
 from operator import itemgetter
 from typing import Any
@@ -157,12 +156,12 @@ def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
 def _published_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     """Limits that do in the precision of the model's own checkpoint, where neither does alone."""
     for published in _as_published(spec):
-        yield from ({**published, **change} for change in _other_limits(spec, partial(_with_both, works, published)))
+        yield from ({**published, **change} for change in _other_limits(spec, _works_beside(published, works)))
 
 
-def _with_both(works: Works, first: Change, second: Change) -> bool:
-    """Whether two changes do that neither does alone."""
-    return works({**first, **second})
+def _works_beside(other: Change, works: Works) -> Works:
+    """Whether a change works together with the `other` one."""
+    return lambda change: works({**other, **change})
 
 
 def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:

@@ -68,13 +68,14 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
 def unwrapped(value: Any) -> Any:
     """Return what we write as a plain value of what Kubernetes writes as a mapping.
 
-    `{path: ...}`, `{claimName: ...}`, and of a taint `{key: ..., value: ..., effect: ...}`.
+    `{path: ...}`, `{claimName: ...}`, `{name: ...}` alone, and of a taint `{key: ..., value: ..., effect: ...}`.
     """
     if not isinstance(value, dict):
         return value
     if isinstance(value.get("key"), str) and isinstance(value.get("effect"), str):
         return f"{value['key']}{'=' if value.get('value') else ''}{value.get('value') or ''}:{value['effect']}"
-    return next((value[key] for key in ("path", "claimName") if isinstance(value.get(key), str)), value)
+    keys = ("name",) if value.keys() == {"name"} else ("path", "claimName")
+    return next((value[key] for key in keys if isinstance(value.get(key), str)), value)
 
 
 def qualifiers_of(key: str) -> frozenset[str]:
@@ -91,7 +92,7 @@ def of_the_server(key: str, value: Any, phase: Mapping[str, Any]) -> tuple[int |
     if _plain(key) not in OF_THE_SERVER:
         return None
     ep_size, attention_tp = phase.get("ep_size"), phase.get("attention_tp", 1)
-    why = f"SGLang's {_plain(key)} is of the server, ours of one of its dp_size ranks or attention groups"
+    why = f"SGLang's {_plain(key)} is for the whole server, ours for each of its dp_size ranks or attention groups"
     if not all(type(each) is int and each > 0 for each in (value, ep_size, attention_tp)):
         return None, why
     dp_size = max(1, ep_size // attention_tp)
@@ -238,6 +239,8 @@ WHY_NOT = {
     "max_units": _SCALED,
     "min_replicas": _SCALED,
     "max_replicas": _SCALED,
+    "minReplicas": _SCALED,
+    "maxReplicas": _SCALED,
     "autoscaling": _SCALED,
     "affinity": "the plan names the nodes of each unit, and takes them from a list under cluster.nodes",
     "imagePullPolicy": _PULLED,

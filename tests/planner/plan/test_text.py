@@ -118,3 +118,11 @@ def test_a_schedule_is_not_taken_for_one_that_is_executed(night_units, is_said, 
 
     assert ("Nothing switches units yet: all of them stay on, whatever the schedule says." in text) is is_said
     assert plan.deployable.switches_units is is_said
+
+
+@pytest.mark.parametrize(("gpu", "per_node", "reached"), [("h800", 8, 8), ("h800", 4, 4), ("gb200", 4, 72)])
+def test_the_head_says_how_many_gpus_reach_each_other(gpu, per_node, reached, plan_of):
+    """A domain of HGX ends with its node, however few GPUs that has; one of NVL72 does not."""
+    plan = plan_of(json.dumps(PAIR | {"cluster": {"gpu": gpu, "nodes": 120, "gpus_per_node": per_node}}, indent=1))
+
+    assert f"GB/s one way to the others of {reached}\n" in plan_text(plan)

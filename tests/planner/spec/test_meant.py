@@ -40,6 +40,7 @@ MEANT = [
     ({"cluster.nodes": [{"name": "a", "rack": ""}]}, "cluster.nodes.0.rack", None),
     ({"cluster.gpu": OWN | {"memory": "80Gi"}}, "cluster.gpu.memory", "80GiB"),
     ({"cluster.gpu": OWN | {"memory": 85899345920}}, "cluster.gpu.memory", "85899345920B"),
+    ({"kubernetes.image_pull_secrets": [{"name": "login"}]}, "kubernetes.image_pull_secrets.0", "login"),
     ({"kubernetes.image_pull_secrets": "login"}, "kubernetes.image_pull_secrets", ["login"]),
     (
         {"kubernetes.volumes": VOLUME | {"claim": "weights"}},
