@@ -45,7 +45,7 @@ from runtime.expert_parallel.dispatcher import (
     WeightsApplied,
 )
 from runtime.expert_parallel.group import Group
-from runtime.kernels.fp8 import Quantised
+from runtime.kernels.fp8 import BLOCK, Quantised
 from runtime.kernels.gpu import contracts
 from runtime.kernels.gpu.ops import GpuOps
 from runtime.kernels.gpu.packages import INSTEAD, say_once
@@ -102,8 +102,8 @@ def why_no_normal(group: Group, hidden_size: int) -> str | None:
     nodes = [group.nodes.count(node) for node in sorted(set(group.nodes))]
     if len(nodes) > 1 and set(nodes) != {RANKS_PER_NODE}:
         return f"DeepEP's normal kernels need {RANKS_PER_NODE} ranks on each node, not {min(nodes)} to {max(nodes)}"
-    if hidden_size % contracts.BLOCK:
-        return f"DeepEP's normal kernels need a multiple of {contracts.BLOCK} channels, not {hidden_size}"
+    if hidden_size % BLOCK:
+        return f"DeepEP's normal kernels need a multiple of {BLOCK} channels, not {hidden_size}"
     return None
 
 

@@ -224,6 +224,6 @@ def _check_devices(kernel: str, *tensors: Tensor) -> None:
     _require(kernel, len(devices) == 1, f"arguments lie on {', '.join(map(str, devices))}")
 
 
-def _require(kernel: str, holds: bool, sentence: str) -> None:
+def _require(kernel: str, holds: bool | torch.SymBool, sentence: str) -> None:
     if not holds:
         raise BrokenContract(f"{kernel}: {sentence}")
