@@ -2,7 +2,8 @@
 
 `stacks/cli.py` registers them beside its own (`add_commands`) and runs them all through `run`, so that every command
 keeps the contract: results on stdout, everything else on stderr, one JSON document with `--format json`, exit status
-0, 1, 2 or 3, never a traceback for what a user can cause. Commands return nothing: they print, or raise TidemillError.
+0, 1, 2 or 3, never a traceback for what a user can cause. Commands print, or raise TidemillError; one whose result is
+itself bad news returns its exit status.
 
 This file prints and decides nothing. It alone looks at a clock, to say how long a map took: no result depends on it.
 """
@@ -241,8 +242,7 @@ def wants_json(words: Sequence[str]) -> bool:
 
 def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
-    arguments.command(arguments)
-    return 0
+    return int(arguments.command(arguments) or 0)
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def announce_compiling() -> Iterator[None]:
     from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
 
     def tell() -> None:
-        sentence = "compiling the search for expert maps: once after an installation, about a minute"
+        sentence = "compiling what this search for expert maps is the first to need: up to a minute, once"
         print(sentence, file=sys.stderr, flush=True)
 
     with on_compiling(tell):

@@ -100,7 +100,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=runtime_refusals(spec),
-        warnings=warnings_of(spec, memory),
+        warnings=warnings_of(spec, memory, _memory_of),
     )
 
 
@@ -136,7 +136,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_changes(error, spec, _is_feasible, _memory_of).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    return Fit(left, warnings_of(spec, memory))
+    return Fit(left, warnings_of(spec, memory, _memory_of))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
@@ -176,7 +176,11 @@ def _is_feasible(spec: ResolvedSpec) -> bool:
 def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
     cluster = spec.cluster
     largest = cluster.rack_size or max(
-        Counter(node.rack for node in nodes_of(cluster, spec.written.gpu_names) if not node.unusable).values()
+        Counter(
+            node.rack
+            for node in nodes_of(cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
+            if not node.unusable
+        ).values()
     )
     return min(each.nodes_per_unit for each in layouts) <= largest
 

@@ -2,7 +2,7 @@
 
     node       the ranks of one unit on one node          generate     a checkpoint, offline
     rank       one of them, started by its node           checkpoint   its manifest
-    gateway    the HTTP front
+    gateway    the HTTP front                             stage        its copy on a node's own disk
 
 Failures that a user can cause are one sentence on stderr and status 1 (2 when the
 call was wrong, 75 when only a peer was lost).
@@ -24,6 +24,8 @@ from runtime.worker.cpus import usable_cpus
 
 __all__ = ["main"]
 
+DRAIN = "time for answers to be finished after SIGTERM (default: none)"
+MAX_DRAIN_S = 86_400.0
 TRACE_FOLDER = (
     "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks; empty: none
 )
@@ -62,12 +64,17 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--address", required=True, help="the IP that this node binds and is reached at")
         command.add_argument("--leader", required=True, help="the address of the unit's first node")
         command.add_argument("--gateway", help="the gateway's host (default: the launch file's gateway.service)")
-        if name == "rank":
+        if name == "node":
+            command.add_argument("--drain", type=_seconds, default=0.0, metavar="SECONDS", help=DRAIN)
+        else:
             command.add_argument("--place", type=int, required=True, help="this node's place in the unit")
             command.add_argument("--local-rank", type=int, required=True)
     gateway = _command(commands, "gateway", _gateway, "the HTTP front")
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
     gateway.add_argument("--address", required=True, help="the IP to bind")
+    stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
+    stage.add_argument("source", help="the checkpoint's folder, or bundled:NAME")
+    stage.add_argument("destination", type=Path, help="the folder that gets the copy")
     _add_generate(commands)
     _add_checkpoint(commands)
     return parser
@@ -139,7 +146,7 @@ def _node(arguments: argparse.Namespace) -> None:
         _gateway_host(arguments, launch),
     ]
     membership = Membership(launch, arguments.node, arguments.address, arguments.leader)
-    run_node(launch, arguments.launch, arguments.node, membership, flags)
+    run_node(launch, arguments.launch, arguments.node, membership, flags, arguments.drain)
 
 
 def _rank(arguments: argparse.Namespace) -> None:
@@ -169,6 +176,20 @@ def _digest(arguments: argparse.Namespace) -> None:
 
     as_json = arguments.format == "json"
     write_digests(arguments.checkpoint, arguments.output, usable_cpus(), as_json=as_json)
+
+
+def _stage(arguments: argparse.Namespace) -> None:
+    from runtime.checkpoint.stage import stage
+
+    stage(arguments.source, arguments.destination, usable_cpus())
+
+
+def _seconds(text: str) -> float:
+    """Of a drain. Raises ValueError, which argparse tells."""
+    seconds = float(text)
+    if not 0 <= seconds <= MAX_DRAIN_S:
+        raise ValueError(text)
+    return seconds
 
 
 def _gateway_host(arguments: argparse.Namespace, launch: UnitLaunch) -> str:

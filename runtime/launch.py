@@ -13,6 +13,8 @@ It does not choose anything: no defaults, no fallbacks. `tests/contract/launch.s
 
 import hashlib
 import json
+import os
+import stat
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -83,7 +85,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """How latent KV looks on the wire and in memory."""
 
-    wire_version: Literal[2]
+    wire_version: Literal[3]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 
@@ -216,11 +218,18 @@ def _content(path: Path) -> bytes:
     parts = takewhile(Path.exists, (path.with_name(f"{path.name}.{number}") for number in count()))
     content = b""
     for part in (path,) if path.exists() else tuple(parts) or (path,):
-        with part.open("rb") as file:
+        with open(part, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise LaunchError(f"the launch file {part} is not a regular file, nor a link to one")
             content += file.read(MAX_BYTES + 1 - len(content))
     if len(content) > MAX_BYTES:
         raise LaunchError(f"the launch file {path} has more than {MAX_BYTES} bytes, which no plan needs")
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a FIFO too without waiting for its writer, so that it can be refused."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:

@@ -1,6 +1,7 @@
 """The `tidemill` command: the planner's commands, and those that run something on this machine.
 
     up, down, status        a plan as processes here
+    doctor                  a cluster as it is against a plan
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
 This file prints and decides nothing; `planner/cli.py` says how results and mistakes are reported.
@@ -36,7 +37,7 @@ from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
-from planner.problems.errors import CallError, SpecError, Violation
+from planner.problems.errors import CallError, InfeasibleError, SpecError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
 from stacks.local.deployment import find_running, follow, require_cpu, require_runtime, running_names, start, stop
@@ -78,9 +79,17 @@ def _add_local_commands(commands: Any) -> None:
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
 
+    doctor = commands.add_parser("doctor", help="find what in a cluster stands in a plan's way")
+    add_given(doctor)
+    doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
+    doctor.add_argument(
+        "--probe", action="store_true", help="start a pod on each planned node: can it have the image, who reaches whom"
+    )
+    doctor.set_defaults(command=_doctor)
+
     for command in (down, status):
         add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
-    for command in (up, down, status):
+    for command in (up, down, status, doctor):
         add_format(command)
     commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
     commands.add_parser("checkpoint", help="digests of what a checkpoint holds", add_help=False)
@@ -216,6 +225,22 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     for unit in live.units:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
         print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from stacks.doctor.examination import examine  # loads the Kubernetes client, as above
+    from stacks.doctor.findings import findings_json, findings_lines
+
+    with announce_compiling():
+        plan = deployable_from(arguments.given)
+    found = examine(plan, arguments.context, with_probe=arguments.probe, report=_say)
+    if found.probed is not None:
+        _say(found.probed)
+    if arguments.format == "json":
+        print_json(findings_json(found.findings))
+    else:
+        print("\n".join(map(printable, findings_lines(found.findings, plan.name, arguments.context))))
+    return InfeasibleError.exit_status if found.blocks else 0
 
 
 def _find(given: Path | None) -> RunFolder | None:

@@ -20,7 +20,7 @@ FLOORS = {
         "cli > compiler, manifests, experts > plan > search, schedule > estimate > placement > cluster, layout"
         " > spec > expert_map > facts > problems"
     ),
-    "stacks": "cli, __main__ > program > provider, live > kube, local",
+    "stacks": "cli, __main__ > doctor > program > provider, live > kube, local",
     "runtime": (
         "__main__ > offline > worker, gateway > serving > model > expert_parallel > kv > kernels > protocol"
         " > launch, checkpoint, trace > errors"
@@ -196,7 +196,7 @@ def test_no_file_imports_itself_in_a_circle(package):
 
 
 def test_only_one_file_speaks_to_kubernetes():
-    """The file that makes the requests; everything else hands manifests around."""
+    """The file that makes the requests, and one that reads quantities; everything else hands manifests around."""
     importers = {
         path.relative_to(ROOT).as_posix()
         for path in modules("stacks")
@@ -204,7 +204,15 @@ def test_only_one_file_speaks_to_kubernetes():
         if module.split(".")[0] == "kubernetes"
     }
 
-    assert importers == {"stacks/kube/connection.py"}
+    assert importers == {"stacks/kube/connection.py", "stacks/kube/quantities.py"}
+
+
+def test_the_doctors_judgement_needs_no_cluster():
+    """Facts and needs in, findings out: of the room's files only three know a way to a cluster."""
+    rooms = {"stacks.kube.api", "stacks.kube.connection", "stacks.kube.lifecycle"}
+    knowing = {path.name for path in modules("stacks/doctor") for module, _ in imports(path) if module in rooms}
+
+    assert knowing == {"examination.py", "probing.py", "reading.py"}
 
 
 def test_of_the_planner_only_the_command_line_looks_at_a_clock():

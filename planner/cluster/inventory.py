@@ -7,11 +7,13 @@ every plan, with the reason. Spares are kept free of units as well, for one that
 It asks no cluster: `tidemill inventory` will write the list.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from planner.cluster.taints import kept_away_by
 from planner.facts import names
+from planner.spec.pods import TolerationSpec
 from planner.spec.schema import ClusterSpec, NodeSpec
 
 __all__ = ["Node", "PlaceKind", "named_places", "nodes_of", "spares_with"]
@@ -19,7 +21,6 @@ __all__ = ["Node", "PlaceKind", "named_places", "nodes_of", "spares_with"]
 PlaceKind = Literal["leaf", "rack", "power"]
 
 SPARE = "a spare"
-KEEPING_AWAY = ("NoSchedule", "NoExecute")  # effects of taints; PreferNoSchedule only discourages
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,27 @@ class Node:
         return self.unusable == SPARE
 
 
-def nodes_of(cluster: ClusterSpec, gpus: Collection[str] = ()) -> tuple[Node, ...]:
-    """All nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given."""
+def nodes_of(
+    cluster: ClusterSpec, gpus: Collection[str] = (), tolerations: Sequence[TolerationSpec] = ()
+) -> tuple[Node, ...]:
+    """All nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given.
+
+    `tolerations`: of the pods of units. Only whether a node can be used depends on them.
+    """
     spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
     nodes = (
         (_counted(cluster, index) for index in range(cluster.nodes))
         if isinstance(cluster.nodes, int)
-        else (_listed(cluster, node, index, used) for index, node in enumerate(cluster.nodes))
+        else (_listed(cluster, node, index, used, tolerations) for index, node in enumerate(cluster.nodes))
     )
     return tuple(
         replace(node, unusable=SPARE) if node.name in spares and node.unusable is None else node for node in nodes
     )
 
 
-def spares_with(cluster: ClusterSpec, gpu: str) -> tuple[str, ...]:
+def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[TolerationSpec] = ()) -> tuple[str, ...]:
     """Return the spares that a unit on `gpu` may move to, in the order of the spec."""
-    return tuple(node.name for node in nodes_of(cluster, (gpu,)) if node.is_spare)
+    return tuple(node.name for node in nodes_of(cluster, (gpu,), tolerations) if node.is_spare)
 
 
 def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
@@ -85,13 +91,15 @@ def _place(kind: str, index: int, size: int | None) -> str:
     return "" if size is None else f"{kind}-{index // size}"
 
 
-def _listed(cluster: ClusterSpec, node: NodeSpec, index: int, used: Collection[str]) -> Node:
+def _listed(
+    cluster: ClusterSpec, node: NodeSpec, index: int, used: Collection[str], tolerations: Sequence[TolerationSpec]
+) -> Node:
     gpu = node.gpu or cluster.gpu_name
-    why_not = _why_not(cluster, node, gpu, used)
+    why_not = _why_not(cluster, node, gpu, used, kept_away_by(node.taints, tolerations))
     return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", why_not, gpu)
 
 
-def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str]) -> str | None:
+def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None) -> str | None:
     """Why `node` may not be used: a unit takes whole nodes, with the GPUs that were planned for."""
     if node.cordoned:
         return "cordoned"
@@ -99,5 +107,4 @@ def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[st
         return f"has {gpu}"
     if node.gpus is not None and node.gpus < cluster.gpus_per_node:
         return f"has {node.gpus} GPUs"
-    keeping_away = [taint for taint in node.taints if taint.rpartition(":")[2] in KEEPING_AWAY]
-    return f"tainted {keeping_away[0]}" if keeping_away else None
+    return f"tainted {taint}" if taint else None

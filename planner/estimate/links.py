@@ -29,9 +29,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from planner.cluster.domains import nvlink_domains
 from planner.cluster.inventory import nodes_of
 from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
-from planner.estimate.topology import Topology, nvlink_domains, topology_of
+from planner.estimate.topology import Topology, topology_of
 from planner.expert_map import ExpertMap, Gate
 from planner.facts.catalog import Model
 from planner.facts.loads import Loads

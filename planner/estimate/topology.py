@@ -16,15 +16,14 @@ say otherwise.
 Bandwidths are one way, of one rank to one other, with nobody else on the way.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cluster.inventory import Node, named_places
+from planner.cluster.inventory import Node
 from planner.facts.catalog import Gpu
 from planner.layout.unit import Unit
 
-__all__ = ["Topology", "nvlink_domains", "topology_of"]
+__all__ = ["Topology", "topology_of"]
 
 BITS_PER_BYTE = 8
 
@@ -66,23 +65,6 @@ class Topology:
     def group_gb_per_s(self, num_ranks: int) -> float:
         """GB/s from one rank to all others of `num_ranks` of its domain together."""
         return min(self.nvlink_gb_per_s, (num_ranks - 1) * self.peer_gb_per_s)
-
-
-def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
-    """The domain of each of `nodes`, which are all of a cluster: whole nodes of a rack, in order, as many as fill one.
-
-    Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
-    """
-    size = gpu.nvlink_domain or gpus_per_node
-    nodes_per_domain = size // gpus_per_node if gpu.nvlink_leaves_node else 1
-    if nodes_per_domain <= 1:
-        return {node.name: node.name for node in nodes}
-    before: Counter[str] = Counter()
-    domains = {}
-    for node, rack in named_places(nodes, "rack").items():
-        domains[node] = f"{rack} domain-{before[rack] // nodes_per_domain}".lstrip()
-        before[rack] += 1
-    return domains
 
 
 def topology_of(unit: Unit, nodes: Mapping[str, Node], domains: Mapping[str, str], gpu: Gpu) -> Topology | None:

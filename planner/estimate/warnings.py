@@ -4,46 +4,69 @@ A warning has the four parts of an error: field and value, rule, reason, fix. It
 status. What is certainly wrong is an error instead (`spec/layout_rules.py`).
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_of
 from planner.facts.terms import Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of
+from planner.problems.fix import Change, Fix, nearest, nearest_of
 from planner.spec.check import ResolvedSpec
+from planner.spec.schema import PhaseSpec
 
 __all__ = ["warnings_of"]
 
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
+MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
+
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
 
 
-def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> tuple[Problem, ...]:
-    """Return every warning about `spec`, whose phases have `memory`, with its line."""
-    nodes = nodes_of(spec.cluster, spec.written.gpu_names)
+def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> tuple[Problem, ...]:
+    """Return every warning about `spec`, whose phases have `memory`, with its line.
+
+    `memory_of` says what a phase of another spec would have.
+    """
+    nodes = nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
     nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
-    found = chain(_limits(spec, memory), _overlaps(spec), _split_racks(spec, nodes), _nowhere(nodes))
+    found = chain(
+        _limits(spec, memory, memory_of), _overlaps(spec), _unpacked(spec), _split_racks(spec, nodes), _nowhere(nodes)
+    )
     return tuple(map(spec.problem, found))
 
 
-def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Violation]:
+def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> Iterator[Violation]:
     """Limits of requests that no GPU has KV for, however short most requests are; prefill computes one at a time."""
     for plan in memory:
         section = spec.phase(plan.phase)
-        request_tokens = in_pages(plan.max_request_tokens)
-        usual = USUAL_SHARE * section.max_requests * request_tokens
-        if plan.phase == "prefill" or plan.kv_tokens >= min(usual, section.max_kv_tokens or usual):
+        if plan.phase == "prefill" or _is_held(plan, section):
             continue
         full = "1 request" if plan.full_requests == 1 else f"{plan.full_requests:,} requests"
         rule = f"W101 is more than memory holds: KV for {full} of full length ({plan.max_request_tokens:,} tokens)"
         mean = plan.kv_tokens // section.max_requests
         reason = f"so many at a time have {mean:,} tokens each, and the others wait or are preempted"
-        fewer = int(plan.kv_tokens / (USUAL_SHARE * request_tokens))
-        fix = Fix(f"for example {fewer}", ({HERE: fewer},))
+        fix = nearest(_most_held(spec, plan.phase, memory_of))
         yield Violation(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
+
+
+def _is_held(plan: MemoryPlan, section: PhaseSpec) -> bool:
+    """Whether there is KV for the share of their full length that requests usually have, or all that is asked for."""
+    usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
+    return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
+
+
+def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
+    """Return the most requests that are held, whose buffers leave more room for KV than those of more requests."""
+
+    def is_too_much(max_requests: int) -> bool:
+        tried = spec.trying(phase, {"max_requests": max_requests})
+        plan = memory_of(tried, phase)
+        return plan is not None and not _is_held(plan, tried.phase(phase))
+
+    return bisect_left(range(1, spec.phase(phase).max_requests), True, key=is_too_much)
 
 
 def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
@@ -55,6 +78,16 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
             rule = f"W102 is the overlap of {others[written]}, that of {phase} is {own}"
             reason = "prompts hide dispatch behind a second micro-batch, single tokens behind attention in two parts"
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
+
+
+def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
+    """FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
+    for phase in spec.phases:
+        if spec.phase(phase).precision == "fp4" and spec.gpu_of(phase).lacks_fp4:
+            rule = f"W105 has no matmuls on {spec.written.gpu_name(phase)}"
+            reason = "weights take as little memory as planned, and are unpacked for each matmul"
+            fix = "plan with a checkpoint in fp8, or on GPUs that compute in FP4"
+            yield Violation(f"{phase}.precision", "fp4", rule, reason, fix)
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:

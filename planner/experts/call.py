@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from planner.expert_map import (
     Domains,
@@ -23,7 +22,7 @@ from planner.experts.formats import NUMBERED_BY_MODEL, Engine, without_output
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Fix, nearest, nearest_of
+from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec.schema import MAX_EP_SIZE, MAX_REDUNDANT
 
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
@@ -151,7 +150,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
         yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))
     if call.coverage == "rack" and call.nodes_per_rack is None:
         rule, reason = "S813 must come with --nodes-per-rack", "experts are spread over racks that are known"
-        yield Violation("--coverage", call.coverage, rule, reason, _for_example("--nodes-per-rack", 4))
+        yield Violation("--coverage", call.coverage, rule, reason, for_example("--nodes-per-rack 4"))
     if call.coverage != "none" and call.policy == "hierarchical":
         rule, reason = "S814 must not be hierarchical with --coverage", "a group that stays on one node dies with it"
         yield Violation("--policy", call.policy, rule, reason, nearest("auto"))
@@ -160,8 +159,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
         yield Violation("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
     if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
         rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
-        fix = Fix("for example 44.05MB", ({HERE: "44.05MB"},))
-        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, fix)
+        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, for_example("44.05MB"))
 
 
 def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
@@ -213,7 +211,7 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
         return
     if not 0 < call.quantile <= 1:
         rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
-        yield Violation("--balance", call.balance, rule, "it is over windows", _for_example("--balance", "worst"))
+        yield Violation("--balance", call.balance, rule, "it is over windows", _as_share(call.quantile))
     others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
     for option in (option for option, is_given in others.items() if is_given):
         rule = f"S826 must be mean with {option}"
@@ -298,5 +296,8 @@ def _without(option: str) -> Fix:
     return Fix(f"leave {option} out", ({option: None},))
 
 
-def _for_example(option: str, value: Any) -> Fix:
-    return Fix(f"for example {option} {value}", ({option: value},))
+def _as_share(quantile: float) -> Fix:
+    """Take a quantile above 1 for a percentage."""
+    meant = f"{QUANTILE}{quantile / 100:g}"
+    is_percentage = 1 < quantile <= 100
+    return Fix(f"did you mean {meant}?", ({HERE: meant},)) if is_percentage else for_example("--balance worst")

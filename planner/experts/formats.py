@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 from planner.facts.files import read_file
 from planner.problems.errors import Violation
-from planner.problems.fix import Fix
+from planner.problems.fix import for_example
 
 __all__ = [
     *("FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map", "without_output"),
@@ -67,8 +67,8 @@ class MapFile:
 
 def without_output(engine: Engine, on_stdout: str, example: str) -> Violation:
     """What is said where a map is to be exported and no file is named, since stdout has something else."""
-    fix = Fix(f"for example -o {example}", ({"-o": example},))
-    return Violation("--export", engine, "S809 must come with -o", f"stdout is for {on_stdout}", fix)
+    rule, reason = "S809 must come with -o", f"stdout is for {on_stdout}"
+    return Violation("--export", engine, rule, reason, for_example(f"-o {example}"))
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:

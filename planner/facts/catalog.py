@@ -167,6 +167,8 @@ class Gpu:
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
     kubernetes_resource: str | None = None  # what a container asks for
+    lacks_fp4: bool = False  # no figure: its matmuls take no FP4, as before compute capability 10.0:
+    # github.com/vllm-project/vllm 06f9c240 csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
 
     @property
     def is_rocm(self) -> bool:
@@ -324,6 +326,7 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
+        lacks_fp4=True,
         sources=_of_system(_H800_SYSTEM, "nominal_gb", "nvlink_gb_per_s", "nvlink_domain")
         | {
             "usable_bytes": "github.com/deepseek-ai/profile-data 44960242 train.json, totalGlobalMem",
@@ -341,6 +344,7 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
+        lacks_fp4=True,
         sources=_of_system(f"{_SYSTEMS}/h100_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
         | {
             "usable_bytes": "github.com/vllm-project/vllm issue 27508: total capacity 79.11 GiB, as the H800's rounds",
@@ -357,6 +361,7 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
+        lacks_fp4=True,
         sources=_of_system(f"{_SYSTEMS}/h200_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
         | {
             "usable_bytes": "github.com/vllm-project/vllm issue 34553: PyTorch's total capacity 139.81 GiB, rounded "
@@ -375,6 +380,7 @@ GPUS = {
         nic_gbps=400,
         gpus_per_nic=2,
         kubernetes_resource="nvidia.com/gpu",
+        lacks_fp4=True,
         sources=_of_system(_H20_SYSTEM, "nvlink_gb_per_s", "nvlink_domain")
         | {
             "nominal_gb": _H20_MEMORY,

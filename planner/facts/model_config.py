@@ -32,6 +32,7 @@ class ModelConfig:
 
     model: Model
     digest: str
+    other_quantization: str | None  # what its quantization_config says that no precision of a spec does
 
 
 class _Shapes(BaseModel):
@@ -181,7 +182,8 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         return _not_a_config(written, f"missing or out of range in it: {', '.join(keys) or 'everything'}")
     if broken := shapes.broken():
         return Violation(PATH, written, "S303 must have shapes that fit together", broken, "correct the file")
-    return ModelConfig(shapes.model(written, model_type), digest_of_bytes(content))
+    other = _other_quantization(shapes.quantization_config)
+    return ModelConfig(shapes.model(written, model_type), digest_of_bytes(content), other)
 
 
 def _model_type(content: bytes) -> str | None:
@@ -220,11 +222,11 @@ def _shared(shapes: _Shapes, source: str, model_type: str) -> dict[str, Any]:
         "max_position_embeddings": shapes.max_position_embeddings,
         "ties_embeddings": shapes.tie_word_embeddings,
         "source": source,
-        "weights_in": _weights_in(shapes.quantization_config),
+        "weights_in": _quantized_to(shapes.quantization_config) or "bf16",
     }
 
 
-def _weights_in(quantization: Any) -> Literal["fp8", "bf16", "fp4", "w4a8"]:
+def _quantized_to(quantization: Any) -> Literal["fp8", "fp4", "w4a8"] | None:
     """The precision of a spec that says it: FP8 in blocks as DeepSeek has it, NVIDIA's NVFP4, or SGLang's W4AFP8."""
     said = quantization if isinstance(quantization, dict) else {}
     method = said.get("quant_method")
@@ -232,4 +234,12 @@ def _weights_in(quantization: Any) -> Literal["fp8", "bf16", "fp4", "w4a8"]:
         return "fp8"
     if method == "modelopt" and said.get("quant_algo") == "NVFP4":
         return "fp4"
-    return "w4a8" if method == "w4afp8" else "bf16"
+    return "w4a8" if method == "w4afp8" else None
+
+
+def _other_quantization(quantization: Any) -> str | None:
+    """Return how a message calls a quantisation that is none of these; None without one."""
+    if not quantization or _quantized_to(quantization):
+        return None
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return method[:40] if isinstance(method, str) and method else "of another form"

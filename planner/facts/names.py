@@ -9,13 +9,23 @@ from collections.abc import Mapping
 from planner.facts.terms import Phase
 
 __all__ = [
+    "CONTAINER_VARIABLES",
+    "DOMAIN",
     "GATEWAY_LAUNCH_FILE",
+    "HUGE_PAGES",
     "MAX_UNIT_NAME",
     "MOUNTED",
+    "NETWORKS_ANNOTATION",
     "PLAN_LABEL",
+    "QUEUE_LABEL",
+    "SECURITY_ANNOTATION",
+    "SECURITY_LABEL",
+    "SHARED_MEMORY",
     "UNIT_LABEL",
+    "UNIT_OBJECTS",
     "Ports",
     "cluster_endpoint",
+    "compute_domain_channel",
     "digest_annotation",
     "gateway_name",
     "gateway_selector",
@@ -24,6 +34,8 @@ __all__ = [
     "launch_file",
     "logical_node",
     "owner_of",
+    "phase_budget",
+    "phase_selector",
     "plan_selector",
     "registry_name",
     "runtime_account",
@@ -35,9 +47,30 @@ MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
 PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
 UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
+PHASE_LABEL = f"{DOMAIN}/phase"  # likewise
+SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which pods it admits
+SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
-MOUNTED = ("/etc/tidemill", "/tmp")  # noqa: S108 (of every pod: its launch file, and a folder to write in)
+SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
+# What every pod has: its launch file, and a folder to write in; and what those of units may have.
+MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES)  # noqa: S108
+# What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
+CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
+
+
+# Source: github.com/k8snetworkplumbingwg/multus-cni 37adefba docs/how-to-use.md
+NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
+# Source: github.com/kubernetes-sigs/kueue 0326037d pkg/controller/jobs/leaderworkerset/leaderworkerset_webhook.go: a
+# label of the LeaderWorkerSet itself
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+# `kubernetes.unit_kind` -> apiVersion and kind of a unit's own object.
+UNIT_OBJECTS = {
+    "leaderworkerset": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
+    "statefulset": ("apps/v1", "StatefulSet"),
+}
 
 
 class Ports:
@@ -75,8 +108,18 @@ def registry_name(plan: str) -> str:
     return f"{plan}-registry"
 
 
+def phase_budget(plan: str, phase: Phase) -> str:
+    """The PodDisruptionBudget of a phase's units."""
+    return f"{plan}-{phase}"
+
+
+def compute_domain_channel(unit: str) -> str:
+    """The ResourceClaimTemplate that NVIDIA's driver makes for a unit's ComputeDomain."""
+    return f"{unit}-channel"
+
+
 def runtime_account(plan: str) -> str:
-    """The ServiceAccount of all units' pods."""
+    """The ServiceAccount of all units' pods, and the PodMonitor of all ranks."""
     return f"{plan}-runtime"
 
 
@@ -97,7 +140,7 @@ def launch_config(owner: str, launch_digest: str, part: int = 0) -> str:
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:
     """The labels of an object: Kubernetes' recommended ones and ours."""
-    ours = {PLAN_LABEL: plan, UNIT_LABEL: unit, f"{DOMAIN}/phase": phase}
+    ours = {PLAN_LABEL: plan, UNIT_LABEL: unit, PHASE_LABEL: phase}
     return {
         "app.kubernetes.io/name": "tidemill",
         "app.kubernetes.io/instance": plan,
@@ -120,6 +163,11 @@ def plan_selector(plan: str) -> dict[str, str]:
 def unit_selector(unit: str) -> dict[str, str]:
     """The labels that pick a unit's pods."""
     return {UNIT_LABEL: unit}
+
+
+def phase_selector(plan: str, phase: Phase) -> dict[str, str]:
+    """The labels that pick the pods of all units of a phase."""
+    return {PLAN_LABEL: plan, PHASE_LABEL: phase}
 
 
 def gateway_selector(plan: str) -> dict[str, str]:

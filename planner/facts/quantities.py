@@ -12,11 +12,12 @@ from typing import Any, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-__all__ = ["QUANTITIES", "Kind", "as_we_spell", "gb", "quantity", "read_bytes", "read_link"]
+__all__ = ["QUANTITIES", "Kind", "as_we_spell", "could_be", "gb", "quantity", "read_bytes", "read_link"]
 
 Kind = Literal["bytes", "link", "time"]
 
 AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
+HALF_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]?)")
 
 BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     unit: 2 ** (10 * power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), 1)
@@ -32,6 +33,10 @@ SPELLINGS: dict[Kind, dict[str, str]] = {
     | {f"{prefix}{unit}": f"{prefix}B/s" for prefix in "MGT" for unit in ("Bps", "BPS")},
     "time": {"m": "min", "mins": "min", "minutes": "min", "sec": "s", "seconds": "s", "hr": "h", "hours": "h"},
 }
+
+# kind -> what a number alone may be a number of
+USUAL: dict[Kind, tuple[str, ...]] = {"bytes": ("GB", "GiB"), "link": ("Gbps", "GB/s"), "time": ("s", "min")}
+SURELY_BYTES = 2**20  # assumed: nobody counts a GPU's or a pod's memory in so many GB
 
 # kind -> what the message of a wrong one says
 QUANTITIES: dict[Kind, str] = {
@@ -82,6 +87,20 @@ def as_we_spell(kind: Kind, written: Any) -> str | None:
     folded = {each.casefold(): each for each in UNITS[kind]}
     meant = SPELLINGS[kind].get(unit) or folded.get(unit.casefold())
     return meant and f"{amount}{meant}"
+
+
+def could_be(kind: Kind, written: Any) -> tuple[str, ...]:
+    """Return what a number with half of a unit, or none, could mean: `200Gbps` and `200GB/s` for `200G`.
+
+    A large number of memory without a unit can only be in bytes, as Kubernetes takes it.
+    """
+    match = HALF_AMOUNT.fullmatch(str(written)) if isinstance(written, str | int | float) else None
+    if match is None or not float(match[1]):
+        return ()
+    amount, unit = match.groups()
+    if kind == "bytes" and not unit and float(amount) >= SURELY_BYTES:
+        return (f"{amount}B",)
+    return tuple(f"{amount}{each}" for each in USUAL[kind] if each.casefold().startswith(unit.casefold()))
 
 
 def gb(num_bytes: float) -> str:

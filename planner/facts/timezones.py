@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
-from planner.problems.fix import HERE, Fix
+from planner.problems.fix import HERE, Fix, for_example
 
 __all__ = ["is_timezone", "nearest_timezone"]
 
@@ -48,7 +48,7 @@ def _at_offset(sign: str, hours: int) -> Fix:
 
 
 def _example() -> Fix:
-    return Fix(f"for example timezone: {EXAMPLE}", ({HERE: EXAMPLE},))
+    return for_example(f"timezone: {EXAMPLE}")
 
 
 @cache

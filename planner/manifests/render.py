@@ -1,7 +1,7 @@
 """A plan to Kubernetes manifests: file name -> text, one object a file, the same bytes every time.
 
-All decisions are in the plan and all names in `facts/names.py`. Here they get the words that templates use, and
-`templates/` puts them into YAML. `folder.py` writes the files.
+All decisions are in the plan and all names in `facts/names.py`. Here and in `pods.py` they get the words that templates
+use, `templates/` puts them into YAML, and `patches.py` merges what the spec adds. `folder.py` writes the files.
 """
 
 import json
@@ -13,18 +13,20 @@ import jinja2
 
 from planner.facts import names
 from planner.facts.digest import digest_of_text
+from planner.facts.terms import Phase
 from planner.layout.unit import Unit
+from planner.manifests.container import runtime_container
 from planner.manifests.launch_parts import LaunchPart, launch_parts
+from planner.manifests.patches import patched
+from planner.manifests.pods import Variables, gateway_pod, has_compute_domain, security_needs, unit_pod
 from planner.plan.deployable import Deployable
-from planner.spec.kubernetes import KubernetesSpec, PodResources
+from planner.spec.kubernetes import KubernetesSpec
 
 __all__ = ["KUSTOMIZATION", "MARK", "render_files"]
 
 KUSTOMIZATION = "kustomization.yaml"
 MARK = "# Written by tidemill render"  # its first line says so, with the digest of the others
 MARK_ENDS = ", which replaces and removes the files listed here. Change the spec instead."
-
-Variables = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,16 @@ def render_files(plan: Deployable) -> dict[str, str]:
     """
     environment = _environment()
     files = {
-        manifest.file_name: environment.get_template(f"{manifest.template}.yaml.j2").render(manifest.variables)
+        manifest.file_name: patched(_text(environment, manifest), plan.kubernetes.patches)
         for manifest in _manifests(plan)
     }
     resources = [{"name": name, "digest": digest_of_text(text)} for name, text in files.items()]
     listing = environment.get_template(f"{KUSTOMIZATION}.j2").render(resources=resources)
     return {KUSTOMIZATION: f"{MARK} ({digest_of_text(listing)}){MARK_ENDS}\n{listing}"} | files
+
+
+def _text(environment: jinja2.Environment, manifest: Manifest) -> str:
+    return environment.get_template(f"{manifest.template}.yaml.j2").render(manifest.variables)
 
 
 def _environment() -> jinja2.Environment:
@@ -83,15 +89,41 @@ def _manifests(plan: Deployable) -> Iterator[Manifest]:
 def _shared(plan: Deployable) -> Iterator[Manifest]:
     namespace, account = plan.kubernetes.namespace, names.runtime_account(plan.name)
     labels = names.labels(plan.name, "plan")
+    needs = security_needs(plan)
+    reason = {names.SECURITY_ANNOTATION: f"privileged: {', '.join(needs)}"} if needs else {}
     if plan.kubernetes.create_namespace:
-        yield Manifest("namespace", namespace, {"name": namespace, "labels": labels})
-    runtime = {
-        "namespace": namespace,
-        "labels": labels,
-        "annotations": {names.digest_annotation("plan"): plan.digest},  # here, since the namespace may be the user's
-        **_pull_secrets(plan.kubernetes),
-    }
+        variables: Variables = {"name": namespace, "labels": labels}
+        if needs:
+            variables |= {"labels": labels | {names.SECURITY_LABEL: "privileged"}, "annotations": reason}
+        yield Manifest("namespace", namespace, variables)
+    shared = {"namespace": namespace, "labels": labels}
+    digest = {names.digest_annotation("plan"): plan.digest}  # here, since the namespace may be the user's
+    runtime = {**shared, "annotations": digest | reason, **_pull_secrets(plan.kubernetes)}
     yield Manifest("serviceaccount", account, {"name": account, **runtime})
+    for phase in dict.fromkeys(unit.phase for unit in plan.units):
+        yield from _budget(plan, phase, shared)
+    if plan.kubernetes.monitors:
+        ranks = max(unit.ranks_per_node for unit in plan.units)
+        ports = ["metrics", *(f"metrics-{rank}" for rank in range(1, ranks))]
+        monitor = {"selector": names.plan_selector(plan.name), "unit_label": names.UNIT_LABEL, "metrics_ports": ports}
+        yield Manifest("podmonitor", account, {"name": account, **shared, **monitor})
+
+
+def _budget(plan: Deployable, phase: Phase, shared: Variables) -> Iterator[Manifest]:
+    """How many pods of a phase evictions leave: whole units, but for the first pod of one that may go."""
+    units = plan.units_of(phase)
+    allowed = plan.kubernetes.disruptions
+    if allowed is None:
+        if plan.pods[phase].gpu_resource is None:
+            return
+        allowed = 1 if len(units) > 1 else 0
+    pods_per_unit, stay = len(units[0].nodes), max(len(units) - allowed, 0)
+    name = names.phase_budget(plan.name, phase)
+    budget = {
+        "selector": names.phase_selector(plan.name, phase),
+        "min_available": min((stay + 1) * pods_per_unit - 1, len(units) * pods_per_unit),
+    }
+    yield Manifest("poddisruptionbudget", name, {"name": name, **shared, **budget})
 
 
 def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
@@ -106,7 +138,7 @@ def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
     parts = launch_parts(gateway, names.GATEWAY_LAUNCH_FILE, document["launch_digest"], launch_text)
     workload = {
         **service,
-        **_pod(plan.kubernetes, plan.kubernetes.resources.gateway),
+        **gateway_pod(plan),
         "annotations": _digests(document, "launch"),
         "launch_configs": [part.config for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
@@ -116,35 +148,39 @@ def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     yield Manifest("service-registry", registry, {"name": registry, **service})
     yield Manifest("deployment", gateway, {"name": gateway, **workload})
+    if plan.kubernetes.monitors:
+        yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
 
 
 def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
-    service = {
+    service: Variables = {
         "name": unit.name,
         "namespace": plan.kubernetes.namespace,
         "labels": names.labels(plan.name, unit.phase, unit.name, unit.phase),
         "selector": names.unit_selector(unit.name),
     }
-    document = plan.unit_document(unit)
-    parts = launch_parts(unit.name, names.launch_file(unit.name), document["launch_digest"], launch_text)
+    document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
+    container = runtime_container(document, launch_file, names.registry_name(plan.name), plan.kubernetes.drain)
+    parts = launch_parts(unit.name, launch_file, document["launch_digest"], launch_text)
     workload = {
         **service,
-        **_pod(plan.kubernetes, plan.kubernetes.resources.unit),
+        **unit_pod(plan, unit, container),
         "annotations": _digests(document, "launch", "unit"),
+        "object_labels": service["labels"] | _queue(plan.kubernetes),
         "launch_configs": [part.config for part in parts],
-        "launch_file": names.launch_file(unit.name),
+        "launch_file": launch_file,
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
         "num_nodes": len(unit.nodes),
         "spares": document["spares"],
         "plan_selector": names.plan_selector(plan.name),
         "unit_label": names.UNIT_LABEL,
-        "registry": names.registry_name(plan.name),
-        "ports": document["ports"],
     }
     yield from _launch_configs(parts, workload)
     yield Manifest("service-unit", unit.name, service)
-    yield Manifest("leaderworkerset", unit.name, workload)
+    if has_compute_domain(plan, unit):
+        yield Manifest("computedomain", unit.name, service | {"channel": names.compute_domain_channel(unit.name)})
+    yield Manifest(plan.kubernetes.unit_kind, unit.name, workload)
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:
@@ -160,30 +196,9 @@ def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
     return {"image_pull_secrets": secrets} if secrets else {}
 
 
-def _pod(kubernetes: KubernetesSpec, resources: PodResources | None) -> Variables:
-    """What a pod's image is, what it mounts and, if the spec says so, what it gets."""
-    variables: Variables = {
-        "image": kubernetes.image,
-        "volumes": [
-            {"name": f"volume-{index}", **volume.model_dump(exclude_none=True)}
-            for index, volume in enumerate(kubernetes.volumes)
-        ],
-    }
-    if resources is not None:
-        variables["resources"] = {"cpu": _cpu(resources.cpus), "memory": _memory(resources.memory)}
-    return variables
-
-
-def _cpu(cpus: float) -> str:
-    """`500m` or `2`: as the API server itself would write it, so that nothing looks changed."""
-    millicpus = round(cpus * 1000)
-    return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)
-
-
-def _memory(num_bytes: int) -> str:
-    """`1536Mi` or `2Gi`: likewise."""
-    mib = round(num_bytes / 2**20)
-    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
+def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
+    """The label by which Kueue admits a unit."""
+    return {names.QUEUE_LABEL: kubernetes.queue} if kubernetes.queue else {}
 
 
 def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Each unit has its nodes to itself, one pod a node, on nodes that take pods and have the right GPUs. Four counts say how
 good a placement is, in this order, each beside a bound (`quality.py`):
-    1. whole units under as few leaf switches as possible
+    1. whole units under as few leaf switches as possible, or in as few NVLink domains where these have several nodes
     2. states of the schedule that use few nodes leave whole racks free
     3. no rack and no power domain takes more decode units with it than it must
     4. few nodes change hands, compared with a previous plan

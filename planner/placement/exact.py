@@ -86,7 +86,7 @@ class _Formulation:
     def count(self, name: str) -> tuple[Terms, int]:
         """Columns and rows for a count; it is a sum of terms and a constant."""
         task = self._task
-        if name == "leaves":
+        if name == task.leaves_are:
             assert task.leaves
             return [term for unit in range(len(task.units)) for term in self._touches(unit, task.leaves)], 0
         if name == "racks":

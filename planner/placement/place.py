@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from planner.cluster.domains import nvlink_domains
 from planner.cluster.inventory import Node, nodes_of
 from planner.facts import names
 from planner.facts.terms import Phase
@@ -60,12 +61,9 @@ def place_units(
     """
     check_room(spec, layouts)
     pools = _pools(layouts)
-    nodes = nodes_of(spec.cluster, pools)
+    nodes = nodes_of(spec.cluster, pools, spec.written.kubernetes.tolerations)
     before = _of_one_unit_each(previous or {})
-    placed = [
-        _place_pool(spec, own, [node for node in nodes if node.gpu == gpu and node.unusable is None], before)
-        for gpu, own in pools.items()
-    ]
+    placed = [_place_pool(spec, own, [node for node in nodes if node.gpu == gpu], before) for gpu, own in pools.items()]
     together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
     unusable = {node.name: node.unusable for node in nodes if node.unusable and not node.is_spare}
     return replace(together, unusable=unusable, spares=tuple(node.name for node in nodes if node.is_spare))
@@ -77,7 +75,7 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return
     pools = _pools(layouts)
-    nodes = nodes_of(cluster, pools)
+    nodes = nodes_of(cluster, pools, spec.written.kubernetes.tolerations)
     short = [
         (gpu, own)
         for gpu, own in pools.items()
@@ -100,12 +98,13 @@ def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
 
 
 def _place_pool(
-    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], usable: Sequence[Node], before: Mapping[str, Sequence[str]]
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], nodes: Sequence[Node], before: Mapping[str, Sequence[str]]
 ) -> Placement:
-    """The units of phases that run on one GPU, on the nodes that have it."""
-    wanted = _wanted(spec, layouts)
-    found = _fresh(task_of(wanted, usable, spec.written.schedule, {}))
-    task = task_of(wanted, usable, spec.written.schedule, before)
+    """The units of phases that run on one GPU, on the usable ones of the nodes that have it."""
+    wanted, domains = _wanted(spec, layouts), _domains(spec, layouts[0].phase, nodes)
+    usable = [node for node in nodes if node.unusable is None]
+    found = _fresh(task_of(wanted, usable, spec.written.schedule, {}, domains))
+    task = task_of(wanted, usable, spec.written.schedule, before, domains)
     if task.had_nodes:
         found = _near_previous(task, found)
     on_nodes = nodes_of_assignment(task, found.assignment, before)
@@ -116,6 +115,12 @@ def _place_pool(
         for each, own in zip(wanted, on_nodes, strict=True)
     )
     return Placement(units, found.objectives, found.method, found.why, {}, ())
+
+
+def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
+    """NVLink domains by node, where any of them has several; `nodes` are all that have the GPU of `phase`."""
+    domains = nvlink_domains(nodes, spec.gpu_of(phase), spec.cluster.gpus_per_node)
+    return domains if len(set(domains.values())) < len(domains) else {}
 
 
 def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:

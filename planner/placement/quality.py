@@ -1,7 +1,7 @@
 """How good a placement is, count by count, each beside a bound.
 
 The counts are whole numbers, in the order in which they matter; less is better:
-    leaves       leaf switches under which units stand, summed over units
+    leaves       leaf switches under which units stand, summed over units; `domains` are those of NVLink in their place
     racks        racks that any active unit touches, summed over the states of the day: the others are free for others
     rack_loss    decode units that the loss of one rack stops, at worst; mixed units where there is no decode
     power_loss   the same for a power domain
@@ -20,9 +20,14 @@ from itertools import chain
 from operator import mul
 
 from planner.placement.bound import Kinds, min_extra_leaves, min_racks, racks_by_whole_units
-from planner.placement.task import Assignment, Places, Task, fewest
+from planner.placement.task import Assignment, LeafKind, Places, Task, fewest
 
 __all__ = ["Objective", "measure"]
+
+LEAVES: dict[LeafKind, str] = {
+    "leaves": "leaf switches under which units stand, summed over units",
+    "domains": "NVLink domains that units stand in, summed over units",
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def _leaves(task: Task, assignment: Assignment) -> Objective | None:
     bound = sum(fewest(leaves.largest_first, unit.num_nodes) for unit in task.units)
     if task.kinds and value > bound:
         bound += min_extra_leaves(leaves.sizes, task.kinds, _larger_than_a_leaf(task, leaves))
-    return Objective("leaves", value, bound, "leaf switches under which units stand, summed over units")
+    return Objective(task.leaves_are, value, bound, LEAVES[task.leaves_are])
 
 
 def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from planner.cluster.inventory import Node, PlaceKind, named_places
 from planner.facts.terms import Phase
@@ -22,6 +23,8 @@ from planner.spec.schema import ScheduleSpec
 __all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
 
 PLACES: tuple[PlaceKind, ...] = ("leaf", "rack", "power")
+
+LeafKind = Literal["leaves", "domains"]  # what units stand under: switches, or NVLink domains of several nodes
 
 Assignment = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
 
@@ -85,6 +88,7 @@ class Task:
     states: tuple[State, ...]
     before: tuple[Mapping[int, int], ...]  # of each unit: cell -> nodes that a previous placement gave it there
     had_nodes: frozenset[int]  # units of the previous placement
+    leaves_are: LeafKind = "leaves"
 
     @cached_property
     def leaves(self) -> Places | None:
@@ -162,17 +166,23 @@ def task_of(
     usable: Sequence[Node],
     schedule: ScheduleSpec | None,
     before: Mapping[str, Sequence[str]],
+    domains: Mapping[str, str] | None = None,
 ) -> Task:
-    """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement."""
+    """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement.
+
+    `domains`: node -> its NVLink domain, where these have several nodes. They take the place of leaves: what a unit
+    sends inside one takes no NIC, and so no leaf switch.
+    """
     by_cell: dict[tuple[str, str, str], list[Node]] = {}
     leaf, rack, power = (named_places(usable, kind) for kind in PLACES)
+    around = domains or leaf
     for node in usable:
-        by_cell.setdefault((leaf[node.name], rack[node.name], power[node.name]), []).append(node)
+        by_cell.setdefault((around[node.name], rack[node.name], power[node.name]), []).append(node)
     cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
     cell_of = {node.name: index for index, cell in enumerate(cells) for node in cell.nodes}
     kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)
     had_nodes = frozenset(index for index, unit in enumerate(units) if unit.name in before)
-    return Task(tuple(units), cells, _states(units, schedule), kept, had_nodes)
+    return Task(tuple(units), cells, _states(units, schedule), kept, had_nodes, "domains" if domains else "leaves")
 
 
 def _states(units: Sequence[Wanted], schedule: ScheduleSpec | None) -> tuple[State, ...]:

@@ -3,22 +3,27 @@
 A plan that was just compiled gives one (`Plan.deployable`), and so does a plan that was read from its JSON
 (`LoadedPlan.deployable`). Nobody downstream can tell which it was.
 
-The plan's digest covers what runs: units, nodes, maps, launch documents, the schedule, and the spec's sections that
-manifests are made from. What is only expected of a plan, or told about it, stays outside: memory, traffic, failures,
-sampled balance, sources, reasons. So a better estimate is not another plan.
+The plan's digest covers what runs: units, nodes, maps, launch documents, the schedule, what pods need, and the spec's
+sections that manifests are made from, as far as they differ from their defaults: a field that a later version adds
+leaves the digests of earlier plans as they are. What is only expected of a plan, or told about it, stays outside:
+traffic, failures, sampled balance, sources, reasons, and of memory all but the weights that ranks load. So a better
+estimate is not another plan.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
+from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument
+from planner.plan.pods import PhasePods, pods_of
 from planner.problems.errors import InfeasibleError, Problem
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
+from planner.spec.section import Section
 
 __all__ = ["Deployable", "document_digest", "plan_digest"]
 
@@ -34,6 +39,7 @@ class Deployable:
     kubernetes: KubernetesSpec
     gateway: GatewaySpec
     units: tuple[Unit, ...]
+    pods: Mapping[Phase, PhasePods]
     switches_units: bool  # its schedule turns some off at some time, which nothing does yet
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
@@ -53,6 +59,10 @@ class Deployable:
         if self.refusals:
             raise InfeasibleError(self.refusals)
 
+    def units_of(self, phase: Phase) -> tuple[Unit, ...]:
+        """Return the units of `phase`, in order."""
+        return tuple(unit for unit in self.units if unit.phase == phase)
+
     def unit_document(self, unit: Unit) -> LaunchDocument:
         """Return the launch document of `unit`."""
         return self.launch_documents[names.launch_file(unit.name)]
@@ -65,6 +75,7 @@ def document_digest(document: Mapping[str, Any]) -> str:
 
 def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
     """Digest what the plan JSON `document` deploys; `spec` is the one that it holds."""
+    weights = {phase: each["weights_bytes"] for phase, each in document["memory"].items()}
     return digest_of(
         {
             "name": document["name"],
@@ -74,7 +85,13 @@ def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
             "expert_maps": {sha256: each["physical_to_logical"] for sha256, each in document["expert_maps"].items()},
             "launch_documents": document["launch_documents"],
             "schedule": document.get("schedule"),
-            "kubernetes": spec.kubernetes.model_dump(mode="json"),  # parsed: 1GiB and 1024MiB deploy the same
-            "gateway": spec.gateway.model_dump(mode="json"),
+            "pods": {phase: asdict(each) for phase, each in pods_of(spec, weights).items()},
+            "kubernetes": _as_deployed(spec.kubernetes),
+            "gateway": _as_deployed(spec.gateway),
         }
     )
+
+
+def _as_deployed(section: Section) -> dict[str, Any]:
+    """The section as parsed, so that 1GiB and 1024MiB deploy the same, without what is as by default."""
+    return section.model_dump(mode="json", exclude_defaults=True)

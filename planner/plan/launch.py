@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 2
+KV_WIRE_VERSION = 3
 # Where things are, and the digests themselves: not what the ranks compute.
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
 
@@ -70,7 +70,9 @@ def launch_documents(
 
 def documents_for(spec: Spec, units: Sequence[Unit], known: Known) -> dict[str, LaunchDocument]:
     """The same, as a plan's JSON has to have them too: `units` of `spec` that stand on their nodes."""
-    spares = {phase: spares_with(spec.cluster, spec.gpu_name(phase)) for phase in spec.phases}
+    spares = {
+        phase: spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations) for phase in spec.phases
+    }
     documents = {names.launch_file(unit.name): _unit_document(spec, unit, spares[unit.phase], known) for unit in units}
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, known)}
 

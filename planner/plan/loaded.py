@@ -32,6 +32,7 @@ from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with_map
 from planner.plan.plan import PLAN_VERSION
+from planner.plan.pods import pods_of
 from planner.plan.told import told_otherwise
 from planner.problems.errors import CallError, Problem, Violation
 from planner.schedule.schedule import switches_units
@@ -130,6 +131,7 @@ class _Phase(_Part):
 
 class _Memory(_Part):
     kv_tokens: Annotated[int, Field(ge=1)]
+    weights_bytes: Annotated[int, Field(ge=1)]
 
 
 class _Step(_Part):
@@ -202,6 +204,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
         units=tuple(_units(plan)),
+        pods=pods_of(spec, {phase: each.weights_bytes for phase, each in plan.memory.items()}),
         switches_units=plan.schedule is not None and switches_units(step.units for step in plan.schedule.steps),
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),

@@ -25,6 +25,7 @@ from planner.placement import Placement
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json, policy_json
+from planner.plan.pods import pods_of
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.search.auto import Decision
@@ -84,6 +85,7 @@ class Plan:
             kubernetes=self.spec.kubernetes,
             gateway=self.spec.gateway,
             units=self.units,
+            pods=pods_of(self.spec, {each.phase: each.weight_bytes for each in self.memory}),
             switches_units=self.schedule is not None and self.schedule.switches,
             launch_documents=self.launch_documents,
             refusals=self.refusals,

@@ -33,8 +33,8 @@ def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:
         words = f"write model: {{catalog: {model}, checkpoint: ...}}, with the folder's path in the pod"
         yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", words)
     elif model.checkpoint is None:
-        reason, words = "shapes alone compute nothing", "write the folder's path in the pod, or bundled:demo"
-        yield Violation("model.checkpoint", None, "S703 is required to run", reason, words)
+        reason, fix = "shapes alone compute nothing", "write its folder in the pod, as checkpoint: /models/..."
+        yield Violation("model.checkpoint", None, "S703 is required to run", reason, fix)
 
 
 def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:

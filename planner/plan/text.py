@@ -5,10 +5,12 @@ It shows what the plan holds and computes nothing of its own beyond means and su
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from string import digits as DIGITS
+from typing import Any
 
+from planner.cluster.domains import domain_size
 from planner.facts.catalog import Gpu
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
@@ -21,6 +23,7 @@ from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.auto import DEFAULT
+from planner.spec.pods import PatchSpec
 from planner.spec.schema import PhaseSpec
 
 __all__ = ["plan_text"]
@@ -50,6 +53,7 @@ def plan_text(plan: Plan) -> str:
         expert_maps_text,
         _traffic,
         _failures,
+        _patches,
         _runnable,
     )
     parts = [section(plan) for section in sections]
@@ -68,7 +72,7 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
-            *_gpu(plan.gpu, "a GPU"),
+            *_gpu(plan.gpu, "a GPU", cluster.gpus_per_node),
             *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
@@ -86,10 +90,10 @@ def _model(plan: Plan) -> str:
 def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
     """What a phase runs on that has other GPUs than the cluster's."""
     yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
-    yield from _gpu(plan.phase_gpus[phase], "its GPU")
+    yield from _gpu(plan.phase_gpus[phase], "its GPU", plan.spec.cluster.gpus_per_node)
 
 
-def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
+def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
     """The figures that the plan counts with; what a GPU is sold as only stands beside."""
     if gpu.usable_bytes is None:
         return
@@ -97,7 +101,7 @@ def _gpu(gpu: Gpu, called: str) -> Iterator[str]:
     yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
-        others = f"the others of {gpu.nvlink_domain}" if gpu.nvlink_domain else "the others of its node"
+        others = f"the others of {domain_size(gpu, gpus_per_node)}" if gpu.nvlink_domain else "the others of its node"
         yield f"            {gpu.nvlink_gb_per_s:g} GB/s one way to {others}{mesh}"
     if gpu.nic_gbps:
         sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
@@ -321,6 +325,30 @@ def _failures(plan: Plan) -> str:
 def _short(plan: Plan, place: str) -> str:
     """A unit's place without the name that all units share."""
     return place.removeprefix(f"{plan.name}-")
+
+
+def _patches(plan: Plan) -> str:
+    """Every place of rendered objects that the spec changes by itself: the rest is as planned."""
+    lines = [
+        textwrap.fill(f"{_whom(each)}: {field} {value}", WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        for each in plan.spec.kubernetes.patches
+        for field, value in _leaves(each.patch)
+    ]
+    return "\n".join(["Patched by the spec:", *lines]) if lines else ""
+
+
+def _whom(patch: PatchSpec) -> str:
+    return f"{patch.kind} {patch.name}" if patch.name else f"every {patch.kind}"
+
+
+def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, str]]:
+    """Each field that `patch` writes, by its path, and what it writes there; null removes."""
+    for key, value in patch.items():
+        path = f"{parents}.{key}".lstrip(".")
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, json.dumps(value)
 
 
 def _runnable(plan: Plan) -> str:

@@ -57,7 +57,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Problem(Violation):
-    """A broken rule and where it stands. Lines and columns count from 1; 0 means the file, or the call, as a whole."""
+    """A broken rule and where it stands. Lines and columns count from 1; 0 means a call, or a file that is no spec."""
 
     file: str
     line: int

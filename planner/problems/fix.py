@@ -1,8 +1,9 @@
 """How a mistake is mended: in words for people, and as changes that programs can make.
 
 Every fix that needs nothing but the spec is made here, words and changes from the same values, so that what a message
-offers can be applied: the tests apply each one and see the mistake gone. Where it takes what only the user knows (which
-file was meant), a fix is a plain sentence instead.
+offers can be applied: the tests apply each one and see the mistake gone. A change holds only what was probably meant:
+what was written in another form, or the nearest value that is right. Where it takes what only the user knows (which
+file, how much memory), a fix has words alone: a program that applied an example would plan something else.
 
 A change maps dotted paths to what should stand there; null takes the key, or the item of a list, away, as in JSON Merge
 Patch (RFC 7396). Several changes are alternatives: each would do.
@@ -14,7 +15,18 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["HERE", "Change", "Fix", "applied", "close_to", "did_you_mean", "nearest", "nearest_of", "removal"]
+__all__ = [
+    "HERE",
+    "Change",
+    "Fix",
+    "applied",
+    "close_to",
+    "did_you_mean",
+    "for_example",
+    "nearest",
+    "nearest_of",
+    "removal",
+]
 
 Change = Mapping[str, Any]
 
@@ -45,11 +57,17 @@ def nearest_of(value: int, allowed: Sequence[int]) -> Fix:
 
 
 def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
-    """The choice that `word` is like, or all of them."""
+    """The choice that `word` is like, or the only one; of several that it is not like, the user knows which."""
     meant = close_to(word, [str(choice) for choice in choices])
     likely = [choice for choice in choices if str(choice) == meant]
     words = f"did you mean {meant}?" if likely else f"write {' or '.join(map(str, choices))}"
-    return Fix(words, tuple({HERE: choice} for choice in likely or choices))
+    offered = likely or (choices if len(choices) == 1 else ())
+    return Fix(words, tuple({HERE: choice} for choice in offered))
+
+
+def for_example(written: str) -> Fix:
+    """Show how it would look: an example is no change, since nobody meant its value."""
+    return Fix(f"for example {written}", ())
 
 
 def close_to(word: Any, choices: Sequence[str], cutoff: float = 0.5) -> str | None:

@@ -18,7 +18,7 @@ of `spec/schema.py`; here they are only told.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -78,7 +78,7 @@ def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numb
     wants_most = _is_auto(spec.phase(phase), "max_requests")
     held: list[tuple[Numbers, int]] = []
     for numbers in _layouts(spec, phase):
-        tried = _trial(spec, phase, numbers)
+        tried = spec.trying(phase, numbers)
         plan = memory_of(tried, phase)
         if plan is None:
             return numbers, wanted
@@ -87,12 +87,6 @@ def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numb
             most = {"max_requests": _most_requests(tried, phase, memory_of)} if wants_most else {}
             return numbers | most, wanted
     return next((each for each in held if each[1]), held[-1])
-
-
-def _trial(spec: ResolvedSpec, phase: Phase, numbers: Numbers) -> ResolvedSpec:
-    """`spec` with `numbers` in place, for a look at the memory of `phase`; what is chosen is checked later."""
-    section = spec.phase(phase).model_copy(update=numbers)
-    return replace(spec, written=spec.written.model_copy(update={phase: section}))
 
 
 def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
@@ -134,7 +128,7 @@ def _most_requests(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int
     least, most = 1, MAX_REQUESTS
     while least < most:
         middle = (least + most + 1) // 2
-        plan = memory_of(_trial(spec, phase, {"max_requests": middle}), phase)
+        plan = memory_of(spec.trying(phase, {"max_requests": middle}), phase)
         fits = plan is not None and plan.full_requests >= middle
         least, most = (middle, most) if fits else (least, middle - 1)
     return least

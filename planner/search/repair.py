@@ -65,18 +65,43 @@ def with_changes(
 
         return works
 
+    def fitting(phase: Phase, share: float) -> Works:
+        def works(change: Change) -> bool:
+            try:
+                tried = with_values(spec, change)
+            except SpecError:
+                return False
+            plan = memory_of(tried, phase)
+            return plan is not None and plan.short <= 0 and _holds(tried, (phase,), share, memory_of)
+
+        return works
+
     for stage, share in _stages(error, bool(short)):
         changes = tuple(islice(_without_repeats(stage(spec, holding(share)), spec), MAX_CHANGES))
+        if not changes and len(short) > 1:
+            changes = tuple(_together(stage, spec, [fitting(phase, share) for phase in short], holding(share)))
         if changes:
             return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
     return error
+
+
+def _together(stage: Stage, spec: ResolvedSpec, fitting: Sequence[Works], works: Works) -> Iterator[Change]:
+    """One change for each phase that is short, joined, where none alone is enough for all of them."""
+    changes: dict[str, Any] = {}
+    for fits in fitting:
+        first = next(stage(spec, fits), None)
+        if first is None:
+            return
+        changes |= first
+    if works(changes):
+        yield changes
 
 
 def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, float]]:
     """What to try, and the share of the asked KV that it has to leave, in order; what works first is printed."""
     needs_nodes = any(problem.rule.startswith("S701") for problem in error.problems)
     on_these_gpus: list[Stage] = (
-        [_fewer_or_more_nodes] if needs_nodes else [_other_limits, _other_units, _larger_system]
+        [_fewer_or_more_nodes] if needs_nodes else [_other_limits, _published_limits, _other_units, _larger_system]
     )
     shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
     yield from product(on_these_gpus, shares)
@@ -126,6 +151,17 @@ def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
     for phase in spec.phases:
         yield from _first(_shared_attention(spec, phase), works)
+
+
+def _published_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """Limits that do in the precision of the model's own checkpoint, where neither does alone."""
+    for published in _as_published(spec):
+        yield from ({**published, **change} for change in _other_limits(spec, _works_beside(published, works)))
+
+
+def _works_beside(other: Change, works: Works) -> Works:
+    """Whether a change works together with the `other` one."""
+    return lambda change: works({**other, **change})
 
 
 def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
@@ -363,7 +399,10 @@ def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
 
 def _num_usable(spec: ResolvedSpec) -> int:
     """Nodes that units may be placed on."""
-    return sum(node.unusable is None for node in nodes_of(spec.cluster, spec.written.gpu_names))
+    return sum(
+        node.unusable is None
+        for node in nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
+    )
 
 
 def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:

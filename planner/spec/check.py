@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ from planner.spec.yaml import Document, read_document
 
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
+PATH = re.compile(r"\.{0,2}/|.*\.json$")  # how a path begins or ends, and no name of a model
 VERSION = re.compile(r"[a-z]*[0-9][a-z0-9.]*")  # r1, v3.2, qwen3, 235b, a22b
 OF_A_DATE = re.compile(r"[-_][0-9]{4,}$")  # a checkpoint's, such as R1-0528: the shapes are those of the name before it
 BITS_PER_BYTE = 8
@@ -68,6 +69,11 @@ class ResolvedSpec:
     def phase(self, phase: Phase) -> PhaseSpec:
         """Return what is written about `phase`."""
         return self.written.phase(phase)
+
+    def trying(self, phase: Phase, numbers: Mapping[str, int]) -> "ResolvedSpec":
+        """Return it with other numbers in `phase`, unchecked: for a look at its memory."""
+        section = self.phase(phase).model_copy(update=dict(numbers))
+        return replace(self, written=self.written.model_copy(update={phase: section}))
 
     def problem(self, violation: Violation) -> Problem:
         """`violation` with its line, for passes that find the spec infeasible."""
@@ -154,7 +160,7 @@ class _Named:
             self._keep("model.shapes", _catalog_model("model", values["model"]))
         if values.get("model.catalog"):
             self._keep("model.shapes", _catalog_model("model.catalog", values["model.catalog"]))
-        elif values.get("model.config"):
+        elif values.get("model.config") is not None:
             self._keep_config(values["model.config"])
         if "cluster.gpu" in values:
             self._keep("cluster.device", _catalog_gpu("cluster.gpu", values["cluster.gpu"]))
@@ -170,7 +176,11 @@ class _Named:
             self.violations.append(found)
         else:
             self.inputs[written] = found.digest
-            self.resolved |= {"model.shapes": found.model, "model.digest": found.digest}
+            self.resolved |= {
+                "model.shapes": found.model,
+                "model.digest": found.digest,
+                "model.other_quantization": found.other_quantization,
+            }
             self._keep_weights_digest(written, found.digest)
 
     def _keep_weights_digest(self, written: str, config_digest: str) -> None:
@@ -206,12 +216,23 @@ def _catalog_model(path: str, name: str) -> Model | Violation:
     if name in MODELS:
         return MODELS[name]
     known = ", ".join(MODELS)
-    meant = close_to(name, list(MODELS))
+    meant = None if PATH.match(name) else close_to(name, list(MODELS))
     if meant and VERSION.findall(meant) == VERSION.findall(OF_A_DATE.sub("", name.casefold())):
         rule, reason = f"S304 must be in the catalog ({known})", "its figures are not known"
         return Violation(path, name, rule, reason, did_you_mean(name, [meant]))
-    rule, fix = f"S307 is not planned yet: the catalog has {known}", "give its config.json, as model: {config: ...}"
-    return Violation(path, name, rule, "its figures are not known", fix)
+    rule = f"S307 is not planned yet: the catalog has {known}"
+    return Violation(path, name, rule, "its figures are not known", _by_its_files(name))
+
+
+def _by_its_files(name: str) -> Fix | str:
+    """What to write for a model that the catalog lacks: for a path, the files that it says."""
+    if not PATH.match(name):
+        return "give its config.json, as model: {config: ...}"
+    path = PurePosixPath(name)
+    config = path if path.suffix == ".json" else path / "config.json"
+    files = {"config": str(config)} | ({"checkpoint": str(config.parent)} if config.is_absolute() else {})
+    written = ", ".join(f"{key}: {value}" for key, value in files.items())
+    return Fix(f"write model: {{{written}}}", ({"model": files},))
 
 
 def _catalog_gpu(path: str, name: str) -> Gpu | Violation:

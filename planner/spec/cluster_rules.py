@@ -10,7 +10,7 @@ from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
-from planner.problems.fix import HERE, Fix, close_to, did_you_mean, nearest, nearest_of, removal
+from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
 from planner.spec.hours import DAY_MINUTES
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
@@ -18,6 +18,7 @@ __all__ = ["RULES"]
 
 DNS_1123_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule")
+COUNTED = re.compile(r"node-[0-9]+")  # as nodes are called that are only counted
 TAINT = re.compile(rf"[A-Za-z0-9./_-]+(=[A-Za-z0-9._-]*)?:({'|'.join(EFFECTS)})")
 
 Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
@@ -71,8 +72,8 @@ def shared_nics_have_links(gpus_per_nic: int, nic: str | None) -> Broken | None:
 def _alone(is_alone: bool, link: str, example: str) -> Broken | None:
     if not is_alone:
         return None
-    fix = Fix(f"remove it, or for example {link}: {example}", ({HERE: None}, {f"cluster.gpu.{link}": example}))
-    return Broken(f"S417 must come with {link}", "without it no link is planned", fix)
+    rule, reason = f"S417 must come with {link}", "without it no link is planned"
+    return Broken(rule, reason, f"write {link} too, for example {link}: {example}, or remove it")
 
 
 # Nodes
@@ -87,9 +88,7 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
     if coverage != "rack" or named:
         return None
     rule = "S516 must come with the racks of all nodes"
-    fix = Fix("write rack for each node, or coverage: node", ({HERE: "node"},))
-    if isinstance(nodes, int):
-        fix = Fix("for example cluster.rack_size: 4", ({"cluster.rack_size": 4},))
+    fix = for_example("cluster.rack_size: 4") if isinstance(nodes, int) else "write rack for each node"
     return Broken(rule, "experts are spread over racks that are known", fix)
 
 
@@ -153,7 +152,7 @@ def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
                 rule = "S409 must be KEY=VALUE:EFFECT or KEY:EFFECT"
                 reason = "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the node can be used"
                 place = f"cluster.nodes.{index}.taints.{number}"
-                yield Broken(rule, reason, nearest(_taint(taint)), place, taint)
+                yield Broken(rule, reason, _taint(taint), place, taint)
 
 
 @_reads("cluster.spares", "cluster.nodes")
@@ -166,7 +165,7 @@ def spares_are_nodes_of_the_cluster(spares: list[str], nodes: Nodes) -> Iterator
         if name not in known:
             rule = "S431 must be the name of a node in cluster.nodes"
             reason = "a spare is one of the cluster's nodes"
-            yield Broken(rule, reason, _likely_spare(name, known, spares), f"cluster.spares.{index}", name)
+            yield Broken(rule, reason, _likely_spare(name, nodes, spares), f"cluster.spares.{index}", name)
 
 
 @_reads("cluster.spares")
@@ -235,11 +234,11 @@ def _free_name(name: str, taken: set[str]) -> str:
     return next(each for each in chain([name], (f"{name}-{number}" for number in count(2))) if each not in taken)
 
 
-def _taint(written: str) -> str:
-    """`written` with an effect that it may have had, or without what no key has."""
+def _taint(written: str) -> Fix:
+    """`written` with the effect that is meant, or without what no key has; an example where no effect is."""
     key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
-    meant = close_to(effect, EFFECTS) or EFFECTS[0]
-    return f"{re.sub(r'[^A-Za-z0-9./_=-]', '-', key) or 'key'}:{meant}"
+    meant, right = close_to(effect, EFFECTS), re.sub(r"[^A-Za-z0-9./_=-]", "-", key)
+    return nearest(f"{right}:{meant}") if meant and right else for_example(f"{right or 'key'}:{meant or EFFECTS[0]}")
 
 
 def _known_names(nodes: Nodes) -> list[str]:
@@ -247,10 +246,20 @@ def _known_names(nodes: Nodes) -> list[str]:
     return [name for _, name in _names(nodes)] if isinstance(nodes, list) else list(map(logical_node, range(nodes)))
 
 
-def _likely_spare(name: str, known: list[str], spares: list[str]) -> Fix:
-    """The node that `name` is like, of those that are no spares yet."""
-    meant = close_to(name, [each for each in reversed(known) if each not in spares])
-    return removal() if meant is None else did_you_mean(name, [meant])
+def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
+    """The node that `name` is like, of those that are no spares yet; or the last one, for who counts from 1."""
+    if isinstance(nodes, int) and COUNTED.fullmatch(name):
+        last = logical_node(nodes - 1)
+        is_next = name == logical_node(nodes) and last not in spares
+        return did_you_mean(last, [last]) if is_next else f"they are {logical_node(0)} to {last}: write one of these"
+    free = [each for each in _known_names(nodes) if each not in spares]
+    meant = close_to(name, [each for each in free if _numbers(each) == _numbers(name)])
+    return "write the name of one of them, or remove it" if meant is None else did_you_mean(name, [meant])
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers in a node's name: with others it is another node, and no misspelt one."""
+    return [int(digits) for digits in re.findall(r"[0-9]{1,18}", name)]
 
 
 def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -324,7 +333,7 @@ def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
     if not counts or any(number for window in windows for key, number in window.items() if key != "at"):
         return None
     words = " and ".join(f"{key}: 1" for key in counts)
-    fix = Fix(f"for example {words} in the first", ({f"schedule.windows.0.{key}": 1 for key in counts},))
+    fix = for_example(f"{words} in the first")
     return Broken("S514 must have units in some window", "nothing is ever on", fix, "schedule")
 
 
@@ -336,13 +345,13 @@ def units_are_counted_once(_: int, given: frozenset[str], sections: frozenset[st
     return Broken("S515 must not stand beside a schedule", "its windows say how many units there are", removal())
 
 
-def _counted(place: str, given: list[str], wanted: list[str]) -> Fix:
-    """What to write beside what is given, and what to remove of it."""
+def _counted(place: str, given: list[str], wanted: list[str]) -> Fix | str:
+    """What to remove of what is given, and what to write beside it: how many units, only the user knows."""
     missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
-    words = [f"write {' and '.join(f'{key}: 1' for key in missing)}"] if missing else []
-    words += [f"remove {' and '.join(unwanted)}"] if unwanted else []
-    change = {f"{place}.{key}": 1 for key in missing} | {f"{place}.{key}": None for key in unwanted}
-    return Fix(", and ".join(words), (change,))
+    if not missing:
+        return removal(*(f"{place}.{key}" for key in unwanted), words=f"remove {' and '.join(unwanted)}")
+    words = f"write how many, as {' and '.join(f'{key}: ...' for key in missing)}"
+    return f"{words}, and remove {' and '.join(unwanted)}" if unwanted else words
 
 
 def _free_minute(at: str, taken: set[str]) -> str:

@@ -1,13 +1,24 @@
-"""The part of a spec that only the manifests need: namespace, image, mounts, what pods get.
+"""The part of a spec that only the manifests need: namespace, image, mounts, what pods get, and where they may run.
 
-Apart from `schema.py`, since no pass reads it and no layout depends on it.
+Apart from `schema.py`, since no layout depends on it. Of all passes only placement reads a field: nodes whose taints
+are tolerated can be used.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from planner.facts.quantities import quantity
+from planner.spec.pods import (
+    HugepagesSpec,
+    NicsSpec,
+    PatchSpec,
+    RdmaSpec,
+    StageSpec,
+    Texts,
+    TolerationSpec,
+    Variables,
+)
 from planner.spec.section import Section
 
 __all__ = ["KubernetesSpec", "PodResources", "ResourcesSpec", "VolumeSpec"]
@@ -51,7 +62,7 @@ class ResourcesSpec(Section):
 
 
 class KubernetesSpec(Section):
-    """Names, image, mounts and sizes of the pods."""
+    """Names, image, mounts and sizes of the pods, and what the pods of units get of their nodes."""
 
     namespace: str = Field(default="tidemill", description="Namespace of all objects.", examples=["tidemill"])
     create_namespace: bool = Field(
@@ -62,7 +73,8 @@ class KubernetesSpec(Section):
     image: str = Field(
         default="tidemill-runtime:0.1.0",
         min_length=1,
-        description="The image that holds the runtime package, as the nodes can pull it.",
+        description="The image that holds the runtime package, as the nodes can pull it; a digest (NAME@sha256:...) "
+        "names it for good.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     image_pull_secrets: list[str] = Field(
@@ -85,4 +97,119 @@ class KubernetesSpec(Section):
         validate_default=True,
         description="Time after which a unit that is not ready is an error, where loading takes most of the time.",
         examples=["30min"],
+    )
+    unit_kind: Literal["leaderworkerset", "statefulset"] = Field(
+        default="leaderworkerset",
+        description="What a unit is: a LeaderWorkerSet, which starts all pods again when one fails, or a StatefulSet, "
+        "for clusters without that controller.",
+        examples=["statefulset"],
+    )
+    gpu_resource: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What a unit's pods ask for, one for each rank, the GPU's own resource unless given.",
+        examples=["nvidia.com/gpu"],
+    )
+    rdma: RdmaSpec | None = Field(
+        default=None,
+        description="The RDMA devices that a unit's pods ask for.",
+        examples=[{"resource": "rdma/hca", "count": 8}],
+    )
+    networks: list[str] = Field(
+        default=[],
+        description="Further networks of a unit's pods, as Multus calls them: NAME, NAMESPACE/NAME or NAME@INTERFACE.",
+        examples=[["rdma-0", "rdma-1"]],
+    )
+    host_network: bool = Field(
+        default=False,
+        description="Let a unit's pods use the network of their nodes instead of one of their own.",
+        examples=[True],
+    )
+    nics: NicsSpec | None = Field(
+        default=None,
+        description="Names of the interfaces that NCCL, NVSHMEM and Gloo are told to use.",
+        examples=[{"hca": ["mlx5_0", "mlx5_1"], "socket": "eth0"}],
+    )
+    env: Variables = Field(
+        default={},
+        description="Further environment variables of a unit's pods, as text or as a key of a secret, which win over "
+        "those that the plan sets.",
+        examples=[{"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hugging-face", "key": "token"}}],
+    )
+    annotations: Texts = Field(
+        default={},
+        description="Further annotations of a unit's pods, for plugins that read them.",
+        examples=[{"networking.gke.io/default-interface": "eth0"}],
+    )
+    shared_memory: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] | None = Field(
+        default=None,
+        description="Size of /dev/shm in a unit's pods, 2GiB on GPUs unless given.",
+        examples=["64GiB"],
+    )
+    hugepages: HugepagesSpec | None = Field(
+        default=None, description="Huge pages that a unit's pods get.", examples=[{"page": "2MiB", "size": "16GiB"}]
+    )
+    tolerations: list[TolerationSpec] = Field(
+        default=[],
+        description="Taints that do not keep units away; the plan then uses the nodes that have them.",
+        examples=[[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]],
+    )
+    node_selector: Texts = Field(
+        default={},
+        description="Labels that a unit's nodes must have besides being named by the plan.",
+        examples=[{"pool": "inference"}],
+    )
+    priority_class: str | None = Field(
+        default=None, min_length=1, description="PriorityClass of a unit's pods.", examples=["inference"]
+    )
+    scheduler_name: str | None = Field(
+        default=None, min_length=1, description="Scheduler of a unit's pods.", examples=["gpu-scheduler"]
+    )
+    runtime_class: str | None = Field(
+        default=None, min_length=1, description="RuntimeClass of a unit's pods.", examples=["nvidia"]
+    )
+    queue: str | None = Field(
+        default=None, min_length=1, description="Kueue's LocalQueue that admits the units.", examples=["inference"]
+    )
+    compute_domain: bool | None = Field(
+        default=None,
+        description="A ComputeDomain for each unit of several nodes, by which their GPUs share one NVLink; made where "
+        "NVLink leaves the node unless false.",
+        examples=[False],
+    )
+    stage: StageSpec | None = Field(
+        default=None,
+        description="Copy the checkpoint to each node's own disk first, and read it there.",
+        examples=[{"source": "/models/deepseek-r1", "host_path": "/mnt/nvme/deepseek-r1"}],
+    )
+    load_rate: Annotated[float, *quantity("link")] = Field(
+        default="2GB/s",
+        validate_default=True,
+        description="How fast a node reads weights, from which the time that pods on GPUs get to start is planned.",
+        examples=["2GB/s"],
+    )
+    drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
+        default="60s",
+        validate_default=True,
+        description="Time that a unit which is told to end gets for the answers that it has begun; an idle one ends at "
+        "once.",
+        examples=["2min"],
+    )
+    disruptions: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="Units of a phase that evictions may end at a time; on GPUs, unless given, 1 where a phase has "
+        "several and 0 where it has one.",
+        examples=[1],
+    )
+    monitors: bool = Field(
+        default=False,
+        description="PodMonitors with which the Prometheus operator finds the metrics of every rank and the gateway.",
+        examples=[True],
+    )
+    patches: list[PatchSpec] = Field(
+        default=[],
+        description="Changes merged into rendered objects, for what has no field.",
+        examples=[[{"kind": "Service", "name": "chat-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}]],
     )

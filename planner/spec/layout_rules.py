@@ -9,10 +9,8 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
-import posixpath
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, get_args
 
 from planner.facts import names
@@ -20,26 +18,34 @@ from planner.facts.catalog import Model
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import Change, Fix, nearest, nearest_of, removal
-from planner.spec import attention_rules, cluster_rules, model_rules
+from planner.problems.fix import Fix, for_example, nearest, nearest_of, removal
+from planner.spec import (
+    attention_rules,
+    cluster_rules,
+    kubernetes_rules,
+    model_rules,
+    patch_rules,
+    pod_rules,
+    volume_rules,
+)
+from planner.spec.object_names import DNS_1035, slug
 from planner.spec.precision import kv_dtype
-from planner.spec.rule import Broken, Partial, Rule, declare_in
+from planner.spec.rule import Broken, Rule, declare_in
 from planner.spec.schema import AUTO, MAX_EP_SIZE
 
 __all__ = ["broken_rules"]
 
-DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-MAX_DNS_LABEL = 63
-MAX_DNS_NAME = 253
+QUANTIZATIONS = ("FP8 in blocks of 128 x 128", "NVFP4", "W4AFP8")
 
+# With rules about other sections.
+OTHERS = (model_rules, attention_rules, cluster_rules, kubernetes_rules, volume_rules, pod_rules, patch_rules)
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
 
 def broken_rules(values: Mapping[str, Any], about: str | None = None) -> Iterator[Violation]:
     """Every broken rule whose arguments are all in `values`; only those `about` a field, where one is given."""
-    for rule in [*RULES, *model_rules.RULES, *attention_rules.RULES, *cluster_rules.RULES]:
+    for rule in [*RULES, *chain.from_iterable(each.RULES for each in OTHERS)]:
         for paths in _readings(rule):
             if about not in (None, paths[0]):
                 continue
@@ -68,7 +74,7 @@ def name_is_a_dns_label(name: str) -> Broken | None:
     if DNS_1035.fullmatch(name):
         return None
     rule = "S401 must be lower-case letters, digits and hyphens, from a letter to a letter or digit (DNS-1035)"
-    return Broken(rule, "Kubernetes objects are named after it", nearest(_slug(name)))
+    return Broken(rule, "Kubernetes objects are named after it", nearest(slug(name)))
 
 
 @_reads("name", "spec.units")
@@ -80,26 +86,7 @@ def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
         return None
     rule = f"S402 must have at most {room} characters, it has {len(name)}"
     reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
-    return Broken(rule, reason, nearest(_slug(name)[:room].rstrip("-")))
-
-
-@_reads("kubernetes.namespace")
-def namespace_is_a_dns_label(namespace: str) -> Broken | None:
-    """As the API server will insist."""
-    if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
-        return None
-    rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kubernetes takes no other namespace", nearest(_slug(namespace)))
-
-
-@_reads("kubernetes.image")
-def image_is_one_word(image: str) -> Broken | None:
-    """An image reference has no spaces; whether it exists only the cluster knows."""
-    without_spaces = "".join(image.split())
-    if image == without_spaces:
-        return None
-    rule = "S404 must be an image reference without spaces"
-    return Broken(rule, "nodes could not pull it", nearest(without_spaces))
+    return Broken(rule, reason, nearest(slug(name)[:room].rstrip("-")))
 
 
 @_reads("gateway.port")
@@ -111,85 +98,6 @@ def ports_differ(port: int) -> Broken | None:
     others = " and ".join(str(other) for other in taken)
     reason = f"the gateway listens there for {taken[port]}"
     return Broken(f"S405 must differ from {others}", reason, nearest(port + 1))
-
-
-@_reads("kubernetes.image_pull_secrets")
-def pull_secrets_are_names(secrets: Sequence[str]) -> Iterator[Broken]:
-    """As the API server will insist."""
-    for index, name in enumerate(secrets):
-        if not _is_object_name(name):
-            yield _no_object_name(f"kubernetes.image_pull_secrets.{index}", name)
-
-
-@_reads("kubernetes.volumes")
-def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
-    """As the API server will insist."""
-    for index, volume in enumerate(volumes):
-        claim = volume.get("claim")
-        if claim is not None and not _is_object_name(claim):
-            yield _no_object_name(f"kubernetes.volumes.{index}.claim", claim)
-
-
-def _no_object_name(path: str, name: str) -> Broken:
-    rule = f"S415 must be at most {MAX_DNS_NAME} lower-case letters, digits, hyphens and dots (DNS-1123)"
-    return Broken(rule, "Kubernetes has no object of another name", nearest(_slug(name)), path, name)
-
-
-def _is_object_name(name: str) -> bool:
-    return len(name) <= MAX_DNS_NAME and all(DNS_1123.fullmatch(label) for label in name.split("."))
-
-
-# Volumes
-
-Volumes = Sequence[Mapping[str, Any]]  # as written
-
-
-@_reads("kubernetes.volumes")
-def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
-    """A folder of the nodes or a claim."""
-    for index, volume in enumerate(volumes):
-        path = f"kubernetes.volumes.{index}"
-        given = [key for key in ("host_path", "claim") if volume.get(key) is not None]
-        if len(given) == 2:
-            fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
-        else:
-            fix = Fix("for example host_path: /mnt/models", ({f"{path}.host_path": "/mnt/models"},))
-        if len(given) != 1 and not isinstance(volume, Partial):
-            rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
-            yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
-
-
-@_reads("kubernetes.volumes")
-def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
-    """Neither a pod nor a node has a current folder."""
-    for index, volume in enumerate(volumes):
-        for key in ("mount_path", "host_path"):
-            path = volume.get(key)
-            if path is not None and not _is_absolute(path):
-                rule = "S412 must be an absolute path below /, without .. or a closing /"
-                reason, fix = "pods and nodes have no current folder", nearest(_absolute(path))
-                yield Broken(rule, reason, fix, f"kubernetes.volumes.{index}.{key}", path)
-
-
-@_reads("kubernetes.volumes")
-def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
-    """Not over what the pods have already."""
-    for index, volume in enumerate(volumes):
-        if volume.get("mount_path") in names.MOUNTED:
-            rule, fix = f"S413 must not be {' or '.join(names.MOUNTED)}", nearest(_free_path("/models", volumes))
-            path = f"kubernetes.volumes.{index}.mount_path"
-            yield Broken(rule, "the pod's own files are there", fix, path, volume["mount_path"])
-
-
-@_reads("kubernetes.volumes")
-def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
-    """One path shows one volume."""
-    paths = [volume.get("mount_path") for volume in volumes]
-    for index, path in enumerate(paths):
-        if path is not None and path in paths[:index]:
-            rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
-            where = f"kubernetes.volumes.{index}.mount_path"
-            yield Broken(rule, "a path shows one volume", nearest(_free_path(path, volumes)), where, path)
 
 
 # Layout
@@ -282,10 +190,8 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
         return Broken(rule, "a mixed unit does both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed stands instead of prefill and decode"
-    sections_missing: Change = {phase: {"ep_size": AUTO} for phase in PHASES[:2] if phase not in given}
-    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in sections_missing)
-    fix = Fix(f"for example {words}", (sections_missing,))
-    return Broken(rule, "a request passes through both", fix, path=missing)
+    words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in PHASES[:2] if phase not in given)
+    return Broken(rule, "a request passes through both", for_example(words), path=missing)
 
 
 @_reads("decode.max_request_tokens", "prefill.max_request_tokens")
@@ -312,6 +218,17 @@ def phases_exchange_kv(
     changes = tuple({"decode.kv_precision": each, "prefill.kv_precision": each} for each in alike)
     fix = Fix(f"write kv_precision: {' or '.join(map(str, alike))} in both", changes)
     return Broken(rule, "KV is sent as it lies in memory", fix, "decode.kv_precision", decode_kv)
+
+
+@_reads("{phase}.precision", "model.other_quantization", "{phase}.given", "{phase}.as_written")
+def precision_is_known(_: Precision, quantization: str | None, given: frozenset[str], phase: Phase) -> Broken | None:
+    """Weights that are quantised otherwise have another size than BF16, which is the default."""
+    if quantization is None or "precision" in given:
+        return None
+    rule = f"S312 is required where model.config has a quantization_config that is not planned yet ({quantization})"
+    reason = f"of a checkpoint's own only {' and '.join(QUANTIZATIONS)} are known"
+    fix = "write the precision to plan with, which the weights are then taken to be in"
+    return Broken(rule, reason, fix, f"{phase}.precision")
 
 
 # Expert load
@@ -363,26 +280,3 @@ def _ep_sizes(num_physical: int | None, gpus_per_node: int | None, room: int | N
         if (num_physical or 0) % size == 0 and (not gpus_per_node or size <= gpus_per_node or size % gpus_per_node == 0)
     ]
     return [size for size in even if room is None or size <= room] or even
-
-
-def _free_path(path: str, volumes: Volumes) -> str:
-    """`path`, or with the first number behind it that makes it the only one."""
-    taken = {volume.get("mount_path") for volume in volumes}
-    return next(each for each in chain([path], (f"{path}-{number}" for number in count(2))) if each not in taken)
-
-
-def _is_absolute(path: str) -> bool:
-    """Without `..`, double or closing slashes, so that one place has one name."""
-    return path.startswith("/") and path == posixpath.normpath(path) != "/"
-
-
-def _absolute(path: str) -> str:
-    """The absolute path that was probably meant."""
-    nearest = posixpath.normpath("/" + path.lstrip("/"))
-    return "/models" if nearest == "/" else nearest
-
-
-def _slug(text: str) -> str:
-    """`text` as a DNS label, for a fix."""
-    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:MAX_DNS_LABEL].rstrip("-")
-    return slug or "tidemill"

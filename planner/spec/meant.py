@@ -6,13 +6,11 @@ For the fix of a message only: a spec in which one of these stands is wrong, and
 import re
 from typing import Any
 
-__all__ = ["fraction", "thousandths", "time_of_day", "truth", "whole_number"]
+__all__ = ["fraction", "thousandths", "time_of_day", "truth", "variables", "whole_number"]
 
-MAX_DIGITS = 4000  # of which Python makes a number without complaint
-WHOLE = re.compile(
-    rf"(?P<digits>[-+]?(?:[0-9]{{1,3}}(?:[_, ][0-9]{{3}})+|[0-9]{{1,{MAX_DIGITS}}}))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?"
-)
-FRACTION = re.compile(r"[-+]?[0-9]{1,18}(\.[0-9]{0,18})?")
+MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
+WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?")
+FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")
 THOUSANDTHS = re.compile(r"([0-9]{1,18})m")
 TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
 
@@ -27,7 +25,7 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     match = WHOLE.fullmatch(value) if isinstance(value, str) else None
-    return int(re.sub("[_, ]", "", match["digits"])) * UNITS[match["unit"]] if match else None
+    return int(re.sub("[_, ]", "", match["digits"])[:MAX_DIGITS]) * UNITS[match["unit"]] if match else None
 
 
 def fraction(value: Any) -> float | None:
@@ -44,6 +42,22 @@ def thousandths(value: Any) -> float | None:
 def truth(value: Any) -> bool | None:
     """`yes`, `"true"`, `off`, `1`: what YAML 1.1, a shell or a quote makes of true and false."""
     return None if isinstance(value, bool) else (TRUTHS | FALSEHOODS).get(str(value).casefold())
+
+
+def variables(value: Any) -> dict[str, Any] | None:
+    """Kubernetes' list of `{name, value}` and of secrets' keys as a mapping; None where it says anything else."""
+    found = [_variable(each) for each in value] if isinstance(value, list) else [None]
+    named = dict(each for each in found if each is not None)
+    return named if len(named) == len(found) else None
+
+
+def _variable(written: Any) -> tuple[str, Any] | None:
+    match written:
+        case {"name": str(name), "value": str(text), **rest} if not rest:
+            return name, text
+        case {"name": str(name), "valueFrom": {"secretKeyRef": {"name": str(secret), "key": str(key)}}}:
+            return name, {"secret": secret, "key": key}
+    return None
 
 
 def time_of_day(value: Any) -> str | None:

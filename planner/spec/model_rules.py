@@ -29,7 +29,7 @@ def model_has_an_origin(given: frozenset[str], written: frozenset[str]) -> Broke
 @_reads("model.config", "model.config_digest", "model.weights_digest")
 def digests_are_of_unseen_files(config: str | None, of_config: str | None, of_weights: str | None) -> list[Broken]:
     """Beside a config.json both are computed, and a second origin could only differ."""
-    written = {"config_digest": of_config, "weights_digest": of_weights} if config else {}
+    written = {"config_digest": of_config, "weights_digest": of_weights} if config is not None else {}
     return [
         Broken(
             "S311 must stand with catalog, not with config",
@@ -48,5 +48,8 @@ def checkpoint_can_be_found(checkpoint: str | None) -> Broken | None:
     """The runtime looks for it in the pod, where the spec's folder means nothing."""
     if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
         return None
-    reason = "the runtime looks for it where it runs, not next to the spec"
-    return Broken("S406 must be bundled:NAME or an absolute path", reason, "write the folder's path in the pod")
+    rule, reason = (
+        "S406 must be bundled:NAME or an absolute path",
+        "the runtime looks for it where it runs, not next to the spec",
+    )
+    return Broken(rule, reason, "write its folder in the pod, as /models/...")

@@ -17,10 +17,13 @@ __all__ = [
     "KUBERNETES_KEYS",
     "as_we_say",
     "is_not_planned_yet",
+    "of_the_server",
+    "qualifiers_of",
     "said_by_flag",
     "said_by_object",
     "unwrapped",
     "value_as_we_say",
+    "what_instead_of",
     "why_not_so",
     "why_we_have_no",
 ]
@@ -63,10 +66,37 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
 
 
 def unwrapped(value: Any) -> Any:
-    """Return what we write as a plain value of what Kubernetes writes as `{path: ...}` or `{claimName: ...}`."""
-    if isinstance(value, dict):
-        return next((value[key] for key in ("path", "claimName") if isinstance(value.get(key), str)), value)
-    return value
+    """Return what we write as a plain value of what Kubernetes writes as a mapping.
+
+    `{path: ...}`, `{claimName: ...}`, `{name: ...}` alone, and of a taint `{key: ..., value: ..., effect: ...}`.
+    """
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("key"), str) and isinstance(value.get("effect"), str):
+        return f"{value['key']}{'=' if value.get('value') else ''}{value.get('value') or ''}:{value['effect']}"
+    keys = ("name",) if value.keys() == {"name"} else ("path", "claimName")
+    return next((value[key] for key in keys if isinstance(value.get(key), str)), value)
+
+
+def qualifiers_of(key: str) -> frozenset[str]:
+    """Return the words that make another notion of a key: `min_units` is no misspelt `units`."""
+    return QUALIFIERS.intersection(_plain(key).casefold().split("_"))
+
+
+def of_the_server(key: str, value: Any, phase: Mapping[str, Any]) -> tuple[int | None, str] | None:
+    """Return what a rank has of a limit of SGLang's that counts for a whole server, and why; None for other keys.
+
+    None as a number where the phase does not say how many ranks, or groups of them, share it. One that is too small to
+    share can only be a rank's own.
+    """
+    if _plain(key) not in OF_THE_SERVER:
+        return None
+    ep_size, attention_tp = phase.get("ep_size"), phase.get("attention_tp", 1)
+    why = f"SGLang's {_plain(key)} is for the whole server, ours for each of its dp_size ranks or attention groups"
+    if not all(type(each) is int and each > 0 for each in (value, ep_size, attention_tp)):
+        return None, why
+    dp_size = max(1, ep_size // attention_tp)
+    return (value // dp_size, why) if value >= dp_size else None
 
 
 def _count(flags: Mapping[str, Any], names: Sequence[str]) -> int | None:
@@ -81,6 +111,11 @@ def as_we_say(key: str) -> str | None:
 def why_we_have_no(path: str) -> str | None:
     """Why nothing here is called so, where that takes more than a list of what there is."""
     return NOT_YET.get(_place(path)) or WHY_NOT.get(_plain(path.rpartition(".")[2]))
+
+
+def what_instead_of(path: str) -> str | None:
+    """What to do instead of writing this key, where to leave it out would lose what was meant."""
+    return INSTEAD.get(_place(path))
 
 
 def why_not_so(path: str, value: Any) -> str | None:
@@ -109,28 +144,42 @@ def _plain(key: str) -> str:
     return key.lstrip("-").replace("-", "_")
 
 
+QUALIFIERS = frozenset(("min", "max", "minimum", "maximum", "initial", "target"))
+
+# SGLang divides these by dp_size where attention is data-parallel, as it always is here. Sources:
+# github.com/sgl-project/sglang 001ccef0 python/sglang/srt/model_executor/model_runner_kv_cache_mixin.py
+# (max_running_requests), 469c63e5 python/sglang/srt/server_args.py (chunked_prefill_size).
+OF_THE_SERVER = ("max_running_requests", "chunked_prefill_size")
+
 _WINDOW = "a window lasts until the next one's at"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _PULLED = "a node pulls the image that it does not have; name another one by a tag or digest of its own"
-_SELECTED = "the plan names the nodes of each unit, and takes them from a list under cluster.nodes"
+_SCALED = "units are not scaled with load yet, and a schedule says how many are on when"
+_LATENCY = "latencies are not planned yet"
+_MOUNTED = "pods mount folders of their nodes, and claims"
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
     "schedule: auto": "windows are not derived from traffic yet",
-    "slo": "latencies are not planned yet",
+    "slo": _LATENCY,
     "throughput": "throughput is not planned yet",
     "traffic": "throughput is not planned yet, and windows are written by hand",
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
-    "kubernetes.unit_kind": "a unit is a LeaderWorkerSet, and nothing else is rendered yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.volumes.name": "a volume is known by its mount_path",
+    "kubernetes.volumes.nfs": _MOUNTED,
+    "kubernetes.volumes.csi": _MOUNTED,
     "gateway.replicas": "there is one gateway, and units are counted in each phase",
     "schedule.windows.end": _WINDOW,
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
     "schedule.windows.duration": _WINDOW,
 }
+
+INSTEAD = dict.fromkeys(
+    ("kubernetes.volumes.nfs", "kubernetes.volumes.csi"), "write the claim that has it, or the host_path of its mount"
+)
 
 NOT_YET_VALUES = {
     "precision": (
@@ -179,12 +228,21 @@ WHY_NOT = {
     "mtp": _DRAFTS,
     # TensorRT-LLM
     "free_gpu_memory_fraction": _MEMORY,
+    # What a service promises
+    "ttft": _LATENCY,
+    "ttft_ms": _LATENCY,
+    "tpot": _LATENCY,
+    "tpot_ms": _LATENCY,
+    "itl": _LATENCY,
     # Kubernetes
-    "tolerations": "pods tolerate no taints yet, and nodes whose taints keep them away are left out of the plan",
-    "nodeSelector": _SELECTED,
-    "node_selector": _SELECTED,
-    "affinity": _SELECTED,
-    "hostNetwork": "pods have addresses of their own, and the host's network is not rendered yet",
+    "min_units": _SCALED,
+    "max_units": _SCALED,
+    "min_replicas": _SCALED,
+    "max_replicas": _SCALED,
+    "minReplicas": _SCALED,
+    "maxReplicas": _SCALED,
+    "autoscaling": _SCALED,
+    "affinity": "the plan names the nodes of each unit, and takes them from a list under cluster.nodes",
     "imagePullPolicy": _PULLED,
     "image_pull_policy": _PULLED,
     "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
@@ -226,6 +284,16 @@ OTHER_NAMES = {
     "hostPath": "host_path",
     "mountPath": "mount_path",
     "persistentVolumeClaim": "claim",
+    "pvc": "claim",
+    "claimName": "claim",
+    "nodeSelector": "node_selector",
+    "hostNetwork": "host_network",
+    "priorityClassName": "priority_class",
+    "runtimeClassName": "runtime_class",
+    "schedulerName": "scheduler_name",
+    "tolerationSeconds": "seconds",
+    "queueName": "queue",
+    "shm_size": "shared_memory",
     # Windows of cron jobs and calendars
     "start": "at",
     "begin": "at",

@@ -69,7 +69,6 @@ class ModelSpec(Section):
 
     config: str | None = Field(
         default=None,
-        min_length=1,
         description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
         examples=["models/deepseek/config.json"],
     )

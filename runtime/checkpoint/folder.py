@@ -32,7 +32,8 @@ def resolve(uri: str) -> Path:
     package = Path(__file__).parents[1]
     folder = package / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
     if not os.path.isdir(folder):  # without the errors that `Path.is_dir` has for names that no folder can have
-        raise CheckpointError(f"there is no checkpoint folder {folder} (checkpoint.uri is {uri!r})")
+        named = f" ({uri})" if uri.startswith(BUNDLED) else ""
+        raise CheckpointError(f"there is no checkpoint folder {folder}{named}")
     return folder
 
 

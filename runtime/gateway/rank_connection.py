@@ -10,7 +10,7 @@ from typing import Literal
 
 from runtime.errors import WireError
 from runtime.protocol.frames import encode_frame
-from runtime.protocol.messages import Abort, Failed, FromGateway, FromRank, Hello, RankState, State, Token
+from runtime.protocol.messages import Abort, Dismissed, Failed, FromGateway, FromRank, Hello, RankState, State, Token
 from runtime.protocol.sockets import write_or_hang_up
 
 __all__ = ["Listener", "Rank"]
@@ -42,7 +42,9 @@ class Rank:
 
     def unsubscribe(self, request_id: str) -> bool:
         """Nobody listens any more; whether somebody did."""
-        return self._listeners.pop(request_id, None) is not None
+        did = self._listeners.pop(request_id, None) is not None
+        self._dismiss_if_free()
+        return did
 
     def send(self, message: FromGateway) -> None:
         """Queue one frame; to a lost rank nothing is sent."""
@@ -54,6 +56,7 @@ class Rank:
         match message:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
+                self._dismiss_if_free()
             case Token() | Failed():
                 self._pass_on(message)
             case Hello():
@@ -69,6 +72,11 @@ class Rank:
         """End the connection, which is of no use any more: every request that it had fails."""
         self.fail_all(reason)
         self._writer.transport.abort()
+
+    def _dismiss_if_free(self) -> None:
+        """A rank that leaves stays until nobody here waits for it: new requests go to other units."""
+        if self.state == "draining" and not self._listeners:
+            self.send(Dismissed())
 
     def _pass_on(self, message: Token | Failed) -> None:
         listener = self._listeners.get(message.request_id)

@@ -21,6 +21,7 @@ from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.router import RankLoad, choose_ranks, room
 from runtime.protocol.bounds import why_no_address
+from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Rejected
 from runtime.protocol.sockets import notice_a_vanished_peer
@@ -57,6 +58,7 @@ class Registry:
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closing = False
+        self._complain = Complaints(log.warning)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One rank's connection, from Hello to its end."""
@@ -70,7 +72,7 @@ class Registry:
             if isinstance(error, WireVersionError):  # any frame will do: its prefix tells the rank our version
                 writer.write(encode_frame(Rejected(str(error))))
             if not self._is_closing:
-                log.warning("closed the registry connection of %s: %s", writer.get_extra_info("peername"), error)
+                self._complain(f"closed the registry connection of {writer.get_extra_info('peername')}: {error}")
         finally:
             writer.close()
             del self._connections[task]

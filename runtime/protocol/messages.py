@@ -1,7 +1,8 @@
 """What gateway, prefill ranks and decode ranks say to each other. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
-    gateway -> rank       Prefill starts a request (at a prefill or mixed rank); Abort ends one; Rejected ends the rank
+    gateway -> rank       Prefill starts a request (at a prefill or mixed rank); Abort ends one; Dismissed lets a
+                          draining rank end; Rejected ends it at once
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
@@ -17,6 +18,7 @@ __all__ = [
     "Abort",
     "Accepted",
     "Claim",
+    "Dismissed",
     "Failed",
     "FromGateway",
     "FromLeader",
@@ -36,7 +38,7 @@ __all__ = [
     "Wait",
 ]
 
-RankState = Literal["loading", "joining", "ready"]
+RankState = Literal["loading", "joining", "ready", "draining"]
 FinishReason = Literal["stop", "length"]
 
 
@@ -132,6 +134,10 @@ class Abort(_Message):
     request_id: str
 
 
+class Dismissed(_Message):
+    """The rank is draining, and no request that the gateway sent needs it any more."""
+
+
 class Rejected(_Message):
     """Whoever was called does not take this rank, or node, and would not if it called again."""
 
@@ -184,6 +190,6 @@ class Wait(_Message):
 
 
 FromRank = Hello | State | Token | Failed
-FromGateway = Prefill | Abort | Rejected
+FromGateway = Prefill | Abort | Dismissed | Rejected
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

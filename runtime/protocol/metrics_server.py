@@ -1,11 +1,12 @@
-"""The metrics port of any process of the runtime: `/metrics` for dashboards, and `/readyz` for whoever starts pods.
+"""The metrics port of any process of the runtime: `/metrics` for dashboards, `/readyz` and `/health` for kubelets.
 
-A rank has no other HTTP port, so its readiness is asked for here. It decides nothing: `is_ready` does.
+A rank has no other HTTP port, so whether it is ready, and whether it still moves, is asked here. It decides neither:
+`is_ready` and `is_moving` do.
 """
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
@@ -22,12 +23,22 @@ __all__ = ["serve_metrics"]
 
 @contextmanager
 def serve_metrics(
-    registry: CollectorRegistry, address: str, port: int, is_ready: Callable[[], bool] = lambda: True
+    registry: CollectorRegistry,
+    address: str,
+    port: int,
+    is_ready: Callable[[], bool] = lambda: True,
+    is_moving: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
     """Serve `registry` on a thread of its own. Raises RuntimeFailure when the port cannot be had."""
     try:
         server_class = _Server if check_address(address) == 4 else _Ipv6Server
-        server = make_server(address, port, _application(registry, is_ready), server_class, _QuietHandler)
+        server = make_server(
+            address,
+            port,
+            _application(registry, {"/readyz": (is_ready, "ready"), "/health": (is_moving, "moving")}),
+            server_class,
+            _QuietHandler,
+        )
     except OSError as error:
         reason = str(error.strerror).lower()
         raise RuntimeFailure(f"cannot listen on {address}:{port} (metrics): {reason}") from None
@@ -56,14 +67,18 @@ class _QuietHandler(WSGIRequestHandler):
         """Nothing: a line a probe would drown the log."""
 
 
-def _application(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> Callable[..., Any]:
+def _application(
+    registry: CollectorRegistry, probes: Mapping[str, tuple[Callable[[], bool], str]]
+) -> Callable[..., Any]:
+    """Answer `probes`, path -> question and word, and everything else with the metrics."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        if environ["PATH_INFO"] != "/readyz":
+        if environ["PATH_INFO"] not in probes:
             return metrics(environ, start_response)
-        status, text = (HTTPStatus.OK, b"ready\n") if is_ready() else (HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
+        is_so, word = probes[environ["PATH_INFO"]]
+        status, text = (HTTPStatus.OK, word) if is_so() else (HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}")
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain")])
-        return [text]
+        return [f"{text}\n".encode()]
 
     return answer

@@ -12,7 +12,10 @@ import socket
 
 from runtime.errors import RuntimeFailure
 
-__all__ = ["VANISHED_AFTER_S", "check_address", "listen", "look_up", "notice_a_vanished_peer", "write_or_hang_up"]
+__all__ = [
+    *("VANISHED_AFTER_S", "check_address", "comes_from", "listen", "look_up", "notice_a_vanished_peer"),
+    "write_or_hang_up",
+]
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 VANISHED_AFTER_S = KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES
@@ -51,6 +54,15 @@ def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:
         (socket.TCP_USER_TIMEOUT, VANISHED_AFTER_S * 1000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def comes_from(writer: asyncio.StreamWriter, address: str) -> bool:
+    """Whether the connection's other end has the IP `address`; anybody can write an address into a message."""
+    host, *_ = writer.get_extra_info("peername")
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]) == ipaddress.ip_address(address)
+    except ValueError:  # what was written is no address
+        return False
 
 
 def write_or_hang_up(writer: asyncio.StreamWriter, data: bytes) -> None:

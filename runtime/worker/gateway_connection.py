@@ -37,6 +37,11 @@ class GatewayLink:
         self._receive = receive
         self._writer: asyncio.StreamWriter | None = None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether somebody listens."""
+        return self._writer is not None
+
     async def run(self) -> None:
         """Keep the line up, for ever. Raises RuntimeFailure when the gateway refuses this rank for good."""
         complained = False

@@ -39,6 +39,7 @@ class Network:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._handovers: dict[str, asyncio.Task[None]] = {}  # by request, while they are on their way
+        self._on_their_way: set[str] = set()  # the same requests, from the step loop's word on
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
     def open_link(self) -> None:
@@ -67,6 +68,18 @@ class Network:
         self.check()
         self._soon(self._link.say_state, State("loading", loaded))
 
+    def say_draining(self) -> None:
+        """Tell the gateway that this rank takes no new requests."""
+        self.say_state("draining")
+
+    def is_connected(self) -> bool:
+        """Whether a gateway listens."""
+        return self._link.is_connected
+
+    def is_handing_over(self) -> bool:
+        """Whether a handover is on its way."""
+        return bool(self._on_their_way)
+
     def say(self, message: msgspec.Struct) -> None:
         """Tell the gateway something about a request."""
         self._soon(self._link.send, message)
@@ -85,8 +98,13 @@ class Network:
 
         def start() -> None:
             self._handovers[handover.request_id] = task = self._start(send)
-            task.add_done_callback(lambda _: self._handovers.pop(handover.request_id, None))
+            task.add_done_callback(forget)
 
+        def forget(_: object) -> None:
+            self._handovers.pop(handover.request_id, None)
+            self._on_their_way.discard(handover.request_id)
+
+        self._on_their_way.add(handover.request_id)
         self._soon(start)
 
     def _receive(self, message: FromGateway) -> None:

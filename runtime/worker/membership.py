@@ -76,8 +76,9 @@ class Membership:
 
     async def _ask(self, leader: str) -> None:
         """Heed what the leader says, until it goes away."""
+        own = (self._claim.address, 0)  # as claimed, so that the leader can see that it is
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            stream, writer = await asyncio.open_connection(leader, self._launch.ports.places)
+            stream, writer = await asyncio.open_connection(leader, self._launch.ports.places, local_addr=own)
         try:
             notice_a_vanished_peer(writer)
             writer.write(encode_frame(self._claim))

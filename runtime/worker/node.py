@@ -3,13 +3,16 @@
 A node asks the unit's leader which place is its own (`membership.py`), and starts that place's ranks. When a rank dies,
 the others here are killed and the node ends with a sentence that names the cause; the ranks on other nodes notice by
 themselves. It does not restart anything: Kubernetes, or `tidemill up`, decides that for the whole unit.
+
+    SIGTERM -> the ranks drain (`leaving.py`), for as long as the call allows -> they end, or are killed
 """
 
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runtime.errors import LaunchError, RuntimeFailure
+from runtime.errors import LaunchError
 from runtime.launch import UnitLaunch
 from runtime.worker.children import Child, wait_together
 from runtime.worker.cpus import threads_of_each
@@ -18,10 +21,13 @@ from runtime.worker.membership import Membership
 __all__ = ["run_node"]
 
 
-def run_node(launch: UnitLaunch, launch_path: Path, node: str, membership: Membership, addresses: list[str]) -> None:
+def run_node(
+    launch: UnitLaunch, launch_path: Path, node: str, membership: Membership, addresses: list[str], drain_s: float
+) -> None:
     """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raises RuntimeFailure.
 
-    SIGTERM ends node and ranks: the first process of a pod has to ask for that, or the kernel ignores the signal.
+    SIGTERM lets the ranks answer their requests, for `drain_s` at most, and ends node and ranks. The first process of a
+    pod has to ask for the signal, or the kernel ignores it.
     """
     signal.signal(signal.SIGTERM, _end)
     _require_a_place(launch, node)
@@ -35,8 +41,10 @@ def run_node(launch: UnitLaunch, launch_path: Path, node: str, membership: Membe
         Child(f"{launch.unit} rank {each.rank}", [*flags, "--local-rank", str(each.local_rank)], threads)
         for each in ranks
     ]
+    if drain_s:
+        signal.signal(signal.SIGTERM, _draining(children, drain_s))
     wait_together(children, membership.check)
-    raise RuntimeFailure(f"all ranks of unit {launch.unit} on {node} ended")
+    print(f"tidemill: the ranks of unit {launch.unit} on {node} have drained and ended", file=sys.stderr, flush=True)
 
 
 def _require_a_place(launch: UnitLaunch, node: str) -> None:
@@ -44,6 +52,19 @@ def _require_a_place(launch: UnitLaunch, node: str) -> None:
         spares = f", its spares {', '.join(sorted(launch.spares))}" if launch.spares else ""
         known = ", ".join(sorted(launch.places)) + spares
         raise LaunchError(f"unit {launch.unit} has no place for node {node!r}; its nodes are {known}")
+
+
+def _draining(children: Sequence[Child], drain_s: float) -> Callable[[int, object], None]:
+    """Let the ranks answer the requests that they have; a second signal, or the end of `drain_s`, ends them."""
+
+    def drain(_: int, __: object) -> None:
+        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGALRM, _end)
+        signal.setitimer(signal.ITIMER_REAL, drain_s)
+        for child in children:
+            child.process.terminate()
+
+    return drain
 
 
 def _end(signal_number: int, _: object) -> None:

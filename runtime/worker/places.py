@@ -8,6 +8,9 @@ ranks, and so its experts, whichever node takes it.
 
 Spares wait because a free place may be that of a planned node which is only late. A node is here for as long as its
 connection is open, and keeps its place that long. So whoever is made anew may come back, or another take its place.
+
+A pod whose process starts again takes over the connection of the last one. Who calls from elsewhere under the name of a
+node that is here takes nothing from it: it waits until that connection has ended.
 """
 
 import asyncio
@@ -17,9 +20,10 @@ from dataclasses import dataclass
 
 from runtime.errors import WireError
 from runtime.launch import UnitLaunch
+from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
-from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
+from runtime.protocol.sockets import comes_from, notice_a_vanished_peer, write_or_hang_up
 
 __all__ = ["Roll", "give_places"]
 
@@ -61,6 +65,7 @@ class Roll:
         self._launch = launch
         self._members: dict[str, _Member] = {}
         self._places: dict[str, int] = {}
+        self._complain = Complaints(_say)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Follow one node's connection, from its claim to its end."""
@@ -69,12 +74,12 @@ class Roll:
             frames = FrameReader(reader, Claim)
             await self._follow(await frames.first("claim", CLAIM_TIMEOUT_S), frames, writer)
         except (WireError, OSError) as error:
-            _say(f"closed the connection of {writer.get_extra_info('peername')}: {error}")
+            self._complain(f"closed the connection of {writer.get_extra_info('peername')}: {error}")
         finally:
             writer.close()
 
     async def _follow(self, claim: Claim, frames: FrameReader[Claim], writer: asyncio.StreamWriter) -> None:
-        refusal = self._refusal(claim)
+        refusal = self._refusal(claim, writer)
         if refusal is not None:
             writer.write(encode_frame(refusal))
             return
@@ -87,7 +92,7 @@ class Roll:
                 del self._members[claim.node]
                 self._tell()
 
-    def _refusal(self, claim: Claim) -> FromLeader | None:
+    def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
         """Why `claim` gets no place. It may call again, unless this unit has none for such a node."""
         launch = self._launch
         if not self.is_leaders:
@@ -98,8 +103,12 @@ class Roll:
             return Rejected(f"node {claim.node} is neither planned for unit {launch.unit} nor a spare")
         known = self._members.get(claim.node)
         if known is not None and known.claim.address != claim.address:
-            _say(f"{claim.address!r} and {known.claim.address!r} both say that they are on node {claim.node}")
+            both = f"{claim.address!r} and {known.claim.address!r}"
+            self._complain(f"{both} both say that they are on node {claim.node}")
             return Wait(f"another pod is here from node {claim.node}")
+        if known is not None and not comes_from(writer, claim.address):
+            self._complain(f"{writer.get_extra_info('peername')} says that it is {claim.address!r}, which is here")
+            return Wait(f"{claim.address} is here, and this connection does not come from there")
         return None
 
     def _enter(self, claim: Claim, writer: asyncio.StreamWriter) -> _Member:

@@ -1,6 +1,6 @@
-"""One rank: load, join the unit, say ready, then step for ever in lockstep with its peers.
+"""One rank: load, join the unit, say ready, then step in lockstep with its peers until the unit is told to leave.
 
-    loading -> joining -> ready
+    loading -> joining -> ready -> draining
 
 Each turn of the loop: receive what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
 step, each with its own requests or none. A lost peer ends the rank, because a unit lives or dies as a whole.
@@ -8,6 +8,7 @@ step, each with its own requests or none. A lost peer ends the rank, because a u
 
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from runtime.kernels.precision import DTYPES
 from runtime.kv.transfer import KvReceiver, KvSender, check_layout
 from runtime.launch import RankPlace, UnitLaunch, digest_of
 from runtime.model.engine import Engine, EngineConfig
-from runtime.protocol.messages import Handover, Hello
+from runtime.protocol.messages import Dismissed, Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
 from runtime.serving.decode import Arrival, DecodePhase
@@ -38,6 +39,8 @@ from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
 from runtime.worker.io_thread import Inbox, Network
+from runtime.worker.leaving import Leaving
+from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
 
 __all__ = ["Addresses", "run_rank"]
@@ -58,29 +61,31 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until killed. Raises RuntimeFailure."""
+    """Serve until this rank, or another of its unit, is told to leave by SIGTERM. Raises RuntimeFailure."""
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
     check_weights_digest(folder, launch.checkpoint.weights_digest)
-    metrics, inbox = RankMetrics(launch, place.rank), Inbox()
+    metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)
     network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
-    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set):
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
         network.open_link()
-        engine, group = _bring_up(launch, place, addresses, folder, device, network)
+        engine, group = _bring_up(launch, place, addresses, folder, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, engine.loaded.files)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
         group.any(True)  # nobody is ready before everybody is
+        leaving = Leaving(network)
+        signal.signal(signal.SIGTERM, lambda *_: leaving.ask())
         network.say_state("ready")
         ready.set()
-        step_for_ever(phase, group, inbox)
+        step_until_left(phase, group, inbox, leaving, pulse)
 
 
 def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
@@ -94,15 +99,26 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
     return device
 
 
-def step_for_ever(phase: Phase[Any], group: Group, inbox: Inbox) -> None:
-    """The lockstep loop. Raises PeerLost when the unit breaks."""
+def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse) -> None:
+    """The lockstep loop, until all ranks of a unit that leaves are free. Raises PeerLost when the unit breaks."""
     while True:
+        pulse.turn()
         while not inbox.empty():
-            _deliver(phase, inbox.get())
+            _deliver(inbox.get(), phase, leaving)
+        if leaving.is_asked:
+            leaving.tell_gateway()
         if group.any(phase.has_work()):
             phase.step()
+        elif group.any(leaving.is_asked) and _may_leave(group, leaving):
+            return
         else:
-            _wait_for_work(inbox, phase)
+            _wait_for_work(inbox, phase, leaving)
+
+
+def _may_leave(group: Group, leaving: Leaving) -> bool:
+    """Whether every rank of an idle unit is free, be it asked or another; all ranks call this together."""
+    leaving.tell_gateway()
+    return not group.any(not leaving.is_free)
 
 
 def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: int | None) -> Hello:
@@ -123,12 +139,19 @@ def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: 
 
 
 def _bring_up(
-    launch: UnitLaunch, place: RankPlace, addresses: Addresses, folder: Path, device: torch.device, network: Network
+    launch: UnitLaunch,
+    place: RankPlace,
+    addresses: Addresses,
+    folder: Path,
+    device: torch.device,
+    network: Network,
+    pulse: Pulse,
 ) -> tuple[Engine, Group]:
     """Load, then join: nobody waits inside a collective for the slowest loader."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
     engine = Engine(_engine_config(launch, folder, device), group, every_part(LOADING_PARTS, network.say_loaded))
     check_layout(launch.kv_cache, engine.token_shape)
+    pulse.weights_are_loaded()
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
@@ -194,13 +217,16 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept, engine.backend.ops.link)
 
 
-def _deliver(phase: Phase[Any], message: object) -> None:
+def _deliver(message: object, phase: Phase[Any], leaving: Leaving) -> None:
     """Hand over a message, or raise what ended the network thread."""
     if isinstance(message, BaseException):
         raise message
-    phase.receive(message)
+    if isinstance(message, Dismissed):
+        leaving.dismiss()
+    else:
+        phase.receive(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: Phase[Any]) -> None:
+def _wait_for_work(inbox: Inbox, phase: Phase[Any], leaving: Leaving) -> None:
     with suppress(queue.Empty):
-        _deliver(phase, inbox.get(timeout=IDLE_WAIT_S))
+        _deliver(inbox.get(timeout=IDLE_WAIT_S), phase, leaving)

@@ -18,6 +18,7 @@ __all__ = ["DEFAULT_NAMESPACE", "Api", "connect"]
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 DEFAULT_NAMESPACE = "default"
+REVIEWS, REVIEW = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
 def connect(context: str | None) -> "Api":
@@ -41,6 +42,31 @@ class Api:
     def require_kind(self, api_version: str, kind: str) -> None:
         """Raises NotServedError for a kind that the cluster does not know."""
         self._discovered(api_version, kind)
+
+    def versions(self, group: str) -> list[str]:
+        """Return the versions of an API group that the cluster serves, the preferred one first; none without it."""
+        try:
+            found = self._object("GET", f"/apis/{group}", f"versions of {group}")
+        except RefusedError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return []
+            raise
+        preferred = found["preferredVersion"]["version"]
+        return sorted((each["version"] for each in found["versions"]), key=lambda version: version != preferred)
+
+    def may(self, verb: str, api_version: str, kind: str, namespace: str) -> bool:
+        """Ask whether we have a right: to `verb` objects of a kind, in a namespace where the kind has them.
+
+        The question is an object by its form, which no server stores. Raises NotServedError for an unknown kind.
+        """
+        resource = self._discovered(api_version, kind)
+        group = api_version.rpartition("/")[0]
+        attributes = {"verb": verb, "group": group, "resource": resource["name"]}
+        if resource["namespaced"]:
+            attributes["namespace"] = namespace
+        review = {"apiVersion": REVIEWS, "kind": REVIEW, "spec": {"resourceAttributes": attributes}}
+        path = f"{_root(REVIEWS)}/selfsubjectaccessreviews"
+        return bool(self._object("POST", path, "question about rights", body=review)["status"]["allowed"])
 
     def get(self, reference: Reference) -> Manifest | None:
         """The live object, or None."""

@@ -1,7 +1,7 @@
 """One request to the API server, and its answer: JSON, or an error that is a sentence.
 
-The only file that imports `kubernetes`, and of that only what a kubeconfig means: addresses, certificates, tokens,
-login programs. Every request ends: with an answer, or because its time is up.
+The only file that makes requests. Of the package `kubernetes` it takes what a kubeconfig means: addresses,
+certificates, tokens, login programs. Every request ends: with an answer, or because its time is up.
 """
 
 import json

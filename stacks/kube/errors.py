@@ -37,7 +37,10 @@ __all__ = [
 # Kind -> how a cluster comes to serve it.
 INSTALL = {
     "LeaderWorkerSet": "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side "
-    "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"
+    "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml, "
+    "or write kubernetes.unit_kind: statefulset",
+    "PodMonitor": "install the Prometheus operator, or write kubernetes.monitors: false",
+    "ComputeDomain": "install NVIDIA's DRA driver for GPUs, or write kubernetes.compute_domain: false",
 }
 
 # What servers write. There are no codes for these, and the statuses mislead.
@@ -130,7 +133,8 @@ class RefusedError(ProviderError):
         self.status = status
         self.answer = answer
         self.server_message = str(document.get("message") or answer or HTTPStatus(status).phrase).strip()
-        super().__init__(f"{subject}: {_explained(status, self.server_message)}")
+        self.sentence = _explained(status, self.server_message)
+        super().__init__(f"{subject}: {self.sentence}")
 
     @property
     def is_about_rights(self) -> bool:
@@ -146,6 +150,12 @@ class RefusedError(ProviderError):
     def is_about_the_manifest(self) -> bool:
         """The manifest itself is wrong, whatever else is in the cluster."""
         return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
+
+    @property
+    def silent_webhook(self) -> str | None:
+        """The admission webhook that the server asked and that did not answer."""
+        found = SILENT_WEBHOOK.search(self.server_message)
+        return found["name"] if found else None
 
     @property
     def is_about_frozen_fields(self) -> bool:

@@ -201,13 +201,16 @@ def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patien
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
-    """Let the server judge a manifest whose namespace is not there yet, in one that is. Raises RefusedError."""
+    """Let the server judge a manifest whose namespace is not there yet, in one that is.
+
+    Raises RefusedError for what would be refused in any namespace: by the manifest itself, or by a silent webhook.
+    """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:
         if api.get(Reference.of(stand_in)) is None:
             api.apply(stand_in, force=False, dry_run=True)
     except RefusedError as error:
-        if error.is_about_the_manifest:
+        if error.is_about_the_manifest or error.silent_webhook:
             raise RefusedError(str(Reference.of(manifest)), error.status, error.answer) from error
 
 

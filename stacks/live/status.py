@@ -76,7 +76,7 @@ def look_at(plan: Deployable, api: Api) -> LivePlan:
     """The same in that cluster. Raises ProviderError."""
     down, unseen = _nodes_down(api)
     units = tuple(
-        _look_at_unit(unit, plan.unit_document(unit)["spares"], plan.kubernetes.namespace, api, down)
+        _look_at_unit(unit, _reference(plan, unit), plan.unit_document(unit)["spares"], api, down)
         for unit in plan.units
     )
     return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen)
@@ -99,14 +99,19 @@ def _applied_digest(plan: Deployable, api: Api) -> str | None:
     return str(digest) if digest else None
 
 
-def _look_at_unit(unit: Unit, spares: Sequence[str], namespace: str, api: Api, down: Set[str]) -> LiveUnit:
-    reference = Reference("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", namespace, unit.name)
+def _reference(plan: Deployable, unit: Unit) -> Reference:
+    """The unit's own object."""
+    api_version, kind = names.UNIT_OBJECTS[plan.kubernetes.unit_kind]
+    return Reference(api_version, kind, plan.kubernetes.namespace, unit.name)
+
+
+def _look_at_unit(unit: Unit, reference: Reference, spares: Sequence[str], api: Api, down: Set[str]) -> LiveUnit:
     live = api.get(reference)
     if live is None:
         return LiveUnit(unit.name, unit.phase, len(unit.ranks), "absent", None, None)
     selector = pods.pod_selector(live)
     assert selector
-    found = api.list_all("v1", "Pod", namespace, labelSelector=selector)
+    found = api.list_all("v1", "Pod", reference.namespace, labelSelector=selector)
     state, reason = _judge(live, unit, spares, found, down)
     on_spares = stand_ins(unit.nodes, spares, found) or None
     return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)

@@ -17,7 +17,7 @@ from planner.plan.deployable import Deployable
 from planner.problems.errors import InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
-from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root
+from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 from stacks.local.supervisor import end_with, supervise
 
 __all__ = ["find_running", "follow", "require_cpu", "require_runtime", "run_folder", "running_names", "start", "stop"]
@@ -65,12 +65,16 @@ def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
     require_runtime()
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, host)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    _write_launch_files(folder.launch_folder, plan)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        _write_launch_files(folder.launch_folder, plan)
+        log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise unusable(folder.path, error) from None
     units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
     model = _model_name(plan)
     record = Record(plan.name, plan.digest, layout.endpoint, model, units, switches_units=plan.switches_units)
-    _fork(lambda started: supervise(folder, layout, record, started), folder.path / "supervisor.log", detached)
+    _fork(lambda started: supervise(folder, layout, record, started), log, detached)
     return folder
 
 
@@ -119,12 +123,16 @@ def _model_name(plan: Deployable) -> str:
     return name
 
 
-def _fork(run: Callable[[Callable[[], None]], None], log: Path, detached: bool) -> None:
-    """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended."""
+def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -> None:
+    """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended.
+
+    `log` is the descriptor of what it says.
+    """
     reader, writer = os.pipe()
     parent = os.getpid()
     if os.fork():
         os.close(writer)
+        os.close(log)
         os.read(reader, 1)
         os.close(reader)
         return
@@ -142,8 +150,7 @@ def _fork(run: Callable[[Callable[[], None]], None], log: Path, detached: bool) 
         os._exit(status)
 
 
-def _redirect_output(log: Path) -> None:
-    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def _redirect_output(log: int) -> None:
     source = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, stream in ((source, 0), (sink, 1), (sink, 2)):
+    for descriptor, stream in ((source, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, stream)

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from stacks.local.errors import LocalError
 
-__all__ = ["Record", "RunFolder", "UnitRecord", "running_deployments", "state_root"]
+__all__ = ["Record", "RunFolder", "UnitRecord", "running_deployments", "state_root", "unusable"]
 
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
@@ -34,7 +34,7 @@ class UnitRecord:
 
     name: str
     phase: str
-    state: str  # starting | loading | joining | ready | failed
+    state: str  # starting | loading | joining | ready | draining | failed
     ranks: int
     reason: str | None = None
     loaded: float = 0.0
@@ -100,7 +100,7 @@ class RunFolder:
         try:
             with (self.path / "lock").open() as lock:
                 return not _try_lock(lock)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     @contextmanager
@@ -122,12 +122,22 @@ def state_root() -> Path:
 
 
 def running_deployments() -> list[RunFolder]:
-    """Every deployment of this user that has a living supervisor, by name."""
+    """Every deployment of this user that has a living supervisor, by name. Raises LocalError."""
     root = state_root()
-    if not root.is_dir():
+    try:
+        paths = sorted(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    folders = [RunFolder(path) for path in sorted(root.iterdir()) if READABLE_NAME.fullmatch(path.name)]
+    except OSError as error:
+        raise unusable(root, error) from None
+    folders = [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name)]
     return [folder for folder in folders if folder.is_running()]
+
+
+def unusable(path: Path, error: OSError) -> LocalError:
+    """What is said when deployments cannot be recorded at `path`."""
+    rule = f"R110 {path} must be a folder that can be read and written"
+    return LocalError(rule, error.strerror or str(error), "set XDG_STATE_HOME to a folder of yours")
 
 
 def _record(document: dict[str, Any]) -> Record:

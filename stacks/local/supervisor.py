@@ -171,11 +171,13 @@ def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[_RankState]] | None
 
 
 def _as_reported(unit: UnitRecord, ranks: Sequence[_RankState]) -> UnitRecord:
-    """A unit is as far as its slowest rank; one that lost a rank has failed, whoever notices first."""
+    """A unit is as far as its slowest rank; one that loses or ends a rank does so as a whole."""
     rank_states = [state for state, _ in ranks]
     if "lost" in rank_states:
         reason = f"{unit.name} lost {rank_states.count('lost')} of its {unit.ranks} ranks"
         return replace(unit, state="failed", reason=reason)
+    if "draining" in rank_states:
+        return replace(unit, state="draining")
     if len(rank_states) < unit.ranks:
         return replace(unit, state="starting")
     return replace(unit, state=min(rank_states, key=ORDER.index), loaded=min(loaded for _, loaded in ranks))

@@ -62,7 +62,7 @@ class Gateway(pulumi.ComponentResource):
 
 
 class Unit(pulumi.ComponentResource):
-    """Launch file, the pods' DNS domain and LeaderWorkerSet of one unit; ready when its whole group is."""
+    """Launch file, the pods' DNS domain and pods of one unit; ready when its whole group is."""
 
     def __init__(
         self, name: str, objects: Sequence[PlanObject], ready_timeout_s: float, options: pulumi.ResourceOptions

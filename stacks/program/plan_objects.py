@@ -14,7 +14,7 @@ from planner.plan.deployable import Deployable
 
 __all__ = ["PlanObject", "PlanObjects", "plan_objects"]
 
-GROUP = "LeaderWorkerSet"
+GROUPS = [kind for _, kind in names.UNIT_OBJECTS.values()]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PlanObjects:
     units: dict[str, tuple[PlanObject, ...]]  # by unit name
 
     def occupants(self) -> dict[str, dict[str, Any]]:
-        """What takes a unit's nodes, by unit name: the identity of its LeaderWorkerSet."""
-        groups = {name: [each for each in unit if each.manifest["kind"] == GROUP] for name, unit in self.units.items()}
+        """What takes a unit's nodes, by unit name: the identity of its own object."""
+        groups = {name: [each for each in unit if each.manifest["kind"] in GROUPS] for name, unit in self.units.items()}
         return {name: group.identity for name, (group,) in groups.items()}
 
     def kinds(self) -> list[str]:

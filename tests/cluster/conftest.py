@@ -14,12 +14,14 @@ import pytest
 from tests.cluster import build, preconditions
 from tests.cluster.cluster import CLUSTER_PRODUCTS, Cluster, running_cluster
 from tests.cluster.control_plane import Address, ControlPlane, running_api_server, start_controllers
+from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, create_nodes, h800_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.leaderworkersets import serve_leaderworkersets
 from tests.cluster.processes import Daemons
 from tests.cluster.products import API_SERVER, CONTROLLER_MANAGER, ETCD, LWS_CRDS, Product
 from tests.cluster.runs import only_run
 
-ORDER = ("toolchain", "api_server", "control_plane", "cluster")  # of fixtures; tests without any come first
+# Fixtures; tests without any come first.
+ORDER = ("toolchain", "api_server", "control_plane", "fake_nodes", "cluster")
 BUILD_TIMEOUT_S = 45 * 60  # 25 minutes on 2 cores; the lock may make us wait for another run's build
 NODE_GRACE_S = 40
 
@@ -98,6 +100,20 @@ def control_plane(toolchain: Callable[..., list[Path]], api_server: ControlPlane
     toolchain(CONTROLLER_MANAGER)
     start_controllers(api_server, node_grace_s=NODE_GRACE_S)
     return api_server
+
+
+@pytest.fixture(scope="module")
+def fake_nodes(
+    toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """A control plane of its own with 278 nodes of 8 GPUs, whose pods run by KWOK's word alone. Needs no root.
+
+    It goes with its module: keeping so many nodes alive takes a tenth of a core.
+    """
+    toolchain(*FAKE_NODE_PRODUCTS)
+    with running_control_plane_for_fake_nodes(tmp_path_factory.mktemp("fake-nodes")) as started:
+        create_nodes(started, h800_nodes())
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from stacks.live.status import LiveUnit, look_at
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
 
-__all__ = ["Deployed", "listing"]
+__all__ = ["Deployed", "listing", "new_stack"]
 
 STACKS = Path(__file__).parents[2] / "stacks"
 DEMO = STACKS / "specs" / "demo.yaml"
@@ -46,18 +46,9 @@ class Deployed:
 
     @classmethod
     def of_demo(cls, executable: Path, folder: Path, cluster: Cluster, namespace: str) -> "Deployed":
-        """A new stack for the demo, not up yet. The program is copied: Pulumi writes a stack's settings beside it."""
-        program = folder / "program"
-        program.mkdir(parents=True)
-        for name in ("Pulumi.yaml", "__main__.py"):
-            shutil.copy(STACKS / name, program)
-        (program / "provider").symlink_to(STACKS / "provider")
-        pulumi = Pulumi(executable, program, folder / "home", cluster.kubeconfig)
-        pulumi.init()
-        made = cls(cluster, pulumi, write_spec(folder, cluster, namespace), namespace)
-        done = pulumi.run("config", "set", "spec", str(made.spec))
-        assert done.status == 0, done.output
-        return made
+        """A new stack for the demo, not up yet."""
+        spec = write_spec(folder, cluster, namespace)
+        return cls(cluster, new_stack(executable, folder, cluster.kubeconfig, spec), spec, namespace)
 
     @property
     def plan(self) -> Deployable:
@@ -124,6 +115,20 @@ class Deployed:
                 seen.append(answer)
             time.sleep(POLL_S)
         return seen
+
+
+def new_stack(executable: Path, folder: Path, kubeconfig: Path, spec: Path) -> Pulumi:
+    """A new stack of our own program for that spec. The program is copied: Pulumi writes its settings beside it."""
+    program = folder / "program"
+    program.mkdir(parents=True)
+    for name in ("Pulumi.yaml", "__main__.py"):
+        shutil.copy(STACKS / name, program)
+    (program / "provider").symlink_to(STACKS / "provider")
+    pulumi = Pulumi(executable, program, folder / "home", kubeconfig)
+    pulumi.init()
+    done = pulumi.run("config", "set", "spec", str(spec))
+    assert done.status == 0, done.output
+    return pulumi
 
 
 def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:

@@ -40,7 +40,7 @@ def start_leaderworkersets(control_plane: ControlPlane, objects: Objects) -> Non
     """Start the controller and let the API server ask its webhooks. The CRDs are served: it does not wait for them."""
     folder, address = control_plane.folder, control_plane.address
     settings = folder / "leaderworkersets.yaml"
-    settings.write_text(yaml.safe_dump(_settings(_webhook_certificates(control_plane))))
+    settings.write_text(yaml.safe_dump(_settings(address.host, _webhook_certificates(control_plane))))
     kubeconfig = control_plane.authority.issue_kubeconfig(
         "leaderworkersets", address.server, user="leaderworkersets", group="system:masters"
     )
@@ -66,15 +66,16 @@ def _webhook_certificates(control_plane: ControlPlane) -> Path:
     return folder
 
 
-def _settings(certificates: Path) -> dict[str, Any]:
+def _settings(host: str, certificates: Path) -> dict[str, Any]:
+    """On the control plane's own address, so that several may run on a machine."""
     return {
         "apiVersion": "config.lws.x-k8s.io/v1alpha1",
         "kind": "Configuration",
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
-        "webhook": {"port": WEBHOOK_PORT, "certDir": str(certificates)},
-        "health": {"healthProbeBindAddress": "127.0.0.1:8081"},
-        "metrics": {"bindAddress": "127.0.0.1:8444"},
+        "webhook": {"host": host, "port": WEBHOOK_PORT, "certDir": str(certificates)},
+        "health": {"healthProbeBindAddress": f"{host}:8081"},
+        "metrics": {"bindAddress": f"{host}:8444"},
         "clientConnection": {"qps": 500, "burst": 1000},
     }
 

@@ -16,6 +16,7 @@ __all__ = [
     "ETCD",
     "KUBELET",
     "KUBE_PROXY",
+    "KWOK",
     "LWS_CONTROLLER",
     "LWS_CRDS",
     "LWS_WEBHOOKS",
@@ -88,6 +89,7 @@ SCHEDULER = _kubernetes("kube-scheduler")
 KUBELET = _kubernetes("kubelet")
 KUBE_PROXY = _kubernetes("kube-proxy")
 ETCD = Product("etcd", TOOLCHAIN / "etcd-kwok", "go.etcd.io/etcd/server/v3")
+KWOK = Product("kwok", TOOLCHAIN / "etcd-kwok", "sigs.k8s.io/kwok/cmd/kwok")
 COREDNS = Product("coredns", TOOLCHAIN / "coredns", ".")
 
 LWS_CONTROLLER = Product("lws", TOOLCHAIN / "lws", "sigs.k8s.io/lws/cmd")

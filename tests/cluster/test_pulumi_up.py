@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 import yaml
 from kubernetes import client
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 from tokenizers import Tokenizer
 
 from planner.facts.digest import pretty_json
@@ -29,6 +31,7 @@ DECODE, PREFILL, GATEWAY = "demo-decode-0", "demo-prefill-0", "demo-gateway"
 PROMPTS = [[0, 5 + number, 100 + number, 2000 - number] for number in range(20)]
 MAX_TOKENS = 32
 NUM_CLIENTS = 10
+NUM_STEADY = 4
 END = 1  # the checkpoint's end-of-text token
 ROWS = "tidemill_expert_rows_total"
 HEALED_S = 180
@@ -77,6 +80,29 @@ def serves(deployed):
     """Whether a request gets an answer."""
     answer = openai(deployed).completions.create(model=MODEL, prompt=PROMPTS[1], max_tokens=4, temperature=0)
     return bool(answer.choices[0].text)
+
+
+@contextmanager
+def steady_requests(deployed):
+    """Clients who ask one after the other until the block ends; what they were answered, or why not."""
+    answers, is_over = [], Event()
+
+    def ask(number):
+        calls = openai(deployed).completions
+        while not is_over.is_set():
+            try:
+                answers.append(calls.create(model=MODEL, prompt=PROMPTS[number], max_tokens=8, temperature=0).id)
+            except OpenAIError as error:
+                answers.append(error)
+
+    with ThreadPoolExecutor(NUM_STEADY) as clients:
+        asking = [clients.submit(ask, number) for number in range(NUM_STEADY)]
+        try:
+            yield answers
+        finally:
+            is_over.set()
+    for each in asking:
+        each.result()
 
 
 def rank_samples(deployed, unit):
@@ -339,7 +365,10 @@ def test_one_more_unit_leaves_running_pods_alone(up):
 
 
 def test_a_unit_takes_the_node_of_one_that_leaves(up):
-    """From 2 prefill and 2 decode units to 1 and 3 on as many nodes: every other pod keeps its UID, and all serve."""
+    """From 2 prefill and 2 decode units to 1 and 3 on as many nodes, while clients ask: every other pod keeps its UID.
+
+    No request is lost: the unit that leaves answers those that it has.
+    """
     up.change_spec(lambda spec: (spec["prefill"].update(units=1), spec["decode"].update(units=3)))
     third = up.write_plan("third.json", "--previous", str(up.spec.with_name("second.json")))
     up.deploy_plan(third)
@@ -347,8 +376,11 @@ def test_a_unit_takes_the_node_of_one_that_leaves(up):
     running = {owner: up.uids(owner) for owner in (DECODE, "demo-decode-1", PREFILL, GATEWAY)}
 
     preview = up.pulumi.preview("--refresh")
-    run = up.pulumi.up()
+    with steady_requests(up) as answers:
+        run = up.pulumi.up()
 
+    assert [each for each in answers if isinstance(each, OpenAIError)] == []
+    assert len(answers) > NUM_STEADY
     assert preview.changes["units"] == {"objects.demo-decode-2": "add", "objects.demo-prefill-1": "delete"}
     assert run.status == 0, run.output
     assert {owner: up.uids(owner) for owner in running} == running

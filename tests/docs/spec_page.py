@@ -68,7 +68,13 @@ def _takes(field):
         return f"a number and {', '.join(units[1].split('|'))}" if units else "text of one form"
     if field["type"] == "array":
         return f"a list of {_takes(field['items']).removeprefix('a ')}s"
-    words = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "`true`, `false`"}
+    words = {
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "text",
+        "boolean": "`true`, `false`",
+        "object": "a mapping",
+    }
     limits = f", {field['minimum']:,} to {field['maximum']:,}" if "maximum" in field else ""
     return "" if field["type"] == "null" else words[field["type"]] + limits
 

@@ -112,6 +112,7 @@ def spec_folder(tmp_path_factory):
         "glm.json": {"model_type": "glm4_moe", "num_hidden_layers": 92, "hidden_size": 5120},
         "fp8.json": CONFIG | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
         "other_fp8.json": CONFIG | {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}},
+        "awq.json": CONFIG | {"quantization_config": {"quant_method": "awq", "bits": 4}},
         "fp4.json": CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
         "w4a8.json": CONFIG | {"quantization_config": {"quant_method": "w4afp8"}},
         "gpt2.json": {"model_type": "gpt2"},

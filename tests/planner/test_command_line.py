@@ -64,7 +64,7 @@ def test_compiling_is_told_wherever_stderr_goes(monkeypatch, spec_file, capsys):
     main(["plan", str(spec_file()), "--format", "json"])
     out, err = capsys.readouterr()
 
-    assert err == "compiling the search for expert maps: once after an installation, about a minute\n"
+    assert err == "compiling what this search for expert maps is the first to need: up to a minute, once\n"
     assert json.loads(out)["name"] == "river"
 
 

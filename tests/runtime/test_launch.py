@@ -1,5 +1,7 @@
 """A launch file is taken whole and unchanged, or refused in one sentence before anything is loaded."""
 
+import os
+
 import pytest
 
 from runtime.errors import LaunchError
@@ -172,3 +174,12 @@ def test_a_unit_does_not_read_a_gateways_file(tmp_path):
     """Nor the other way round."""
     refusal(read_unit_launch, write(tmp_path, sealed(GATEWAY)))
     refusal(read_gateway_launch, write(tmp_path, sealed(UNIT)))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("read", [read_unit_launch, read_gateway_launch])
+def test_what_never_ends_is_refused(tmp_path, read, make):
+    """A FIFO, which would be waited for, a folder and a device."""
+    make(tmp_path / "launch.json")
+
+    refusal(read, tmp_path / "launch.json")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cluster.domains import nvlink_domains
 from planner.cluster.inventory import Node
 from planner.estimate.links import _Arriving
 from planner.estimate.sharing import all_reduce_bytes, shared_bytes
-from planner.estimate.topology import nvlink_domains, topology_of
+from planner.estimate.topology import topology_of
 from planner.expert_map import Gate
 from planner.facts.catalog import GPUS
 from planner.layout.dispatch import message_bytes

@@ -12,7 +12,9 @@ from planner.facts.catalog import ASSUMED, GPUS, MODELS, Gpu
 from planner.facts.model_config import read_model_config
 
 ROOT = Path(__file__).parents[3]
-FIGURES = [field.name for field in fields(Gpu) if field.name not in ("device", "sources", "nvlink_leaves_node")]
+FIGURES = [
+    field.name for field in fields(Gpu) if field.name not in ("device", "sources", "nvlink_leaves_node", "lacks_fp4")
+]
 SOURCE = re.compile(r"github\.com/[\w-]+/[\w.-]+ ([0-9a-f]{8} [\w/.{},-]+|issue [0-9]+|pull request [0-9]+)")
 NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in (MODELS.keys() | GPUS.keys()) - {"cpu"}), re.I)
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.cluster.inventory import nodes_of
 from planner.compiler import compile_plan
+from planner.facts.catalog import GPUS
 from planner.placement import place_units
 from planner.plan.previous import PreviousPlan
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import ClusterSpec, ScheduleSpec
 
 LISTED = """\
@@ -62,9 +64,12 @@ def cases(draw, max_nodes=20):
 def placed(case, previous=None):
     """The placement of a case, or None where the cluster is too small."""
     cluster, layouts, schedule = case
-    written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule)
+    written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule, kubernetes=KubernetesSpec())
     checked = SimpleNamespace(
-        written=written, cluster=cluster, problem=lambda violation: violation.at("spec.yaml", 1, 1)
+        written=written,
+        cluster=cluster,
+        gpu_of=lambda _: GPUS["cpu"],
+        problem=lambda violation: violation.at("spec.yaml", 1, 1),
     )
     try:
         return place_units(checked, layouts, previous)

@@ -12,6 +12,7 @@ from planner.placement import place_units
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import ClusterSpec
 
 MIXED_GPUS = [
@@ -71,9 +72,10 @@ def test_two_pools_are_placed_near_a_previous_plan(plan_of):
     """Planned after itself nothing moves, on either GPU."""
     plan = two_gpus(plan_of)
     before = {unit.name: unit.nodes for unit in plan.units}
-    written = SimpleNamespace(name="mixed-pools", schedule=None)
+    written = SimpleNamespace(name="mixed-pools", schedule=None, kubernetes=KubernetesSpec())
     cluster = ClusterSpec.model_validate({"gpu": "h800", "gpus_per_node": 8, "nodes": MIXED_GPUS})
-    spec = SimpleNamespace(written=written, cluster=cluster)
+    gpu_of = {layout.phase: GPUS[layout.gpu] for layout in plan.layouts}
+    spec = SimpleNamespace(written=written, cluster=cluster, gpu_of=gpu_of.__getitem__)
     again = place_units(spec, plan.layouts, before)
 
     assert {unit.name: unit.nodes for unit in again.units} == before
@@ -90,3 +92,27 @@ def test_a_unit_moves_only_to_spares_with_its_gpu(plan_of):
     assert plan.placement.spares == ("a4", "b2")
     assert plan.placement.unusable == {"c0": "has mi300x"}
     assert load_plan(pretty_json(plan.as_json()).encode(), Path("plan.json")).document == plan.as_json()
+
+
+def domains_of(plan, unit):
+    """Of 18 nodes each, in a row."""
+    return {int(node.removeprefix("node-")) // 18 for node in unit.nodes}
+
+
+@pytest.mark.parametrize("places", [{}, {"rack_size": 18}, {"rack_size": 36, "leaf_size": 36}])
+def test_a_unit_stays_in_one_nvlink_domain_where_one_has_room(plan_of, places):
+    """Domains of 18 nodes of four GB200, whatever else the spec names: dispatch inside one takes no NIC."""
+    phase = {"precision": "fp8", "max_request_tokens": 8192}
+    spec = {
+        "version": 1,
+        "name": "racks",
+        "model": "deepseek-r1",
+        "cluster": {"gpu": "gb200", "gpus_per_node": 4, "nodes": 72} | places,
+        "prefill": {"ep_size": 32, "units": 3} | phase,
+        "decode": {"ep_size": 64, "units": 2} | phase,
+    }
+    plan = plan_of(json.dumps(spec, indent=1))
+    first = plan.placement.objectives[0]
+
+    assert [len(domains_of(plan, unit)) for unit in plan.units] == [1] * 5
+    assert (first.name, first.value, first.is_proven) == ("domains", 5, True)

@@ -9,6 +9,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planner.cli import main
 from planner.facts.checkpoint_manifest import MANIFEST
@@ -33,6 +34,7 @@ GATEWAY = "gateway.launch.json"
 DEPLOYED = re.compile(
     r"name|runnable|phases .*|schedule .*|launch_documents .*|spec (kubernetes|gateway) .*"
     r"|units \d+ (name|phase|nodes \d+|ranks|unit_digest|expert_map)|expert_maps \S+ physical_to_logical .*"
+    r"|memory \w+ weights_bytes"  # decides how long a pod may take to start
 )
 SAMPLE = re.compile(r".* physical_to_logical (\d+ [1-9]\d*|[1-9]\d* \d+)")  # one slot of one layer stands for all
 
@@ -123,7 +125,11 @@ def test_the_digest_covers_what_is_deployed_and_nothing_else(estimated):
         if path.startswith("spec ") and not DEPLOYED.fullmatch(path):
             continue  # such a spec may be wrong; its edit is refused by spec_digest
         after = edited(estimated, keys, other)
-        is_another = plan_digest(after, Spec.model_validate(after["spec"])) != estimated["digest"]
+        try:
+            spec = Spec.model_validate(after["spec"])
+        except ValidationError:
+            continue  # nobody reads such a plan
+        is_another = plan_digest(after, spec) != estimated["digest"]
         if is_another != bool(DEPLOYED.fullmatch(path)):
             wrong.append(path)
 

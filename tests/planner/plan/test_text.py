@@ -50,6 +50,19 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     assert "experts' loads are drawn with alpha 1.01, seed 0" in text
 
 
+def test_what_patches_change_is_said(spec_text, plan_of):
+    """Each field with its value, in 80 columns: nobody reviews what nobody sees. A plan without any says nothing."""
+    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, affinity: null}}}}"
+    patches = f"  patches: [{{kind: LeaderWorkerSet, patch: {{spec: {pod}}}}}]\n"
+    text = plan_text(plan_of(spec_text + patches))
+    path = "spec.leaderWorkerTemplate.workerTemplate.spec"
+
+    assert f"Patched by the spec:\n  - every LeaderWorkerSet: {path}.hostIPC" in text
+    assert f"{path}.affinity null" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Patched" not in plan_text(plan_of(spec_text))
+
+
 def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, plan_of):
     """Defaults that nothing reads are none."""
     drawn = spec_text[spec_text.index("expert_load:") : spec_text.index("gateway:")]
@@ -105,3 +118,11 @@ def test_a_schedule_is_not_taken_for_one_that_is_executed(night_units, is_said, 
 
     assert ("Nothing switches units yet: all of them stay on, whatever the schedule says." in text) is is_said
     assert plan.deployable.switches_units is is_said
+
+
+@pytest.mark.parametrize(("gpu", "per_node", "reached"), [("h800", 8, 8), ("h800", 4, 4), ("gb200", 4, 72)])
+def test_the_head_says_how_many_gpus_reach_each_other(gpu, per_node, reached, plan_of):
+    """A domain of HGX ends with its node, however few GPUs that has; one of NVL72 does not."""
+    plan = plan_of(json.dumps(PAIR | {"cluster": {"gpu": gpu, "nodes": 120, "gpus_per_node": per_node}}, indent=1))
+
+    assert f"GB/s one way to the others of {reached}\n" in plan_text(plan)

@@ -168,12 +168,11 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
         ("fp8.json", "fp8"),
         ("fp4.json", "fp4"),
         ("w4a8.json", "w4a8"),
-        ("other_fp8.json", "bf16"),
         ("config.json", "bf16"),
     ],
 )
 def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, spec_text, plan_of):
-    """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned so, with the reason; anything else as by default."""
+    """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned so, with the reason; without any, as by default."""
     plan = plan_of(spec_text.replace("config.json", config).replace("  precision: fp32\n", ""))
     told = {each.path: each.why for each in plan.decisions if each.path.endswith(".precision")}
 
@@ -181,8 +180,9 @@ def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, s
     assert [("quantization_config" in why) for why in told.values()] == [precision != "bf16"] * 2
 
 
-def test_a_precision_that_is_written_stays(spec_text, plan_of):
-    """Whatever the checkpoint is in."""
-    plan = plan_of(spec_text.replace("config.json", "fp8.json"))
+@pytest.mark.parametrize("config", ["fp8.json", "other_fp8.json", "awq.json"])
+def test_a_precision_that_is_written_stays(config, spec_text, plan_of):
+    """Whatever the checkpoint is in, and whether that is known or not."""
+    plan = plan_of(spec_text.replace("config.json", config))
 
     assert {layout.precision for layout in plan.layouts} == {"fp32"}

@@ -47,3 +47,30 @@ def test_gpus_of_listed_nodes_are_no_wish(plan_of):
         plan_of(json.dumps(spec, indent=1))
 
     assert error.value.problems[0].changes == ({"mixed.ep_size": 32},)
+
+
+def test_two_phases_that_are_short_get_a_change_each(plan_of):
+    """No single change mends both: each phase's own limit is lowered, and both together plan."""
+    spec = applied(PAIR, {"prefill.max_batch_tokens": 100_000, "decode.max_requests": 4096})
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    assert {problem.path for problem in error.value.problems} == {"prefill.max_batch_tokens", "decode.max_requests"}
+    for problem in error.value.problems:
+        (change,) = problem.changes
+        assert change.keys() == {"prefill.max_batch_tokens", "decode.max_requests"}
+    assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
+
+
+def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(plan_of):
+    """V3 in BF16 with steps of 200,000 tokens on one node: in its own FP8, with shorter steps, it is served there."""
+    mixed = {"ep_size": 8, "max_batch_tokens": 200_000}
+    cluster = {"gpu": "h200", "gpus_per_node": 8, "nodes": [{"name": "a", "gpu": "h200"}]}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed, "cluster": cluster}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    changes = error.value.problems[0].changes
+    assert {"mixed.precision", "mixed.max_batch_tokens"} in [set(change) for change in changes]
+    for change in changes:
+        assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts

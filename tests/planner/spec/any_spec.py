@@ -37,8 +37,21 @@ TEXTS = {
     "cluster.nodes[].taints[]": ("a=b:NoExecute", "a:NoSchedule", "a=b:PreferNoSchedule"),
     "kubernetes.image_pull_secrets[]": ("registry-login", "mirror.login"),
     "kubernetes.volumes[].mount_path": ("/models", "/data/weights"),
+    "kubernetes.networks[]": ("rdma-0", "infra/rdma-1@net1"),
+    "kubernetes.nics.hca[]": ("mlx5_0", "mlx5_1:1"),
+    "kubernetes.rdma.resource": ("rdma/hca", "nvidia.com/roce"),
+    "kubernetes.stage.source": ("/models", "/data/weights/r1"),
+    "kubernetes.patches[].name": ("any-gateway", "any-decode-0"),
     "schedule.timezone": ("UTC", "Asia/Shanghai", "America/Argentina/Buenos_Aires"),
     "schedule.windows[].at": ("00:00", "05:59", "12:30", "23:59"),
+}
+
+# Sections whose keys are the user's.
+MAPPINGS = {
+    "kubernetes.env": ({}, {"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hub", "key": "token"}}, {"A-B": 1}),
+    "kubernetes.annotations": ({}, {"example.com/a": "b"}, {"tidemill.dev/plan": "other"}),
+    "kubernetes.node_selector": ({}, {"pool": "inference"}, {"pool": 1}),
+    "kubernetes.patches[].patch": ({}, {"spec": {"type": "LoadBalancer"}}, {"metadata": {"name": "other"}}),
 }
 
 
@@ -172,6 +185,8 @@ def values(draw, schema, path, kind=None):
     """A value of `kind`, or of any."""
     kinds = [each for field, each in all_kinds(schema, path) if field == path]
     kind = kind or draw(st.sampled_from(kinds))
+    if kind == "section" and path in MAPPINGS:
+        return draw(st.sampled_from(MAPPINGS[path]))
     if kind == "section":
         return draw(whole_sections(property_schemas(schema), path))
     if kind == "items":

@@ -21,6 +21,7 @@ OTHER_STATUS = {"S816": 3, "S817": 3, "S903": 1, "S904": 1}  # of calls: infeasi
 # what validate leaves to plan, and plans that were changed after they were written.
 ELSEWHERE = {
     "test_yaml.py": {"S101", "S102"},
+    "test_many_mistakes.py": {"S109"},
     "../estimate/test_coverage.py": {"S722", "S723"},
     "../manifests/test_folder.py": {"S913"},
     "../plan/test_loaded.py": {"S908", "S909", "S910", "S911", "S912"},
@@ -160,10 +161,12 @@ def test_each_wrong_item_of_a_list_gets_a_name_or_a_time_of_its_own(problems_of)
         },
     }
     text = changed({"change": change})
-    fixes = {path: value for problem in problems_of(text) for path, value in problem.changes[0].items()}
+    problems = problems_of(text)
+    fixes = {path: value for each in problems if each.changes for path, value in each.changes[0].items()}
+    left = problems_of(json.dumps(applied(data_of(text), fixes), indent=1))
 
-    assert len(fixes) == 6
-    assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
+    assert len(fixes) == 4
+    assert [str(each.fix) for each in left] == ["for example at: 09:00", "for example at: 09:30"]
 
 
 def test_editors_complete_the_catalogs_names():

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from runtime.protocol.frames import VERSION, encode_frame
-from runtime.protocol.messages import Rejected, State, Token
+from runtime.protocol.messages import Dismissed, Rejected, State, Token
 from tests.runtime.gateway.conftest import KV_DIGEST, UNIT_DIGEST, FakePair
 
 
@@ -61,6 +61,32 @@ def test_a_lost_rank_may_come_back(gateway, join, until):
 
     join(unit="phoenix", pid=4712).say(State("ready"))
     until(lambda: gateway.state_of("phoenix") == ["ready"], "the rank is back")
+
+
+def test_a_unit_that_drains_answers_what_it_has_and_gets_nothing_new(gateway, pair, client, until):
+    """Its request ends as ever; only then it is dismissed, and no other request reaches it."""
+    pair.reply = [3, 4, 5]
+    pair.last_may_come.clear()
+    with ThreadPoolExecutor(1) as calls:
+        answer = calls.submit(client.completions.create, model="org/tiny", prompt="the mill", max_tokens=3)
+        pair.prefill.hear()
+        pair.decode.say(State("draining"))
+        until(lambda: gateway.state_of(pair.decode.hello.unit) == ["draining"], "the decode rank drains")
+
+        with pytest.raises(openai.InternalServerError, match="503"):
+            client.completions.create(model="org/tiny", prompt="the mill", max_tokens=3)
+        assert pair.decode.heard.empty()
+        pair.last_may_come.set()
+
+        assert answer.result().usage.completion_tokens == 3
+        assert pair.decode.hear() == Dismissed()
+
+
+def test_an_idle_rank_that_drains_is_dismissed_at_once(pair):
+    """Nobody waits for it."""
+    pair.prefill.say(State("draining"))
+
+    assert pair.prefill.hear() == Dismissed()
 
 
 def test_a_process_that_calls_again_takes_its_own_place(gateway, join, client, until):

@@ -138,6 +138,7 @@ def test_another_version_names_both():
 MESSAGES = {
     1: "dbfd4a336de04a7fc46b3041bf4914d775d5537b4ca8ab7514c808d26ab2471f",
     2: "480bce1eccf766e2928006a9a97c61f6a928776132bb82c55cc7d215efd9f852",
+    3: "60d1c0697a60447f5a8e44e0bb639cb6a6609204eafdde6c1fffdd07d29a34a5",
 }
 
 

@@ -37,6 +37,16 @@ def test_a_process_is_ready_when_it_says_so(port):
     assert answers == [(503, "not ready\n"), (200, "ready\n")]
 
 
+def test_a_process_that_stands_still_says_so(port):
+    """503 until it moves again, so that whoever started the pod can end it; whether it is ready is another matter."""
+    states = iter([True, False])
+
+    with serve_metrics(CollectorRegistry(), "127.0.0.1", port, lambda: True, lambda: next(states)):
+        answers = [get(port, "/health"), get(port, "/health"), get(port, "/readyz")]
+
+    assert answers == [(200, "moving\n"), (503, "not moving\n"), (200, "ready\n")]
+
+
 def test_metrics_are_shown_whether_ready_or_not(port):
     """A unit that never gets ready is the one whose metrics are looked at."""
     registry = CollectorRegistry()

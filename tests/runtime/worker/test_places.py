@@ -82,15 +82,15 @@ def launch(tmp_path, free_port):
 
 
 def with_roll(launch, talk):
-    """Run `talk(connect)` beside a leader's roll; `connect` opens a connection, without a word."""
+    """Run `talk(connect)` beside a leader's roll; `connect(address)` opens a connection from there, without a word."""
 
     async def run():
         roll = Roll(launch)
         roll.is_leaders = True
         server = await asyncio.start_server(roll.serve, LEADER, launch.ports.places)
 
-        async def connect():
-            return await asyncio.open_connection(LEADER, launch.ports.places)
+        async def connect(address=OTHER):
+            return await asyncio.open_connection(LEADER, launch.ports.places, local_addr=(address, 0))
 
         async with asyncio.timeout(PATIENCE_S), server:
             await talk(connect)
@@ -106,8 +106,8 @@ class Node:
         self.frames = FrameReader(stream, FromLeader)
 
     @classmethod
-    async def claiming(cls, connect, launch, node, address=WORKER, **changes):
-        stream, writer = await connect()
+    async def claiming(cls, connect, launch, node, address=WORKER, *, calls_from=None, **changes):
+        stream, writer = await connect(calls_from or address)
         writer.write(
             encode_frame(Claim(**({"unit_digest": launch.unit_digest, "node": node} | changes), address=address))
         )
@@ -152,6 +152,26 @@ def test_a_pod_that_starts_again_has_its_place_again(launch):
         assert await first.told() is None
 
     with_roll(launch, talk)
+
+
+def test_who_only_says_that_it_is_a_node_takes_nothing_from_it(launch, capsys):
+    """Node and address are right, and the connection comes from elsewhere: it waits until the node's has ended."""
+
+    async def talk(connect):
+        first = await Node.claiming(connect, launch, "node-1")
+        assert await first.told() == Place(1)
+        second = await Node.claiming(connect, launch, "node-1", calls_from=OTHER)
+
+        assert await second.told() == Wait(f"{WORKER} is here, and this connection does not come from there")
+        assert await second.told() is None
+
+        first.writer.close()
+        while await (await Node.claiming(connect, launch, "node-1", calls_from=OTHER)).told() != Place(1):
+            await asyncio.sleep(0.01)
+
+    with_roll(launch, talk)
+
+    assert f"says that it is '{WORKER}', which is here" in capsys.readouterr().err
 
 
 def test_another_pod_on_the_same_node_waits_until_the_first_is_gone(launch, capsys):

@@ -1,9 +1,9 @@
 """A fake API server: a real HTTP server in this process, with the real client in front and a dict behind.
 
 It is fake because a real one cannot be told to do at a given moment what goes wrong once in a thousand times: store an
-object and never answer, or lose one between two requests. It knows six kinds and no schema: whatever is applied is
-stored as it is, with the metadata that a server gives. What it answers to a wrong uid is what Kubernetes 1.36 answers;
-`tests/cluster/test_lifecycle.py` holds that on a real one.
+object and never answer, or lose one between two requests. It knows a few kinds and no schema: whatever is applied is
+stored as it is, with the metadata that a server gives. A user may do all that is not in `denied`. What it answers to a
+wrong uid is what Kubernetes 1.36 answers; `tests/cluster/test_lifecycle.py` holds that on a real one.
 """
 
 import json
@@ -33,9 +33,20 @@ KINDS = {
         {"name": "configmaps", "kind": "ConfigMap", "namespaced": True},
         {"name": "pods", "kind": "Pod", "namespaced": True},
         {"name": "serviceaccounts", "kind": "ServiceAccount", "namespaced": True},
+        {"name": "services", "kind": "Service", "namespaced": True},
+        {"name": "resourcequotas", "kind": "ResourceQuota", "namespaced": True},
+        {"name": "persistentvolumeclaims", "kind": "PersistentVolumeClaim", "namespaced": True},
+        {"name": "secrets", "kind": "Secret", "namespaced": True},
     ],
+    "/apis/apps/v1": [
+        {"name": "deployments", "kind": "Deployment", "namespaced": True},
+        {"name": "statefulsets", "kind": "StatefulSet", "namespaced": True},
+    ],
+    "/apis/scheduling.k8s.io/v1": [{"name": "priorityclasses", "kind": "PriorityClass", "namespaced": False}],
+    "/apis/storage.k8s.io/v1": [{"name": "storageclasses", "kind": "StorageClass", "namespaced": False}],
     "/apis/leaderworkerset.x-k8s.io/v1": [{"name": "leaderworkersets", "kind": "LeaderWorkerSet", "namespaced": True}],
 }
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 COLLECTIONS = {each["name"] for kinds in KINDS.values() for each in kinds}
 
 
@@ -45,6 +56,9 @@ class FakeApi:
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
         self.forbidden: dict[str, str] = {}  # path -> what the server says of the user's rights
+        self.denied: set[tuple[str, str]] = set()  # (verb, resource) that the user has no right to
+        self.kinds = dict(KINDS)  # apiVersion's path -> what it serves
+        self.refused: dict[str, tuple[int, str]] = {}  # path -> how a dry run of it ends
         self.requests: list[tuple[str, str]] = []  # verb and path of each, dry runs left out
         self.before: dict[str, list[Interference]] = {}
         self.after: dict[str, list[Interference]] = {}  # before the answer leaves
@@ -73,8 +87,14 @@ class FakeApi:
         """Status and document."""
         if path == "/api":
             return 200, {"versions": ["v1"]}
-        if path in KINDS:
-            return 200, {"resources": KINDS[path]}
+        if path in self.kinds:
+            return 200, {"resources": self.kinds[path]}
+        if versions := [each.rpartition("/")[2] for each in self.kinds if each.rpartition("/")[0] == path]:
+            served = [{"version": each} for each in versions]
+            return 200, {"versions": served, "preferredVersion": served[0]}
+        if path == REVIEWS:
+            asked = (body or {})["spec"]["resourceAttributes"]
+            return 201, {"status": {"allowed": (asked["verb"], asked["resource"]) not in self.denied}}
         if path in self.forbidden:
             return _status(403, self.forbidden[path])
         with self.lock:
@@ -89,6 +109,8 @@ class FakeApi:
             if verb == "DELETE":
                 return (200, self.objects.pop(path)) if there else _status(404, f"{path} not found")
             assert body is not None
+            if "dryRun" in query and path in self.refused:
+                return _status(*self.refused[path])
             return 200, there or body if "dryRun" in query else self.store(path, body)
 
 
@@ -130,7 +152,7 @@ def running_fake_api() -> Iterator[tuple[FakeApi, Api]]:
             url, length = urlsplit(self.path), int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             query = parse_qs(url.query)
-            is_about_objects = url.path not in {"/api", *KINDS} and "dryRun" not in query
+            is_about_objects = url.path not in {"/api", REVIEWS, *fake.kinds} and "dryRun" not in query
             if is_about_objects:
                 fake.requests.append((self.command, url.path))
                 fake.interfere(fake.before, self.command)
@@ -144,7 +166,7 @@ def running_fake_api() -> Iterator[tuple[FakeApi, Api]]:
                 self.end_headers()
                 self.wfile.write(answer)
 
-        do_GET = do_PATCH = do_DELETE = _serve
+        do_GET = do_POST = do_PATCH = do_DELETE = _serve
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

@@ -115,5 +115,7 @@ def test_a_missing_kind_says_how_to_install_it():
     """LeaderWorkerSet by its usual command."""
     assert str(NotServedError("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")) == (
         "the cluster does not serve LeaderWorkerSet of leaderworkerset.x-k8s.io/v1; "
-        "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side -f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"
+        "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side -f "
+        "https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml, "
+        "or write kubernetes.unit_kind: statefulset"
     )

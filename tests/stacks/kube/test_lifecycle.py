@@ -238,6 +238,18 @@ def test_a_namespace_goes_last(server):
     assert fake.objects == {}
 
 
+def test_a_silent_webhook_is_foreseen_before_the_namespace_is_there(server):
+    """The manifest is tried in another namespace then, and whoever does not answer there will not answer here."""
+    fake, api = server
+    silent = 'Internal error occurred: failed calling webhook "m.lws.io": failed to call webhook: connection refused'
+    fake.refused[UNIT_PATH] = (404, 'namespaces "demo" not found')
+    fake.refused[UNIT_PATH.replace("demo", "default")] = (500, silent)
+
+    with pytest.raises(RefusedError, match=r"m\.lws\.io does not answer") as caught:
+        lifecycle.foresee_create(api, unit())
+    assert caught.value.silent_webhook == "m.lws.io"
+
+
 def test_several_go_at_once(server):
     """The one that cannot is said, and keeps no other from going."""
     fake, api = server

@@ -17,6 +17,7 @@ from tests.stacks.kube.fake_api import running_fake_api
 
 NAMESPACE = "/api/v1/namespaces/tidemill"
 GROUPS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/tidemill/leaderworkersets"
+SETS = "/apis/apps/v1/namespaces/tidemill/statefulsets"
 READY = {
     "observedGeneration": 1,
     "updatedReplicas": 1,
@@ -65,6 +66,21 @@ def test_a_unit_scaled_to_nothing_is_off(server, plan):
     fake.objects[f"{GROUPS}/demo-decode-0"]["spec"]["replicas"] = 0
 
     assert states(look_at(plan, api))["demo-decode-0"] == ("off", "scaled to 0")
+
+
+def test_units_may_be_stateful_sets(plan):
+    """Ready when all their pods are."""
+    of_sets = replace(plan, kubernetes=plan.kubernetes.model_copy(update={"unit_kind": "statefulset"}))
+    with running_fake_api() as (fake, api):
+        for text in render_files(of_sets).values():
+            document = yaml.safe_load(text)
+            if document["kind"] == "StatefulSet":
+                ready = document["spec"]["replicas"] if "prefill" in document["metadata"]["name"] else 1
+                status_ = {"observedGeneration": 1, "readyReplicas": ready, "currentRevision": 1, "updateRevision": 1}
+                fake.store(f"{SETS}/{document['metadata']['name']}", document | {"status": status_})
+        found = states(look_at(of_sets, api))
+
+    assert found == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("starting", "1 of 2 pods ready")}
 
 
 def test_a_node_that_is_down_is_named_first(server, plan):

@@ -1,5 +1,6 @@
 """The record of a deployment and the lock that says whether it lives."""
 
+import json
 import threading
 
 import pytest
@@ -60,3 +61,19 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
         said.append(capsys.readouterr().err)
 
     assert said == ["Nothing switches units yet: all of them stay on, whatever the schedule says.\n", ""]
+
+
+@pytest.mark.parametrize("where", ["", "/tidemill", "/tidemill/demo"])
+def test_a_state_folder_that_is_none_is_one_sentence(where, tmp_path, monkeypatch, capsys):
+    """`up` says which folder it needs, and `status` that nothing runs: a file has its name, or a parent's."""
+    place = tmp_path / f"state{where}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("taken")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    status = cli.main(["status", "--format", "json"])
+    answer = capsys.readouterr().out
+
+    assert (status, json.loads(answer)["units"]) == (0, [])
+    assert cli.main(["up", "--detach"]) == 1
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "[R110]" in line)
+    assert f"{tmp_path}/state/tidemill/demo must be a folder that can be read and written" in said

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 
+import openai
 import pytest
 
 from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, Tidemill, get_json, wait_until
@@ -53,9 +54,9 @@ def test_down_stops_everything_it_started_and_nothing_else(tidemill):
     stranger.wait()
 
 
-def test_a_plan_of_gpus_is_not_started_on_cpus(tidemill):
+def test_a_plan_of_gpus_is_not_started_on_cpus(tidemill, write_spec):
     """S733: exit 3, and what starts it instead."""
-    done = tidemill.run("up", str(DEMO_SPEC.with_name("h800-one-pair.yaml")))
+    done = tidemill.up(write_spec(cluster__gpu="h800", deterministic=False))
 
     assert done.returncode == 3
     assert "S733" in done.stderr
@@ -77,6 +78,25 @@ def test_a_killed_rank_shows_in_status_within_five_seconds(tidemill):
     assert prefill["state"] == "ready"
     assert decode["reason"] == "demo-decode-0 rank 2 was killed by SIGKILL"
     assert not get_json(f"http://{tidemill.host}:8000/readyz")["ready"]
+
+
+def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill):
+    """SIGTERM to one of four ranks in the middle of an answer: it ends as without, then all four end by themselves."""
+    assert tidemill.up().returncode == 0
+    report = get_json(f"http://{tidemill.host}:8000/readyz")
+    (decode,) = [unit for unit in report["units"] if unit["phase"] == "decode"]
+    client = openai.OpenAI(base_url=f"http://{tidemill.host}:8000/v1", api_key="-", max_retries=0)
+    call = {"model": "tidemill-demo", "prompt": "Return a list of", "max_tokens": 200, "temperature": 0}
+    undisturbed = client.completions.create(**call).choices[0].text
+
+    answer = client.completions.create(**call, stream=True)
+    text = next(answer).choices[0].text
+    os.kill(decode["ranks"][2]["pid"], signal.SIGTERM)
+    text += "".join(delta.choices[0].text for delta in answer)
+    wait_until(lambda: tidemill.status()["units"][1]["state"] == "failed")
+
+    assert text == undisturbed
+    assert "have drained and ended" in tidemill.status()["units"][1]["reason"]
 
 
 @pytest.mark.whole
@@ -188,10 +208,10 @@ def test_a_host_that_is_not_loopback_is_refused(tidemill):
 
 def test_a_plan_that_the_runtime_cannot_run_is_refused(tidemill, write_spec):
     """It is infeasible, with the field and the nearest fix, and nothing is started."""
-    done = tidemill.up(write_spec(cluster__gpu="h800"))
+    done = tidemill.up(write_spec(cluster__gpu="mi300x"))
 
     assert done.returncode == 3
-    assert "cluster.gpu (h800) must be cpu to run" in done.stderr
+    assert "cluster.gpu (mi300x) must be cpu or an NVIDIA GPU to run" in done.stderr
     assert_nothing_is_left(tidemill)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pulumi
 import pytest
@@ -53,6 +54,14 @@ def test_every_unit_is_an_occupant(plan):
     assert listed["demo-decode-0"]["metadata"]["labels"]["tidemill.dev/plan"] == "demo"
     assert all(set(each) == {"apiVersion", "kind", "metadata"} for each in listed.values())
     assert all(set(each["metadata"]) == {"name", "namespace", "labels"} for each in listed.values())
+
+
+def test_a_stateful_set_is_an_occupant_too(plan):
+    """Whatever a unit is, it takes its nodes."""
+    of_sets = replace(plan, kubernetes=plan.kubernetes.model_copy(update={"unit_kind": "statefulset"}))
+
+    assert {each["kind"] for each in plan_objects(of_sets).occupants().values()} == {"StatefulSet"}
+    assert "apps/v1/StatefulSet" in plan_objects(of_sets).kinds()
 
 
 def test_units_come_after_the_list_of_all_units(plan, declared):

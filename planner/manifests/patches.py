@@ -1,0 +1,84 @@
+"""`kubernetes.patches`, merged into rendered objects: the last resort for what has no field.
+
+A strategic merge, as kubectl and kustomize do it, as far as it needs no schema: mappings are merged key by key, null
+removes a key, and lists whose items have names are merged item by item. Every other list is replaced. The names of
+items are Kubernetes' own (`MERGE_KEYS`). Kinds that are not Kubernetes' are merged by the same ones, because their pods
+are its pods.
+
+What a patch must leave alone is a matter of the spec's rules (`spec/patch_rules.py`). A patched object is written anew,
+without the comments of its template.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from planner.spec.pods import PatchSpec
+
+__all__ = ["merged", "patched"]
+
+# Source: github.com/kubernetes/kubernetes 001a778f staging/src/k8s.io/api/core/v1/types.go, `patchMergeKey`
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+PORT_KEYS = ("containerPort", "port")  # of a container's, or of a Service's
+NOTE = "# Changed by kubernetes.patches of the spec.\n"
+
+
+def patched(text: str, patches: Sequence[PatchSpec]) -> str:
+    """Return the object in `text`, as YAML, with those of `patches` merged into it that are about it."""
+    document = yaml.load(text, Loader=yaml.CSafeLoader)
+    about_it = [each for each in patches if _is_about(each, document)]
+    if not about_it:
+        return text
+    for each in about_it:
+        document = merged(document, each.patch)
+    return NOTE + yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `patch` merged into it."""
+    result = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            below = result.get(key)
+            result[key] = merged(below if isinstance(below, dict) else {}, value)
+        elif isinstance(value, list) and (name := _merge_key(key, value)) and isinstance(result.get(key), list):
+            result[key] = _merged_items(result[key], value, name)
+        else:
+            result[key] = value
+    return result
+
+
+def _is_about(patch: PatchSpec, document: Mapping[str, Any]) -> bool:
+    return patch.kind == document["kind"] and patch.name in (None, document["metadata"]["name"])
+
+
+def _merge_key(field: str, items: Sequence[Any]) -> str | None:
+    """By what the items of a list are known; None for a list that is replaced as a whole."""
+    if field == "ports":
+        return next((key for key in PORT_KEYS if _all_have(items, key)), None)
+    key = MERGE_KEYS.get(field)
+    return key if key and _all_have(items, key) else None
+
+
+def _all_have(items: Sequence[Any], key: str) -> bool:
+    return all(isinstance(item, dict) and key in item for item in items)
+
+
+def _merged_items(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
+    """Items of the same name merged, new ones behind the others."""
+    changes = {item[key]: item for item in patch}
+    result = [merged(item, changes.pop(item[key])) if item.get(key) in changes else item for item in base]
+    return result + list(changes.values())

@@ -1,0 +1,264 @@
+"""The words of templates for pods: what the gateway's and the units' get of their nodes, from the spec and the plan.
+
+A unit's pod has more than the gateway's: GPUs, RDMA devices, networks, memory to share, a copy of the checkpoint,
+probes that know how long weights take, and a place among the cluster's other pods.
+"""
+
+import math
+import posixpath
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from planner.facts import names
+from planner.layout.unit import Unit
+from planner.manifests.container import Container
+from planner.manifests.nics import nic_variables
+from planner.plan.deployable import Deployable
+from planner.spec.kubernetes import KubernetesSpec, PodResources
+from planner.spec.pods import HugepagesSpec, TolerationSpec
+from planner.spec.volume_rules import volume_of
+
+__all__ = ["Variables", "gateway_pod", "has_compute_domain", "security_needs", "unit_pod"]
+
+# Source: github.com/llm-d/llm-d 3318b75d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml: 32 MB for each GPU
+# of a node, and scratch. Without a volume, a container has 64 MiB.
+SHARED_MEMORY_BYTES = 2 * 2**30
+START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start, kernels are compiled
+PROBE_PERIOD_S = 10  # Kubernetes' default
+PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
+HUNG_S = 300  # assumed: no step takes so long, not the first one either
+KILLED_AFTER_S = 10  # assumed, after the time to drain: what ends by itself has ended by then
+BITS_PER_BYTE = 8
+
+# A capability that a process of another user than root would not get.
+# Source: github.com/kubernetes/enhancements 45116928 keps/sig-security/2763-ambient-capabilities/README.md
+PINNED_MEMORY = "IPC_LOCK"
+
+Variables = dict[str, Any]
+
+
+def gateway_pod(plan: Deployable) -> Variables:
+    """Return what the gateway's pod is made of."""
+    kubernetes, stage = plan.kubernetes, plan.kubernetes.stage
+    mounts = _volume_mounts(kubernetes)
+    if stage is not None:  # the original, shown where ranks have the copy
+        index = volume_of(stage.source, [volume.model_dump() for volume in kubernetes.volumes])
+        assert index is not None  # a rule
+        sub_path = posixpath.relpath(stage.source, kubernetes.volumes[index].mount_path)
+        mount = {"name": f"volume-{index}", "mount_path": _checkpoint_path(plan), "read_only": True}
+        mounts.append(mount if sub_path == "." else mount | {"sub_path": sub_path})
+    variables = {"image": kubernetes.image, "volumes": _volumes(kubernetes), "mounts": mounts}
+    resources = _requests(kubernetes.resources.gateway)
+    return variables | ({"resources": resources} if resources else {})
+
+
+def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
+    """Return what each pod of `unit` is made of, around `container`."""
+    kubernetes = plan.kubernetes
+    volumes, mounts = _volumes(kubernetes), _volume_mounts(kubernetes)
+    for folder in _memory_folders(plan, unit):
+        volumes.append({"name": folder["name"], "memory": {key: folder[key] for key in ("medium", "size")}})
+        mounts.append({"name": folder["name"], "mount_path": folder["mount_path"]})
+    optional = {
+        "resources": _unit_resources(plan, unit),
+        "probes": _probes(plan, unit, container),
+        "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
+        "stage": _stage(plan),
+        "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
+        "pod_annotations": _annotations(kubernetes),
+        **_scheduling(kubernetes),
+    }
+    if kubernetes.stage is not None:
+        volumes.append({"name": "staged", "staged_path": kubernetes.stage.host_path})
+        mounts.append({"name": "staged", "mount_path": _checkpoint_path(plan), "read_only": True})
+    return {
+        "image": kubernetes.image,
+        "volumes": volumes,
+        "mounts": mounts,
+        "command": list(container.command),
+        "args": container.args,
+        "env": _environment(plan, unit, container),
+        "ports": _ports(plan, unit, container),
+        "ready": asdict(container.ready),
+    } | {name: value for name, value in optional.items() if value}
+
+
+def has_compute_domain(plan: Deployable, unit: Unit) -> bool:
+    """Whether the GPUs of the unit's nodes share one NVLink, and the spec does not say that it is not to be used."""
+    wanted = plan.kubernetes.compute_domain
+    joins = plan.pods[unit.phase].nvlink_joins_nodes if wanted is None else wanted
+    return joins and len(unit.nodes) > 1
+
+
+def security_needs(plan: Deployable) -> list[str]:
+    """Return why pods need a namespace that admits privileged ones; empty where they meet the restricted standard.
+
+    Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy,
+    check_capabilities_baseline.go, check_hostPathVolumes.go and check_hostNamespaces.go: `baseline` already forbids all
+    three.
+    """
+    kubernetes = plan.kubernetes
+    needs = [f"{PINNED_MEMORY} for RDMA"] if kubernetes.rdma else []
+    if kubernetes.stage or any(volume.host_path for volume in kubernetes.volumes):
+        needs.append("folders of the nodes")
+    return needs + (["the network of the nodes"] if kubernetes.host_network else [])
+
+
+def _unit_resources(plan: Deployable, unit: Unit) -> Variables:
+    """What a container asks for; devices and huge pages are requested as they are limited."""
+    kubernetes, needs = plan.kubernetes, plan.pods[unit.phase]
+    devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
+    if kubernetes.rdma:
+        devices[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
+    if kubernetes.hugepages:
+        devices[f"hugepages-{_page(kubernetes.hugepages)}"] = _memory(kubernetes.hugepages.size)
+    found = _requests(kubernetes.resources.unit, devices)
+    if has_compute_domain(plan, unit):
+        found["claims"] = [_claim(unit)["name"]]
+    return found
+
+
+def _requests(resources: PodResources | None, devices: Mapping[str, str] | None = None) -> Variables:
+    """CPUs are requested without a limit, because a limit throttles; memory is both, because what is over it kills."""
+    requests, limits = dict(devices or {}), dict(devices or {})
+    if resources is not None:
+        requests = {"cpu": _cpu(resources.cpus), "memory": _memory(resources.memory)} | requests
+        limits = {"memory": _memory(resources.memory)} | limits
+    return {"requests": requests, "limits": limits} if requests else {}
+
+
+def _memory_folders(plan: Deployable, unit: Unit) -> list[Variables]:
+    kubernetes = plan.kubernetes
+    folders: list[Variables] = []
+    shared = kubernetes.shared_memory or (SHARED_MEMORY_BYTES if plan.pods[unit.phase].gpu_resource else None)
+    if shared:
+        folders.append(
+            {"name": "shared-memory", "mount_path": names.SHARED_MEMORY, "medium": "Memory", "bytes": shared}
+        )
+    if pages := kubernetes.hugepages:
+        medium = f"HugePages-{_page(pages)}"
+        folders.append({"name": "huge-pages", "mount_path": names.HUGE_PAGES, "medium": medium, "bytes": pages.size})
+    return [folder | {"size": _memory(folder["bytes"])} for folder in folders]
+
+
+def _page(pages: HugepagesSpec) -> str:
+    """`2Mi`: as Kubernetes spells it."""
+    return pages.page.removesuffix("B")
+
+
+def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Variables]:
+    """Variables of the pod's own fields, then the engine's, then the NICs', then the spec's, of which the last wins."""
+    kubernetes, fields = plan.kubernetes, dict(container.fields)
+    values: dict[str, Any] = {**container.env}
+    if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set
+        values["LWS_LEADER_ADDRESS"] = f"{unit.name}-0.{unit.name}.{kubernetes.namespace}"
+        values["LWS_GROUP_SIZE"] = str(len(unit.nodes))
+        fields["LWS_WORKER_INDEX"] = "metadata.labels['apps.kubernetes.io/pod-index']"
+    if kubernetes.nics is not None:
+        values |= nic_variables(kubernetes.nics)
+    values |= kubernetes.env
+    own = [{"name": name, "field": path} for name, path in fields.items() if name not in kubernetes.env]
+    return own + [
+        {"name": name, "secret": value} if isinstance(value, dict) else {"name": name, "value": value}
+        for name, value in values.items()
+    ]
+
+
+def _ports(plan: Deployable, unit: Unit, container: Container) -> Mapping[str, int]:
+    """The container's ports, and with monitors those of all its ranks' metrics."""
+    if not plan.kubernetes.monitors:
+        return container.ports
+    first = container.ports["metrics"]
+    others = {f"metrics-{rank}": first + rank for rank in range(1, unit.ranks_per_node)}
+    return {**container.ports, **others}
+
+
+def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | None:
+    """When a pod that does not start, or does not move, is ended; None where nobody knows how long weights take."""
+    weights = plan.pods[unit.phase].weights_bytes
+    if weights is None:
+        return None
+    load_s = weights * unit.ranks_per_node / (plan.kubernetes.load_rate * 1e9 / BITS_PER_BYTE)
+    start_s = load_s + max(load_s, START_MARGIN_S)
+    probe = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
+    return {
+        "started": asdict(container.started) | probe | {"failures": math.ceil(start_s / PROBE_PERIOD_S)},
+        "alive": asdict(container.alive) | probe | {"failures": HUNG_S // PROBE_PERIOD_S},
+    }
+
+
+def _stage(plan: Deployable) -> Variables | None:
+    """The copy of the checkpoint that is made before the container starts."""
+    stage = plan.kubernetes.stage
+    if stage is None:
+        return None
+    destination = _checkpoint_path(plan)
+    mounts = [*_volume_mounts(plan.kubernetes), {"name": "staged", "mount_path": destination}]
+    image = stage.image or plan.kubernetes.image
+    return {"image": image, "source": stage.source, "destination": destination, "mounts": mounts}
+
+
+def _checkpoint_path(plan: Deployable) -> str:
+    """Where ranks read the checkpoint."""
+    path = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]["uri"]
+    assert isinstance(path, str)
+    return path
+
+
+def _scheduling(kubernetes: KubernetesSpec) -> Variables:
+    """Where pods may run, and before whom."""
+    return {
+        "host_network": kubernetes.host_network,
+        "tolerations": [_toleration(each) for each in kubernetes.tolerations],
+        "node_selector": kubernetes.node_selector,
+        "priority_class": kubernetes.priority_class,
+        "scheduler": kubernetes.scheduler_name,
+        "runtime_class": kubernetes.runtime_class,
+        "grace_s": math.ceil(kubernetes.drain) + KILLED_AFTER_S,
+    }
+
+
+def _toleration(toleration: TolerationSpec) -> Variables:
+    """As Kubernetes writes it."""
+    fields = toleration.model_dump(exclude_none=True)
+    seconds = fields.pop("seconds", None)
+    return fields | ({"tolerationSeconds": seconds} if seconds is not None else {})
+
+
+def _annotations(kubernetes: KubernetesSpec) -> dict[str, str]:
+    networks = {names.NETWORKS_ANNOTATION: ",".join(kubernetes.networks)} if kubernetes.networks else {}
+    return networks | kubernetes.annotations
+
+
+def _claim(unit: Unit) -> Variables:
+    """The pod's part of the unit's ComputeDomain."""
+    return {"name": "compute-domain", "template": names.compute_domain_channel(unit.name)}
+
+
+def _volumes(kubernetes: KubernetesSpec) -> list[Variables]:
+    return [
+        {"name": f"volume-{index}"} | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
+        for index, volume in enumerate(kubernetes.volumes)
+    ]
+
+
+def _volume_mounts(kubernetes: KubernetesSpec) -> list[Variables]:
+    return [
+        {"name": f"volume-{index}", "mount_path": volume.mount_path, "read_only": True}
+        for index, volume in enumerate(kubernetes.volumes)
+    ]
+
+
+def _cpu(cpus: float) -> str:
+    """`500m` or `2`: as the API server itself would write it, so that nothing looks changed."""
+    millicpus = round(cpus * 1000)
+    return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)
+
+
+def _memory(num_bytes: int) -> str:
+    """`1536Mi`, `2Gi` or `1Ti`: likewise."""
+    amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
+    while amount % 1024 == 0 and len(units) > 1:
+        amount, units = amount // 1024, units[1:]
+    return f"{amount}{units[0]}"

@@ -1,0 +1,88 @@
+"""What the schema declares at a dotted path, as the messages about it need it."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, WrapValidator
+from pydantic.fields import FieldInfo
+
+from planner.spec.schema import UNION_TAGS, Spec
+from planner.spec.section import Section
+
+__all__ = [
+    "choices_at",
+    "field_at",
+    "is_quantity",
+    "may_be_auto",
+    "path_of",
+    "required_in",
+    "section_at",
+    "section_of",
+    "sentence_of",
+    "types_in",
+]
+
+
+def field_at(path: str) -> FieldInfo:
+    """The declaration of the field at `path`."""
+    section: type[BaseModel] | None = Spec
+    for name in path.split("."):
+        if not name.isdecimal():  # an element of a list is declared with the list
+            assert section
+            field = section.model_fields[name]
+            section = section_of(field)
+    return field
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that `field` holds or, as `model` does, may hold, perhaps in a list."""
+    return next((c for c in types_in(field.annotation) if isinstance(c, type) and issubclass(c, Section)), None)
+
+
+def section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The section that holds, or should hold, what stands at `location`."""
+    parent = path_of(location[:-1])
+    section = section_of(field_at(parent)) if parent else Spec
+    assert section
+    return section
+
+
+def required_in(section: type[BaseModel]) -> list[str]:
+    """Names of the fields that `section` must have."""
+    return [name for name, field in section.model_fields.items() if field.is_required()]
+
+
+def types_in(annotation: Any) -> Iterator[Any]:
+    """`annotation` and all that it is made of."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from types_in(argument)
+
+
+def choices_at(path: str) -> list[Any]:
+    """The words, or the one number, that the field at `path` takes."""
+    literals = (each for each in types_in(field_at(path).annotation) if get_origin(each) is Literal)
+    return list(chain.from_iterable(map(get_args, literals)))
+
+
+def may_be_auto(field: FieldInfo) -> bool:
+    """Whether the number may be left to the planner."""
+    return any(isinstance(each, WrapValidator) for each in field.metadata)
+
+
+def is_quantity(field: FieldInfo) -> bool:
+    """Whether it takes a number with its unit."""
+    return any(isinstance(each, BeforeValidator) for each in field.metadata)
+
+
+def sentence_of(field: FieldInfo) -> str:
+    """The field's description, as the reason of a message."""
+    assert field.description
+    text = field.description.removesuffix(".")
+    return text if text[1:2].isupper() else f"{text[0].lower()}{text[1:]}"
+
+
+def path_of(location: Sequence[int | str]) -> str:
+    """Return the dotted path of what Pydantic calls `location`."""
+    return ".".join(str(part) for part in location if part not in UNION_TAGS)

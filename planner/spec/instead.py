@@ -1,0 +1,143 @@
+"""What to write in place of a wrong value: what was probably meant by it, else an example.
+
+Only what was meant is a change (`problems/fix.py`). It knows forms of values, and no rule between fields.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, get_origin
+
+from pydantic.fields import FieldInfo
+
+from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, removal
+from planner.spec.declared import (
+    choices_at,
+    field_at,
+    is_quantity,
+    may_be_auto,
+    required_in,
+    section_of,
+    types_in,
+)
+from planner.spec.meant import fraction, thousandths, time_of_day, truth, variables, whole_number
+from planner.spec.other_names import unwrapped
+from planner.spec.schema import AUTO
+from planner.spec.section import Section
+
+__all__ = ["as_yaml", "example_at", "instead_of", "instead_of_empty_text", "instead_of_nothing"]
+
+NUMBERED = ("name", "rack", "leaf", "power")  # what is often called by a number, and is text
+
+
+def instead_of(path: str, value: Any) -> Fix:
+    """The value that was meant, if it is only misspelt, quoted or in another form, else an example."""
+    field = field_at(path)
+    if may_be_auto(field) and close_to(value, [AUTO]):
+        return did_you_mean(value, [AUTO])
+    meant = None if value is None or is_quantity(field) else _meant_value(path, field, value)
+    return example_at(path) if meant is None else Fix(f"nearest: {as_yaml(meant)}", ({HERE: meant},))
+
+
+def instead_of_empty_text(path: str) -> Fix:
+    """Leave out what need not be there, as empty text says nothing either."""
+    field = field_at(path)
+    is_element = path.rpartition(".")[2].isdecimal()
+    may_be_left_out = is_element or (not field.is_required() and field.default is None)
+    return removal(words="leave it out") if may_be_left_out else example_at(path)
+
+
+def instead_of_nothing(path: str, field: FieldInfo) -> Fix:
+    """The one value that there is, or the planner's choice, else an example."""
+    choices = [AUTO] if may_be_auto(field) else choices_at(path)
+    if len(choices) != 1:
+        return example_at(path)
+    return Fix(f"write {path.rpartition('.')[2]}: {choices[0]}", ({HERE: choices[0]},))
+
+
+def example_at(path: str) -> Fix:
+    """The declared example, for what nobody can tell from what stands there."""
+    field, name = field_at(path), path.rpartition(".")[2]
+    if name.isdecimal():
+        return for_example(as_yaml(_element(field)))
+    return for_example(f"{name}: {as_yaml(_first_example(field))}")
+
+
+def as_yaml(value: Any) -> str:
+    """On one line, as one would write it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    return value if isinstance(value, str) and not value.isdecimal() else json.dumps(value)
+
+
+def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
+    """What `value` would be in the field's type and form; None where nobody can tell."""
+    wrapped = _wrapped(path, field, value)
+    if wrapped is not None:
+        return wrapped
+    types = list(types_in(field.annotation))
+    if path == "kubernetes.env":
+        return variables(value)
+    if bool in types:
+        return truth(value)
+    if path.rpartition(".")[2] == "at":
+        return time_of_day(value)
+    if path.startswith("cluster.nodes.") and path.rpartition(".")[2] in NUMBERED and type(value) is int:
+        return str(value)
+    number = _number(path, types, value)
+    return None if number is None else _plainest(_within(field, number))
+
+
+def _wrapped(path: str, field: FieldInfo, value: Any) -> Any:
+    """What `value` would be with a list or a key around it that it lacks, or without one that it has in Kubernetes."""
+    plain, section = unwrapped(value), section_of(field)
+    is_element = path.rpartition(".")[2].isdecimal()
+    if is_element and section and isinstance(value, str) and required_in(section) == ["name"]:
+        return {"name": value}
+    if is_element or get_origin(field.annotation) is not list:
+        is_taken_out = str in types_in(field.annotation) and isinstance(plain, str) and plain != value
+        return plain if is_taken_out else None
+    if section:
+        return [value] if isinstance(value, dict) and value.keys() >= set(required_in(section)) else None
+    items = [each.strip() for each in plain.split(",")] if isinstance(plain, str) else []
+    return items if items and all(items) else None
+
+
+def _number(path: str, types: Sequence[Any], value: Any) -> float | None:
+    """What `value` would be in a field of `types`."""
+    if int in types:
+        return whole_number(value)
+    halves = thousandths(value) if path.endswith(".cpus") else None
+    return fraction(value) if halves is None and float in types else halves
+
+
+def _plainest(number: float) -> float:
+    """Return `number` as one writes it: without a fraction where it has none."""
+    return int(number) if number == int(number) else number
+
+
+def _within(field: FieldInfo, number: Any) -> Any:
+    """`number`, or the end of the field's range that is nearest to it."""
+    inner = (each.metadata for each in types_in(field.annotation) if isinstance(each, FieldInfo))
+    limits = [*field.metadata, *chain.from_iterable(inner)]
+    least = [limit.ge for limit in limits if hasattr(limit, "ge")]
+    most = [limit.le for limit in limits if hasattr(limit, "le")]
+    return type(number)(max([min([number, *most]), *least]))
+
+
+def _first_example(field: FieldInfo) -> Any:
+    """As declared, or of a section the keys that it must have."""
+    return field.examples[0] if field.examples else _section_example(section_of(field))
+
+
+def _element(field: FieldInfo) -> Any:
+    """One element of the list that `field` is, or may be."""
+    example = _first_example(field)
+    return example[0] if isinstance(example, list) else _section_example(section_of(field))
+
+
+def _section_example(section: type[Section] | None) -> dict[str, Any]:
+    assert section
+    return {name: _first_example(section.model_fields[name]) for name in required_in(section)}

@@ -1,0 +1,49 @@
+"""The rules about `kubernetes`, apart from its volumes: `layout_rules.py` asks them with the others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.problems.fix import nearest
+from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
+from planner.spec.rule import Broken, Rule, declare_in
+
+__all__ = ["RULES"]
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+
+@_reads("kubernetes.namespace")
+def namespace_is_a_dns_label(namespace: str) -> Broken | None:
+    """As the API server will insist."""
+    if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
+        return None
+    rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
+    return Broken(rule, "Kubernetes takes no other namespace", nearest(slug(namespace)))
+
+
+@_reads("kubernetes.image")
+def image_is_one_word(image: str) -> Broken | None:
+    """An image reference has no spaces; whether it exists only the cluster knows."""
+    without_spaces = "".join(image.split())
+    if image == without_spaces:
+        return None
+    rule = "S404 must be an image reference without spaces"
+    return Broken(rule, "nodes could not pull it", nearest(without_spaces))
+
+
+@_reads("kubernetes.image_pull_secrets")
+def pull_secrets_are_names(secrets: Sequence[str]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    for index, name in enumerate(secrets):
+        if not is_object_name(name):
+            yield no_object_name(f"kubernetes.image_pull_secrets.{index}", name)
+
+
+@_reads("kubernetes.volumes")
+def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    for index, volume in enumerate(volumes):
+        claim = volume.get("claim")
+        if claim is not None and not is_object_name(claim):
+            yield no_object_name(f"kubernetes.volumes.{index}.claim", claim)

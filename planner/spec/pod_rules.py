@@ -1,0 +1,278 @@
+"""The rules about what `kubernetes` says of a unit's pods: `layout_rules.py` asks them with the others."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from planner.facts.catalog import Gpu
+from planner.facts.names import CONTAINER_VARIABLES, DOMAIN, NETWORKS_ANNOTATION
+from planner.facts.quantities import read_bytes
+from planner.facts.terms import PHASES
+from planner.problems.fix import HERE, Fix, nearest, removal
+from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
+from planner.spec.rule import Broken, Partial, Rule, declare_in
+
+__all__ = ["RULES"]
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+RESOURCE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+MAX_RESOURCE_NAME = 63
+REFERENCE = {"secret": "tokens", "key": "token"}
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+
+# Environment and labels
+
+
+@_reads("kubernetes.env")
+def variables_have_names(env: Mapping[str, Any]) -> Iterator[Broken]:
+    """Programs read no others."""
+    for name, value in env.items():
+        if not VARIABLE.fullmatch(name):
+            right = re.sub(r"[^A-Za-z0-9_]+", "_", name).lstrip("0123456789") or "VARIABLE"
+            rule = "S440 must be letters, digits and _, and start with none of the digits"
+            fix = Fix(f"did you mean {right}?", ({HERE: None, f"kubernetes.env.{right}": value},))
+            yield Broken(rule, "programs read no other variable", fix, f"kubernetes.env.{name}", value)
+
+
+@_reads("kubernetes.env")
+def variables_are_text_or_of_a_secret(env: Mapping[str, Any]) -> Iterator[Broken]:
+    """YAML's numbers and truths are not what a program reads."""
+    for name, value in env.items():
+        path = f"kubernetes.env.{name}"
+        if not isinstance(value, dict | list):
+            yield from _text(path, value)
+        elif not _is_reference(value):
+            meant = _meant_variable(value)
+            words = "for example {secret: tokens, key: token}" if meant is None else f"write {name}: {_in_line(meant)}"
+            rule = "S442 must be text, or {secret: NAME, key: KEY}"
+            yield Broken(rule, "nothing else is understood", Fix(words, ({HERE: meant or REFERENCE},)), path, value)
+        elif not is_object_name(value["secret"]):
+            yield no_object_name(f"{path}.secret", value["secret"])
+
+
+@_reads("kubernetes.env")
+def own_variables_stay(env: Mapping[str, Any]) -> Iterator[Broken]:
+    """The command line of a pod is made of them."""
+    for name in env:
+        if name in CONTAINER_VARIABLES:
+            rule = f"S443 must not be {', '.join(CONTAINER_VARIABLES)}"
+            yield Broken(rule, "the pod's command is made of these", removal(), f"kubernetes.env.{name}", env[name])
+
+
+@_reads("kubernetes.annotations")
+def annotations_are_text(annotations: Mapping[str, Any]) -> Iterator[Broken]:
+    """As the API server will insist; ours and Multus' are written from other fields."""
+    for name, value in annotations.items():
+        path = f"kubernetes.annotations.{name}"
+        yield from _text(path, value)
+        if name.startswith(f"{DOMAIN}/"):
+            yield Broken("S445 must not be tidemill's", "the plan writes these", removal(), path, value)
+        elif name == NETWORKS_ANNOTATION and isinstance(value, str):
+            networks = re.findall(r"[^\s,]+", value)
+            fix = Fix(f"write networks: [{', '.join(networks)}]", ({HERE: None, "kubernetes.networks": networks},))
+            yield Broken("S445 must not be Multus'", "kubernetes.networks says it", fix, path, value)
+
+
+@_reads("kubernetes.node_selector")
+def labels_are_text(labels: Mapping[str, Any]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    for name, value in labels.items():
+        yield from _text(f"kubernetes.node_selector.{name}", value)
+
+
+def _text(path: str, value: Any) -> Iterator[Broken]:
+    """What is wrong with a value that is no text."""
+    if isinstance(value, str):
+        return
+    rule = "S441 must be text"
+    if isinstance(value, dict | list):
+        yield Broken(rule, "it has parts", removal(), path, value)
+        return
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    found = "nothing" if value is None else "true or false" if isinstance(value, bool) else "a number"
+    yield Broken(rule, f"it is {found}", Fix(f'nearest: "{text}"', ({HERE: text},)), path, value)
+
+
+def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:
+    return (
+        isinstance(value, dict) and value.keys() == REFERENCE.keys() and all(isinstance(v, str) for v in value.values())
+    )
+
+
+def _meant_variable(value: Any) -> Any:
+    """Return what a variable as Kubernetes writes it is here; None where nobody can tell."""
+    section = value if isinstance(value, dict) else {}
+    if isinstance(section.get("value"), str) and len(section) == 1:
+        return section["value"]
+    source = section.get("valueFrom", section)
+    reference = source.get("secretKeyRef") if isinstance(source, dict) else None
+    if not isinstance(reference, dict):
+        return None
+    meant = {"secret": reference.get("name"), "key": reference.get("key")}
+    return meant if _is_reference(meant) else None
+
+
+def _in_line(value: Any) -> str:
+    """As one writes it in YAML."""
+    return f"{{secret: {value['secret']}, key: {value['key']}}}" if isinstance(value, dict) else value
+
+
+# Networks and devices
+
+
+@_reads("kubernetes.networks", "kubernetes.host_network")
+def networks_are_of_pods_with_their_own(networks: Sequence[str], host_network: bool) -> Broken | None:
+    """Multus adds interfaces to a pod's network; the node's is not the pod's."""
+    if not networks or not host_network:
+        return None
+    fix = Fix("remove networks or host_network", ({HERE: None}, {"kubernetes.host_network": None}))
+    return Broken("S446 must not stand beside host_network: true", "such pods have the interfaces of their node", fix)
+
+
+@_reads("kubernetes.networks")
+def networks_are_listed_one_by_one(networks: Sequence[str]) -> Broken | None:
+    """They end up in one annotation, between commas."""
+    return _one_by_one("kubernetes.networks", networks, "a network")
+
+
+@_reads("kubernetes.nics.hca")
+def devices_are_listed_one_by_one(hca: Sequence[str]) -> Broken | None:
+    """They end up in one variable, between commas."""
+    return _one_by_one("kubernetes.nics.hca", hca, "a device")
+
+
+def _one_by_one(path: str, written: Sequence[str], what: str) -> Broken | None:
+    """What is wrong with items that hold several names, or none."""
+    names = [name for item in written for name in re.split(r"[\s,]+", item) if name]
+    wrong = next((index for index, item in enumerate(written) if item not in names), None)
+    if wrong is None:
+        return None
+    fix = Fix(f"write [{', '.join(names)}]", ({path: names},)) if names else removal(path)
+    rule = f"S454 must be the name of {what}, without commas and spaces"
+    return Broken(rule, "each item of the list is one", fix, f"{path}.{wrong}", written[wrong])
+
+
+@_reads("kubernetes.gpu_resource", "cluster.gpu", *(f"{phase}.gpu?" for phase in PHASES))
+def cpus_are_no_devices(resource: str | None, gpu: str, *of_phases: str | None) -> Broken | None:
+    """No plugin hands out CPUs."""
+    if resource is None or {gpu, *filter(None, of_phases)} != {"cpu"}:
+        return None
+    return Broken("S447 must not stand beside cluster.gpu: cpu", "ranks on CPUs ask for no device", removal())
+
+
+@_reads("kubernetes.gpu_resource")
+def gpu_resources_have_a_domain(resource: str | None) -> Broken | None:
+    """As the API server will insist."""
+    return None if resource is None else _resource(resource, "nvidia.com")
+
+
+@_reads("kubernetes.rdma.resource")
+def rdma_resources_have_a_domain(resource: str) -> Broken | None:
+    """As the API server will insist."""
+    return _resource(resource, "rdma")
+
+
+def _resource(written: str, domain: str) -> Broken | None:
+    prefix, _, name = written.rpartition("/")
+    if is_object_name(prefix) and RESOURCE_NAME.fullmatch(name):
+        return None
+    right = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:MAX_RESOURCE_NAME].strip("-._") or "device"
+    where = prefix.lower() if is_object_name(prefix.lower()) else domain
+    rule = "S448 must be DOMAIN/NAME, as nodes list the resources of device plugins"
+    return Broken(rule, "Kubernetes knows no other name of a device", nearest(f"{where}/{right}"))
+
+
+@_reads("kubernetes.compute_domain", "cluster.device")
+def domains_are_of_gpus_that_join_nodes(wanted: bool | None, gpu: Gpu) -> Broken | None:
+    """A ComputeDomain shares GPU memory by NVLink, from node to node."""
+    if not wanted or gpu.nvlink_leaves_node:
+        return None
+    return Broken("S455 must not be true on these GPUs", "their NVLink ends with the node", removal())
+
+
+# Memory
+
+
+@_reads("kubernetes.hugepages.size", "kubernetes.resources.unit")
+def huge_pages_come_with_resources(_: str, resources: None) -> Broken:
+    """Kubernetes admits them only beside CPU or memory; asked only where the section is not there."""
+    assert resources is None
+    example = {"kubernetes.resources.unit": {"cpus": 16, "memory": "512GiB"}}
+    fix = Fix("for example kubernetes.resources.unit: {cpus: 16, memory: 512GiB}", (example,))
+    return Broken(
+        "S449 must come with kubernetes.resources.unit", "Kubernetes admits them only beside CPU or memory", fix
+    )
+
+
+@_reads("kubernetes.hugepages.size", "kubernetes.hugepages.page")
+def huge_pages_are_whole(size: str, page: str) -> Broken | None:
+    """As the API server will insist."""
+    num_bytes, page_bytes = read_bytes(size) or 0, read_bytes(page) or 1
+    if num_bytes % page_bytes == 0:
+        return None
+    unit, shift = ("GiB", 30) if page == "1GiB" else ("MiB", 20)
+    below = num_bytes // page_bytes * page_bytes
+    sizes = [f"{each >> shift}{unit}" for each in (below, below + page_bytes) if each]
+    return Broken(f"S450 must be a multiple of page ({page})", "no page is given out in parts", nearest(*sizes))
+
+
+# Where pods may run
+
+
+@_reads("kubernetes.tolerations")
+def tolerations_are_kubernetes(tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """As the API server will insist: a value goes with Equal and a key."""
+    for index, each in enumerate(tolerations):
+        path, exists = f"kubernetes.tolerations.{index}", each.get("operator") == "Exists"
+        if isinstance(each, Partial):
+            continue
+        if exists and each.get("value") is not None:
+            fix = Fix("remove value, or operator", ({f"{path}.value": None}, {f"{path}.operator": None}))
+            if each.get("key") is None:
+                fix = removal(f"{path}.value", words="remove value")
+            yield Broken(
+                "S451 must not stand beside operator: Exists", "any value will do", fix, f"{path}.value", each["value"]
+            )
+        elif not exists and each.get("key") is None:
+            fix = Fix("write operator: Exists", ({f"{path}.operator": "Exists", f"{path}.value": None},))
+            yield Broken(
+                "S452 must have a key, or operator: Exists", "Equal compares the value of a key", fix, path, each
+            )
+        if each.get("seconds") is not None and each.get("effect") != "NoExecute":
+            fix = Fix("write effect: NoExecute, or remove it", ({f"{path}.effect": "NoExecute"}, {HERE: None}))
+            rule, reason = "S453 must come with effect: NoExecute", "no other taint ends a pod that runs"
+            yield Broken(rule, reason, fix, f"{path}.seconds", each["seconds"])
+
+
+@_reads("kubernetes.priority_class")
+def priority_class_is_a_name(name: str | None) -> Broken | None:
+    """As the API server will insist."""
+    return _object_name("kubernetes.priority_class", name)
+
+
+@_reads("kubernetes.scheduler_name")
+def scheduler_is_a_name(name: str | None) -> Broken | None:
+    """As the API server will insist."""
+    return _object_name("kubernetes.scheduler_name", name)
+
+
+@_reads("kubernetes.runtime_class")
+def runtime_class_is_a_name(name: str | None) -> Broken | None:
+    """As the API server will insist."""
+    return _object_name("kubernetes.runtime_class", name)
+
+
+@_reads("kubernetes.queue")
+def queue_is_a_label(name: str | None) -> Broken | None:
+    """Kueue reads it from a label."""
+    if name is None or (DNS_1123.fullmatch(name) and len(name) <= MAX_DNS_LABEL):
+        return None
+    rule = f"S456 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
+    return Broken(rule, "Kueue has no queue of another name", nearest(slug(name)))
+
+
+def _object_name(path: str, name: str | None) -> Broken | None:
+    return None if name is None or is_object_name(name) else no_object_name(path, name)

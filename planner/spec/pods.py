@@ -1,0 +1,141 @@
+"""What a spec says about the pods of its units: devices, networks, memory, where they may run, and how they are probed.
+
+The parts of `kubernetes` that are sections of their own. A free mapping, such as `env`, is checked by rules
+(`kubernetes_rules.py`): no field knows its keys.
+"""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, WithJsonSchema
+
+from planner.facts.quantities import quantity
+from planner.spec.section import Section
+
+__all__ = [
+    "PATCHED_KINDS",
+    "HugepagesSpec",
+    "Mapped",
+    "NicsSpec",
+    "PatchSpec",
+    "RdmaSpec",
+    "StageSpec",
+    "Texts",
+    "TolerationSpec",
+    "Variables",
+]
+
+_TEXT = {"type": "string"}
+_SECRET = {"type": "object", "properties": {"secret": _TEXT, "key": _TEXT}, "required": ["secret", "key"]}
+
+Mapped = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": True})]
+Texts = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _TEXT})]
+Variables = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [_TEXT, _SECRET]}})
+]
+
+PatchedKind = Literal[
+    "LeaderWorkerSet",
+    "StatefulSet",
+    "Deployment",
+    "Service",
+    "ServiceAccount",
+    "Namespace",
+    "PodDisruptionBudget",
+    "PodMonitor",
+    "ComputeDomain",
+]
+PATCHED_KINDS: tuple[str, ...] = get_args(PatchedKind)
+
+
+class RdmaSpec(Section):
+    """NICs that write into the memory of GPUs on other nodes, as a device plugin hands them out."""
+
+    resource: str = Field(
+        min_length=1, description="The plugin's resource, as the nodes list it.", examples=["rdma/hca"]
+    )
+    count: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="How many a pod asks for: 1 where one stands for all NICs of a node, else one for each NIC.",
+        examples=[8],
+    )
+
+
+class NicsSpec(Section):
+    """The node's interfaces by name, for the libraries that would otherwise guess."""
+
+    hca: list[str] = Field(
+        default=[],
+        description="RDMA devices in the order of the GPUs that they stand beside.",
+        examples=[["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]],
+    )
+    socket: str | None = Field(
+        default=None, min_length=1, description="The interface by which processes find each other.", examples=["eth0"]
+    )
+
+
+class HugepagesSpec(Section):
+    """Large pages of the node's memory, which its administrator has set aside."""
+
+    page: Literal["2MiB", "1GiB"] = Field(default="2MiB", description="Size of one page.", examples=["2MiB"])
+    size: Annotated[int, *quantity("bytes", least="2MiB", most="1024TiB")] = Field(
+        description="How much each pod of a unit gets, shown at /dev/hugepages.", examples=["16GiB"]
+    )
+
+
+class TolerationSpec(Section):
+    """A taint that keeps other pods away from a node, and not those of units."""
+
+    key: str | None = Field(
+        default=None, min_length=1, description="The taint's key; without it, every taint.", examples=["nvidia.com/gpu"]
+    )
+    operator: Literal["Equal", "Exists"] = Field(
+        default="Equal", description="Whether the taint's value matters, or only its key.", examples=["Exists"]
+    )
+    value: str | None = Field(default=None, description="The taint's value, under Equal.", examples=["present"])
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="The taint's effect; without it, every effect.", examples=["NoSchedule"]
+    )
+    seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="How long a pod stays under NoExecute, for ever unless given.",
+        examples=[300],
+    )
+
+
+class StageSpec(Section):
+    """A copy of the checkpoint on each node's own disk, made before its ranks start."""
+
+    source: str = Field(
+        description="The checkpoint to copy, in one of volumes as pods see it.", examples=["/models/deepseek-r1"]
+    )
+    host_path: str = Field(
+        description="Folder of the node's own disk that gets the copy; pods see it at model.checkpoint.",
+        examples=["/mnt/nvme/deepseek-r1"],
+    )
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The image with the runtime, which copies; kubernetes.image unless given.",
+        examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+
+
+class PatchSpec(Section):
+    """A change of rendered objects for which there is no field."""
+
+    kind: PatchedKind = Field(description="Kind of the objects.", examples=["LeaderWorkerSet"])
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of the one that is meant; without it, all.",
+        examples=["chat-gateway"],
+    )
+    patch: Mapped = Field(
+        description="What is merged into them, as by kubectl patch: mappings are merged, lists of named items by name, "
+        "and null removes.",
+        examples=[{"spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": {"hostIPC": True}}}}}],
+    )

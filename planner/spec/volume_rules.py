@@ -1,0 +1,134 @@
+"""The rules about `kubernetes.volumes`: what pods mount, and where. `layout_rules.py` asks them with the others."""
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
+from typing import Any
+
+from planner.facts import names
+from planner.problems.fix import Fix, for_example, nearest
+from planner.spec.rule import Broken, Partial, Rule, declare_in
+
+__all__ = ["RULES", "volume_of"]
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+Volumes = Sequence[Mapping[str, Any]]  # as written
+
+
+@_reads("kubernetes.volumes")
+def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
+    """A folder of the nodes or a claim."""
+    for index, volume in enumerate(volumes):
+        path = f"kubernetes.volumes.{index}"
+        given = [key for key in ("host_path", "claim") if volume.get(key) is not None]
+        if len(given) == 2:
+            fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
+        else:
+            fix = for_example("host_path: /mnt/models")
+        if len(given) != 1 and not isinstance(volume, Partial):
+            rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
+            yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
+
+
+@_reads("kubernetes.volumes")
+def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
+    """Neither a pod nor a node has a current folder."""
+    for index, volume in enumerate(volumes):
+        for key in ("mount_path", "host_path"):
+            path = volume.get(key)
+            if path is not None and not _is_absolute(path):
+                rule = "S412 must be an absolute path below /, without .. or a closing /"
+                reason, fix = "pods and nodes have no current folder", nearest(_absolute(path))
+                yield Broken(rule, reason, fix, f"kubernetes.volumes.{index}.{key}", path)
+
+
+@_reads("kubernetes.volumes")
+def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
+    """Not over what the pods have already."""
+    for index, volume in enumerate(volumes):
+        if volume.get("mount_path") in names.MOUNTED:
+            rule, fix = f"S413 must not be {' or '.join(names.MOUNTED)}", nearest(_free_path("/models", volumes))
+            path = f"kubernetes.volumes.{index}.mount_path"
+            yield Broken(rule, "the pod's own files are there", fix, path, volume["mount_path"])
+
+
+@_reads("kubernetes.volumes")
+def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
+    """One path shows one volume."""
+    paths = [volume.get("mount_path") for volume in volumes]
+    for index, path in enumerate(paths):
+        if path is not None and path in paths[:index]:
+            rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
+            where = f"kubernetes.volumes.{index}.mount_path"
+            yield Broken(rule, "a path shows one volume", nearest(_free_path(path, volumes)), where, path)
+
+
+# A copy on the nodes' disks
+
+
+@_reads("kubernetes.stage.source", "kubernetes.stage.host_path")
+def staged_paths_are_absolute(source: str, host_path: str) -> Iterator[Broken]:
+    """Neither a pod nor a node has a current folder."""
+    for key, path in (("source", source), ("host_path", host_path)):
+        if not _is_absolute(path):
+            rule = "S412 must be an absolute path below /, without .. or a closing /"
+            reason, fix = "pods and nodes have no current folder", nearest(_absolute(path))
+            yield Broken(rule, reason, fix, f"kubernetes.stage.{key}", path)
+
+
+@_reads("kubernetes.stage.source", "kubernetes.volumes")
+def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken | None:
+    """The copy is made from what a pod can see."""
+    if not _is_absolute(source) or volume_of(source, volumes) is not None:
+        return None
+    paths = [
+        path for path in (volume.get("mount_path") for volume in volumes) if path is not None and _is_absolute(path)
+    ]
+    rule = "S457 must be in one of kubernetes.volumes"
+    reason = f"pods see {' and '.join(paths)}" if paths else "pods see no volume"
+    if paths:
+        return Broken(rule, reason, nearest(*paths))
+    example = {"claim": "models", "mount_path": source}
+    fix = Fix(f"for example volumes: [{{claim: models, mount_path: {source}}}]", ({"kubernetes.volumes": [example]},))
+    return Broken(rule, reason, fix)
+
+
+@_reads("model.checkpoint", "kubernetes.stage.source", "kubernetes.volumes")
+def staged_checkpoints_have_a_place(checkpoint: str | None, source: str, volumes: Volumes) -> Broken | None:
+    """Ranks read the copy where the spec has the checkpoint, and a volume would be there already."""
+    if checkpoint is None or (_is_absolute(checkpoint) and volume_of(checkpoint, volumes) is None):
+        return None
+    rule = "S458 must be an absolute path outside kubernetes.volumes, where kubernetes.stage copies it"
+    reason = "pods see the copy there, and the original in a volume"
+    return Broken(rule, reason, nearest(_free_path("/checkpoint", volumes)))
+
+
+def volume_of(path: str, volumes: Volumes) -> int | None:
+    """Return which of `volumes` shows `path` to pods: the one mounted deepest above it."""
+    above = {
+        index: volume["mount_path"] for index, volume in enumerate(volumes) if _is_in(path, volume.get("mount_path"))
+    }
+    return max(above, key=lambda index: len(above[index]), default=None)
+
+
+def _is_in(path: str, folder: str | None) -> bool:
+    return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
+
+
+def _free_path(path: str, volumes: Volumes) -> str:
+    """`path`, or with the first number behind it that makes it the only one."""
+    taken = {volume.get("mount_path") for volume in volumes}
+    return next(each for each in chain([path], (f"{path}-{number}" for number in count(2))) if each not in taken)
+
+
+def _is_absolute(path: str) -> bool:
+    """Without `..`, double or closing slashes, so that one place has one name."""
+    return path.startswith("/") and path == posixpath.normpath(path) != "/"
+
+
+def _absolute(path: str) -> str:
+    """The absolute path that was probably meant."""
+    nearest = posixpath.normpath("/" + path.lstrip("/"))
+    return "/models" if nearest == "/" else nearest

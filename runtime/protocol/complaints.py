@@ -1,0 +1,33 @@
+"""Lines about connections that were closed, and no flood of them.
+
+Whoever can reach a port can open it a thousand times a second: a scanner, a probe of another protocol, a pod of another
+plan. Each connection ends with one line; beyond `MAX_LINES` in a minute they are only counted.
+"""
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Complaints"]
+
+MAX_LINES = 100
+PERIOD_S = 60.0
+
+
+class Complaints:
+    """What is wrong with the connections of one port. Used from one thread."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._began = clock()
+        self._num_lines = 0  # since then
+
+    def __call__(self, sentence: str) -> None:
+        """Say it, or count it where many were said in this minute; the next one then says how many were not."""
+        now = self._clock()
+        if now - self._began >= PERIOD_S:
+            if self._num_lines > MAX_LINES:
+                self._say(f"{self._num_lines - MAX_LINES:,} more lines of this kind were left out")
+            self._began, self._num_lines = now, 0
+        self._num_lines += 1
+        if self._num_lines <= MAX_LINES:
+            self._say(sentence)

@@ -1,0 +1,54 @@
+"""How a unit ends without dropping a request: nobody sends it new ones, it answers those it has, then its ranks end.
+
+    SIGTERM at a rank -> State "draining" -> the gateway sends the whole unit no more requests -> the unit is idle ->
+    every rank says that it is draining -> Dismissed when the gateway waits for nothing from it -> all end together
+
+One rank that is told to leave takes its unit along: a unit cannot compute without one of its ranks.
+How long this may take is decided by whoever ends the process: see `node.py`.
+"""
+
+from typing import Protocol
+
+__all__ = ["Leaving", "Line"]
+
+
+class Line(Protocol):
+    """What leaving needs to know of a rank's connections."""
+
+    def say_draining(self) -> None:
+        """Tell the gateway that this rank takes no new requests."""
+
+    def is_connected(self) -> bool:
+        """Whether a gateway listens."""
+
+    def is_handing_over(self) -> bool:
+        """Whether a prompt's KV is on its way to a decode rank."""
+
+
+class Leaving:
+    """One rank's part."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._is_told = False
+        self._is_dismissed = False
+        self.is_asked = False
+
+    def ask(self) -> None:
+        """Begin as soon as the step loop looks. Safe in a signal handler."""
+        self.is_asked = True
+
+    def tell_gateway(self) -> None:
+        """Say once that this rank is draining."""
+        if not self._is_told:
+            self._is_told = True
+            self._line.say_draining()
+
+    def dismiss(self) -> None:
+        """The gateway waits for nothing from this rank any more."""
+        self._is_dismissed = True
+
+    @property
+    def is_free(self) -> bool:
+        """Whether an idle rank may end: no request is on its way to it or from it."""
+        return (self._is_dismissed or not self._line.is_connected()) and not self._line.is_handing_over()

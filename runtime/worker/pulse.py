@@ -1,0 +1,39 @@
+"""Whether a rank moves, for whoever may start it again.
+
+    loading   no: until its weights are loaded, a rank has not started
+    joining   yes: it waits for its peers, who have deadlines of their own
+    stepping  as long as its loop turned a moment ago: an idle loop turns as well
+
+A rank whose loop stands still holds up its whole unit: every turn begins with a collective. So all ranks of the unit
+say no, and whoever asks starts them again, once they have said so for longer than any step takes.
+"""
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Pulse"]
+
+MOMENT_S = 10.0  # assumed: most turns are shorter, and one that is longer is asked about again
+
+
+class Pulse:
+    """Beaten by the rank's main thread and read by the thread of its metrics port."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._has_weights = False
+        self._last_turn: float | None = None
+
+    def weights_are_loaded(self) -> None:
+        """Say from now on that the rank has started."""
+        self._has_weights = True
+
+    def turn(self) -> None:
+        """Note that the loop begins another turn."""
+        self._last_turn = self._now()
+
+    def is_moving(self) -> bool:
+        """Whether the rank has started, and its loop, once it has begun, turned a moment ago."""
+        if self._last_turn is None:
+            return self._has_weights
+        return self._now() - self._last_turn < MOMENT_S

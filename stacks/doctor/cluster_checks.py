@@ -1,0 +1,60 @@
+"""What the user may do, which kinds the cluster serves, and what the server says to the plan's objects. Pure."""
+
+from collections.abc import Iterator
+
+from stacks.doctor.facts import ClusterFacts, Refused
+from stacks.doctor.findings import Finding, split_sentence
+from stacks.doctor.needs import Needs
+from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedError
+
+__all__ = ["kinds", "objects", "rights", "unseen"]
+
+
+def unseen(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """What nobody looked at: it may be right, and `up` may do without the right to look."""
+    for each in facts.unseen:
+        reason, fix = split_sentence(each.why)
+        yield Finding("rights", each.what, f"not looked at: {reason}", fix, blocks=False)
+
+
+def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """The provider gets, creates, patches and deletes objects of each kind of the plan."""
+    for each in facts.denied:
+        where = f"in namespace {each.namespace}" if each.namespace else "in the whole cluster"
+        reason = f"the kubeconfig's user may not {', '.join(each.verbs)} them {where}"
+        role = "Role" if each.namespace else "ClusterRole"
+        fix = f"bind a {role} to it that allows get, create, patch and delete of them"
+        if each.kind == "Namespace":
+            fix = f"have {needs.namespace} created for you and set kubernetes.create_namespace: false, or {fix}"
+        yield Finding("rights", f"{each.kind}s", reason, fix)
+
+
+def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Every kind of the plan is served, in the plan's version."""
+    for (api_version, kind), versions in facts.unserved.items():
+        group, wanted = api_version.rpartition("/")[0], api_version.rpartition("/")[2]
+        install = INSTALL.get(kind, "install what defines it")
+        if versions:
+            reason = f"the cluster serves {group} in {', '.join(versions)}, and not {kind} in {wanted}"
+            fix = f"renew what defines it: {install}"
+        else:
+            reason, fix = f"the cluster does not serve {api_version}", install
+        yield Finding("kind", kind, reason, fix)
+
+
+def objects(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """The server, and our own rules about whose an object is, have nothing against any object of the plan."""
+    for each in facts.refused:
+        if isinstance(each.error, (ForeignError, OtherPlanError)):
+            reason, fix = split_sentence(str(each.error).removeprefix(f"{each.object} "))
+            yield Finding("owner", each.object, f"it {reason}", fix)
+        elif isinstance(each.error, RefusedError):
+            yield from _refused(each, each.error, facts)
+
+
+def _refused(refused: Refused, error: RefusedError, facts: ClusterFacts) -> Iterator[Finding]:
+    reason, fix = split_sentence(error.sentence)
+    if error.silent_webhook:
+        yield Finding("webhook", error.silent_webhook, reason, fix)
+    elif not (error.is_about_rights and facts.denied):  # which `rights` says, for all objects of the kind
+        yield Finding("object", refused.object, reason, fix)

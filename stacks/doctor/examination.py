@@ -1,0 +1,55 @@
+"""`tidemill doctor SPEC|PLAN.json --context NAME`: what a plan needs, one look at the cluster, and the findings.
+
+With a probe, pods are started on the planned nodes besides, and deleted again: `probing.py`.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.plan.deployable import Deployable
+from stacks.doctor.checks import findings
+from stacks.doctor.findings import Finding
+from stacks.doctor.needs import needs_of
+from stacks.doctor.probe_checks import probe_findings, probe_summary
+from stacks.doctor.probing import STARTED_TIMEOUT_S, probe
+from stacks.doctor.reading import read_facts
+from stacks.kube.api import connect
+from stacks.kube.errors import ProviderError
+from stacks.kube.waiting import Patience
+from stacks.live.status import ClusterError
+
+__all__ = ["Examination", "examine"]
+
+NOT_PROBED = "nodes were not probed: mend first what blocks"
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found; `probed` says what a probe measured, or why there was none. None where nobody asked for one."""
+
+    findings: tuple[Finding, ...]
+    probed: str | None
+
+    @property
+    def blocks(self) -> bool:
+        """Whether something would stop `up`."""
+        return any(each.blocks for each in self.findings)
+
+
+def examine(plan: Deployable, context: str, *, with_probe: bool, report: Callable[[str], None]) -> Examination:
+    """Compare the cluster of that kubeconfig context with `plan`. Without a probe nothing is created.
+
+    Raises InfeasibleError for a plan that cannot be rendered, ClusterError where the cluster cannot be asked.
+    """
+    needs = needs_of(plan)
+    try:
+        api = connect(context)
+        facts = read_facts(api, needs)
+        looked = Examination(findings(needs, facts), NOT_PROBED if with_probe else None)
+        if not with_probe or looked.blocks:
+            return looked
+        probed = probe(api, needs, facts, Patience(STARTED_TIMEOUT_S, threading.Event(), report))
+    except ProviderError as error:
+        raise ClusterError(error) from None
+    return Examination((*looked.findings, *probe_findings(probed)), probe_summary(probed))

@@ -1,0 +1,98 @@
+"""What stands between a plan and a cluster: one finding an obstacle, and all of them as text.
+
+    blocks   `up` would fail, or wait until its deadline
+    else     worth knowing: a spare that cannot stand in, or what nobody could look at
+
+Which checks there are, and what each finds, is in `docs/doctor.md`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+__all__ = ["Check", "Finding", "findings_json", "findings_lines", "split_sentence"]
+
+Check = Literal[
+    "rights",
+    "kind",
+    "webhook",
+    "namespace",
+    "owner",
+    "object",
+    "storage",
+    "secret",
+    "priority-class",
+    "runtime-class",
+    "queue",
+    "network",
+    "quota",
+    "pod-security",
+    "pod",
+    "node",
+    "taint",
+    "device",
+    "capacity",
+    "occupied",
+    "gateway",
+    "image",
+    "reach",
+    "slow",
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One obstacle."""
+
+    check: Check
+    object: str  # kind and name of what it is about: `Node gpu-a01`
+    reason: str
+    fix: str
+    blocks: bool = True
+
+
+def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Give programs every finding by itself."""
+    return {"findings": [asdict(each) for each in findings]}
+
+
+def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list[str]:
+    """Tell people line by line, with objects that lack the same named together, and what blocks first."""
+    if not findings:
+        return [f"{plan}: nothing in the cluster of context {context} stands in its way"]
+    num_blocking = sum(each.blocks for each in findings)
+    counts = f"{_counted(len(findings), 'finding')}, of which {num_blocking} would stop `up`"
+    return [f"{plan}, in the cluster of context {context}: {counts}", *_lines(findings)]
+
+
+def split_sentence(sentence: str) -> tuple[str, str]:
+    """Take a sentence of `kube/errors.py` apart: what is wrong, and what to do."""
+    reason, _, fix = sentence.rpartition("; ")
+    return (reason, fix) if reason else (fix, "remove what the server names, and repeat")
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    alike: dict[Finding, list[Finding]] = {}
+    for each in findings:
+        alike.setdefault(_nameless(each), []).append(each)
+    for nameless, members in sorted(alike.items(), key=lambda pair: not pair[0].blocks):
+        said = members[0] if len(members) == 1 else nameless
+        kind = "blocks" if said.blocks else "note"
+        yield f"  {kind}  {said.check}  {_named([each.object for each in members])}: {said.reason}; {said.fix}"
+
+
+def _nameless(finding: Finding) -> Finding:
+    """The same of any object: its name, which commands in the fix need, is NAME."""
+    name = re.compile(rf"(?<![\w.-]){re.escape(finding.object.rpartition(' ')[2])}(?![\w.-])")
+    return replace(finding, object="", reason=name.sub("NAME", finding.reason), fix=name.sub("NAME", finding.fix))
+
+
+def _named(objects: Sequence[str]) -> str:
+    """Name up to three, and count the others."""
+    shown, num_more = ", ".join(objects[:3]), len(objects) - 3
+    return f"{shown} and {num_more} more" if num_more > 0 else shown
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

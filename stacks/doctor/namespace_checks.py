@@ -1,0 +1,175 @@
+"""The plan's namespace, and what must be in it: claims, Secrets, quotas, and a standard that lets its pods in. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+
+from stacks.doctor.facts import ClusterFacts, Refused, is_ending
+from stacks.doctor.findings import Check, Finding, split_sentence
+from stacks.doctor.needs import Needs, limits_of, requests_of, summed
+from stacks.kube.errors import RefusedError
+from stacks.kube.manifest import Manifest
+from stacks.kube.quantities import Amounts, amount_text, amounts
+
+__all__ = ["claims", "named_objects", "namespace", "pods", "quotas"]
+
+# kind of what pods name -> the check, and how it comes to be there
+NAMED: Mapping[str, tuple[Check, str]] = {
+    "PersistentVolumeClaim": ("storage", "create it"),
+    "Secret": ("secret", "create it"),
+    "PriorityClass": ("priority-class", "create it"),
+    "RuntimeClass": ("runtime-class", "create it, with its handler on the nodes"),
+    "LocalQueue": ("queue", "create it in Kueue"),
+    "NetworkAttachmentDefinition": ("network", "create it"),
+}
+FOR_MANY_NODES = {"ReadOnlyMany", "ReadWriteMany"}
+
+# Host folders, host networks and IPC_LOCK, all that our pods may have beyond `restricted`, are in no other standard.
+# Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+PRIVILEGED = "pod-security.kubernetes.io/enforce=privileged"
+
+# What admission plugins write, in kubernetes 1.36: staging/src/k8s.io/pod-security-admission/admission/admission.go;
+# staging/src/k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go.
+POD_SECURITY = re.compile(r'violates PodSecurity "(?P<standard>[^"]*)": (?P<why>.*)$', re.DOTALL)
+QUOTA = re.compile(r"(?:exceeded|failed) quota: (?P<name>[^,:]+)")
+CLASS = re.compile(r"no PriorityClass with name|RuntimeClass .* not found|runtimeclass.* not found", re.IGNORECASE)
+
+
+def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """It is there where the plan does not make it, and not on its way out."""
+    live, subject = facts.namespace, f"Namespace {needs.namespace}"
+    was_seen = all(each.what != "the namespace" for each in facts.unseen)
+    if live is None and not needs.creates_namespace and was_seen:
+        fix = f"create it: kubectl create namespace {needs.namespace}; or set kubernetes.create_namespace: true"
+        yield Finding("namespace", subject, "it does not exist, and the plan does not create it", fix)
+    if live is not None and is_ending(live):
+        fix = "wait until it is gone; `up` waits too" if needs.creates_namespace else "wait until it is gone, create it"
+        yield Finding("namespace", subject, "it is being deleted", fix, blocks=not needs.creates_namespace)
+
+
+def named_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Whatever the pods name is there."""
+    for named, found in facts.named.items():
+        if found is None:
+            check, how = NAMED[named.kind]
+            if named.namespace and facts.namespace is None and needs.creates_namespace:
+                how = "create first the namespace and then it, and set kubernetes.create_namespace: false"
+            yield Finding(
+                check, str(named), f"there is none, and {named.field} names it", f"{how}; or correct the name"
+            )
+
+
+def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Each claim has its volume, and all nodes whose pods mount it may."""
+    for named, found in facts.named.items():
+        if named.kind != "PersistentVolumeClaim" or found is None:
+            continue
+        phase = (found.get("status") or {}).get("phase", "Pending")
+        modes = (found.get("status") or {}).get("accessModes") or found["spec"].get("accessModes") or []
+        num_nodes = len(_nodes_mounting(named.name, needs))
+        if is_ending(found):
+            yield Finding("storage", str(named), "it is being deleted", "wait until it is gone, and create it again")
+        elif phase != "Bound" and not (phase == "Pending" and _waits_for_pods(found, facts)):
+            fix = f"see why: kubectl describe pvc {named.name} --namespace {named.namespace}"
+            yield Finding("storage", str(named), f"it has no volume: its phase is {phase}", fix)
+        elif num_nodes > 1 and not FOR_MANY_NODES.intersection(modes):
+            reason = f"pods on {num_nodes} nodes mount it, and {', '.join(modes)} lets one node in"
+            fix = "make the claim anew with ReadOnlyMany or ReadWriteMany, on storage that can do that"
+            yield Finding("storage", str(named), reason, fix)
+
+
+def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """All pods of the plan fit into what each quota leaves; its own pods, of an earlier `up`, do not count twice."""
+    wanted, own = _wanted(needs), _held_by_plan(needs, facts)
+    for quota in facts.quotas or ():
+        spec, status = quota["spec"], quota.get("status") or {}
+        if spec.get("scopes") or spec.get("scopeSelector"):
+            continue  # whether pods are in scope is the server's to say, of the pod that was tried
+        hard, used = amounts(status.get("hard") or spec.get("hard")), amounts(status.get("used"))
+        taken = {name: max(used.get(name, Decimal(0)) - own.get(name, Decimal(0)), Decimal(0)) for name in hard}
+        lacking = {name: wanted[name] for name in hard if name in wanted and taken[name] + wanted[name] > hard[name]}
+        if lacking:
+            each = [
+                f"{name}: {amount_text(amount)} needed, {amount_text(max(hard[name] - taken[name], Decimal(0)))} left"
+                for name, amount in lacking.items()
+            ]
+            raised = ", ".join(f"{name}: {amount_text(taken[name] + amount)}" for name, amount in lacking.items())
+            subject = f"ResourceQuota {needs.namespace}/{quota['metadata']['name']}"
+            yield Finding("quota", subject, "; ".join(each), f"raise its spec.hard to {raised}")
+
+
+def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """A pod of each component is let in."""
+    said_quotas = {each.object.rpartition("/")[2] for each in quotas(needs, facts)}
+    has_no_class = any(found is None for named, found in facts.named.items() if named.kind.endswith("Class"))
+    violations: dict[str, list[str]] = {}
+    for each in facts.refused_pods:
+        assert isinstance(each.error, RefusedError)
+        message = each.error.server_message
+        if violation := POD_SECURITY.search(message):
+            whys = violations.setdefault(violation["standard"], [])
+            whys += [violation["why"]] if violation["why"] not in whys else []
+        elif quota := QUOTA.search(message):
+            if quota["name"] not in said_quotas:
+                subject = f"ResourceQuota {needs.namespace}/{quota['name']}"
+                yield Finding("quota", subject, message, "raise it, or write kubernetes.resources if it asks for them")
+        elif not (has_no_class and CLASS.search(message)):
+            yield _refused_pod(each, each.error)
+    for standard, whys in violations.items():
+        reason = f"it enforces the standard {standard}, which the plan's pods violate: {'; '.join(whys)}"
+        fix = f"kubectl label --overwrite namespace {needs.namespace} {PRIVILEGED}; or choose another namespace"
+        yield Finding("pod-security", f"Namespace {needs.namespace}", reason, fix)
+
+
+def _refused_pod(refused: Refused, error: RefusedError) -> Finding:
+    reason, fix = split_sentence(error.sentence)
+    if error.is_about_rights:
+        return Finding("rights", f"pods of {refused.object}", f"not tried: {reason}", fix, blocks=False)
+    if error.silent_webhook:
+        return Finding("webhook", error.silent_webhook, reason, fix)
+    return Finding("pod", f"pods of {refused.object}", reason, fix)
+
+
+def _waits_for_pods(claim: Manifest, facts: ClusterFacts) -> bool:
+    """Whether its volume is made when the first pod comes."""
+    name = claim["spec"].get("storageClassName")
+    found = (each for each in facts.storage_classes or () if each["metadata"]["name"] == name)
+    return any(each.get("volumeBindingMode") == "WaitForFirstConsumer" for each in found)
+
+
+def _nodes_mounting(claim: str, needs: Needs) -> set[str]:
+    """The nodes whose pods mount it; a workload that has no planned nodes is on one of its own."""
+    mounting = [each for each in needs.pod_sets if claim in each.claims]
+    return {node for each in mounting for node in each.nodes or (f"any for {each.owner}",)}
+
+
+def _wanted(needs: Needs) -> dict[str, Decimal]:
+    """What quotas call what the plan's pods take.
+
+    Source: https://kubernetes.io/docs/concepts/policy/resource-quotas/ (types of resource quota)
+    """
+    requests = summed(_times(each.requests, each.num_pods) for each in needs.pod_sets)
+    limits = summed(_times(each.limits, each.num_pods) for each in needs.pod_sets)
+    return _as_quotas_say(requests, limits, sum(each.num_pods for each in needs.pod_sets))
+
+
+def _held_by_plan(needs: Needs, facts: ClusterFacts) -> dict[str, Decimal]:
+    """The same of the plan's pods that are there already."""
+    own = [each["spec"] for each in facts.pods or () if needs.owns(each)]
+    requests, limits = summed(map(requests_of, own)), summed(map(limits_of, own))
+    return _as_quotas_say(requests, limits, len(own))
+
+
+def _as_quotas_say(requests: Amounts, limits: Amounts, num_pods: int) -> dict[str, Decimal]:
+    plain = {name: amount for name, amount in requests.items() if name in ("cpu", "memory")}
+    return {
+        **plain,
+        **{f"requests.{name}": amount for name, amount in requests.items()},
+        **{f"limits.{name}": amount for name, amount in limits.items()},
+        "pods": Decimal(num_pods),
+        "count/pods": Decimal(num_pods),
+    }
+
+
+def _times(each: Amounts, number: int) -> Amounts:
+    return {name: amount * number for name, amount in each.items()}

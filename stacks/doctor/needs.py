@@ -1,0 +1,214 @@
+"""What a plan asks of a cluster, read off the very objects that `up` would apply. Pure.
+
+The objects are asked and not the spec: whatever put a toleration, a resource or a claim into a pod template (a field, a
+template, a patch), a pod comes to the cluster with it, and there is no second list of fields to keep up to date.
+
+    Needs -> PodSet, one a workload -> the nodes that were planned for its pods, what each pod requests
+          -> Named, one an object of somebody else's that the pods cannot do without
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from planner.facts.names import PLAN_LABEL, UNIT_LABEL
+from planner.plan.deployable import Deployable
+from stacks.kube.manifest import Manifest
+from stacks.kube.quantities import Amounts, amounts
+from stacks.program.plan_objects import plan_objects
+
+__all__ = ["Named", "Needs", "PodSet", "limits_of", "needs_of", "requests_of", "summed"]
+
+# An annotation of pods; its two forms: github.com/k8snetworkplumbingwg/multus-cni 37adefb docs/how-to-use.md
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+# A label: github.com/kubernetes-sigs/kueue 003ea96 pkg/controller/constants/constants.go
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+Template = dict[str, Any]  # of pods: their metadata and spec
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object that the plan's pods need by name and that `up` does not make."""
+
+    group: str  # `scheduling.k8s.io`; empty for the core
+    kind: str
+    namespace: str  # empty for kinds of the whole cluster
+    name: str
+    field: str  # of the spec, where a user corrects the name
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class PodSet:
+    """The equal pods of one workload."""
+
+    owner: str  # a unit's name, or the gateway's
+    component: str  # `prefill`, `decode`, `gateway`: pods of one component differ only in nodes and launch files
+    num_pods: int
+    nodes: tuple[str, ...]  # planned for them; empty where any node will do
+    spares: tuple[str, ...]
+    template: Template
+
+    @property
+    def requests(self) -> Amounts:
+        """What each pod holds of its node."""
+        return requests_of(self.template["spec"])
+
+    @property
+    def limits(self) -> Amounts:
+        """The most that each pod may take."""
+        return limits_of(self.template["spec"])
+
+    @property
+    def claims(self) -> list[str]:
+        """The PersistentVolumeClaims that each pod mounts."""
+        claims = (each.get("persistentVolumeClaim") for each in self.template["spec"].get("volumes") or [])
+        return [each["claimName"] for each in claims if each]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """All that a plan asks of a cluster."""
+
+    plan: str
+    namespace: str
+    creates_namespace: bool
+    objects: tuple[Manifest, ...]  # in the order in which they can be created
+    pod_sets: tuple[PodSet, ...]
+    named: tuple[Named, ...]
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        """The (apiVersion, kind) of everything that is applied, each once."""
+        return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
+
+    def owns(self, pod: Manifest) -> bool:
+        """Whether a pod is the plan's own, of an earlier `up`."""
+        metadata = pod["metadata"]
+        is_labelled = (metadata.get("labels") or {}).get(PLAN_LABEL) == self.plan
+        return is_labelled and metadata.get("namespace") == self.namespace
+
+
+def needs_of(plan: Deployable) -> Needs:
+    """Read off what `plan` asks for. Raises InfeasibleError when it cannot be rendered."""
+    rendered = plan_objects(plan)
+    in_order = [*rendered.shared, *rendered.gateway, *(each for unit in rendered.units.values() for each in unit)]
+    objects = tuple(each.manifest for each in in_order)
+    places = {unit.name: (unit.nodes, tuple(plan.unit_document(unit)["spares"])) for unit in plan.units}
+    pod_sets = tuple(_pod_set(each, places) for each in objects if _template(each) is not None)
+    namespace = plan.kubernetes.namespace
+    return Needs(
+        plan=plan.name,
+        namespace=namespace,
+        creates_namespace=plan.kubernetes.create_namespace,
+        objects=objects,
+        pod_sets=pod_sets,
+        named=tuple(dict.fromkeys(_named(objects, pod_sets, namespace))),
+    )
+
+
+def requests_of(spec: Template) -> Amounts:
+    """Sum up what a pod of that spec holds of its node; a limit stands for a request that is not written."""
+    return _of_pod(spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))})
+
+
+def limits_of(spec: Template) -> Amounts:
+    """Sum up the most that a pod of that spec may take."""
+    return _of_pod(spec, lambda resources: amounts(resources.get("limits")))
+
+
+def summed(parts: Iterable[Amounts]) -> dict[str, Decimal]:
+    """Add amounts up, resource by resource."""
+    total: dict[str, Decimal] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
+
+
+def _of_pod(spec: Template, of_container: Callable[[Template], Amounts]) -> Amounts:
+    """Sum containers and sidecars; an init container that ends counts where it alone takes more.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
+    """
+    initial = spec.get("initContainers") or []
+    lasting = [*spec["containers"], *(each for each in initial if each.get("restartPolicy") == "Always")]
+    total = summed(of_container(each.get("resources") or {}) for each in lasting)
+    for each in initial:
+        for name, amount in of_container(each.get("resources") or {}).items():
+            total[name] = max(total.get(name, Decimal(0)), amount)
+    return total
+
+
+def _pod_set(workload: Manifest, places: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> PodSet:
+    template = _template(workload)
+    assert template is not None
+    metadata = workload["metadata"]
+    nodes, spares = places.get(metadata["labels"].get(UNIT_LABEL, ""), ((), ()))
+    component = metadata["labels"]["app.kubernetes.io/component"]
+    return PodSet(metadata["name"], component, _num_pods(workload), nodes, spares, template)
+
+
+def _template(workload: Manifest) -> Template | None:
+    """Find the template of a workload's pods; None for what has no pods."""
+    spec = workload.get("spec") or {}
+    template: Template | None = (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or spec.get("template")
+    return template if template and "containers" in (template.get("spec") or {}) else None
+
+
+def _num_pods(workload: Manifest) -> int:
+    """Count the pods of one that nobody has scaled."""
+    spec = workload["spec"]
+    size = (spec.get("leaderWorkerTemplate") or {}).get("size", 1)
+    return int(size) * int(spec.get("replicas", 1))
+
+
+def _named(objects: Sequence[Manifest], pod_sets: Sequence[PodSet], namespace: str) -> Iterator[Named]:
+    for each in objects:
+        for secret in each.get("imagePullSecrets") or []:
+            yield Named("", "Secret", namespace, secret["name"], "kubernetes.image_pull_secrets")
+        if queue := (each["metadata"].get("labels") or {}).get(QUEUE):
+            yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
+    for pod_set in pod_sets:
+        yield from _named_by_pod(pod_set, namespace)
+
+
+def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
+    spec = pod_set.template["spec"]
+    for claim in pod_set.claims:
+        yield Named("", "PersistentVolumeClaim", namespace, claim, "kubernetes.volumes")
+    for secret in _secrets(spec):
+        yield Named("", "Secret", namespace, secret, "kubernetes.env")
+    if name := spec.get("priorityClassName"):
+        yield Named("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
+    if name := spec.get("runtimeClassName"):
+        yield Named("node.k8s.io", "RuntimeClass", "", name, "kubernetes.runtime_class")
+    metadata = pod_set.template.get("metadata") or {}
+    if queue := (metadata.get("labels") or {}).get(QUEUE):
+        yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
+    for within, name in _networks((metadata.get("annotations") or {}).get(NETWORKS, ""), namespace):
+        yield Named("k8s.cni.cncf.io", "NetworkAttachmentDefinition", within, name, "kubernetes.networks")
+
+
+def _secrets(spec: Template) -> Iterator[str]:
+    """The Secrets that containers take their environment from, those they can do without left out."""
+    for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+        for variable in container.get("env") or []:
+            secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
+            if secret and not secret.get("optional"):
+                yield secret["name"]
+
+
+def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:
+    """Read (namespace, name) from either form that Multus takes: `a, other/b@net1`, or a JSON list."""
+    if annotation.startswith("["):
+        yield from ((each.get("namespace", namespace), each["name"]) for each in json.loads(annotation))
+        return
+    for part in filter(None, map(str.strip, annotation.split(","))):
+        within, _, name = part.partition("@")[0].rpartition("/")
+        yield within or namespace, name

@@ -1,0 +1,222 @@
+"""The planned nodes: there, awake, open to the plan's pods, and with room for them. Pure.
+
+A unit is placed by the names of its nodes, so each node is judged for the pods that were planned for it. A spare that
+is of no use is a note: the unit starts without it. A node that cannot be used at all is not looked at any further.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from stacks.doctor.facts import ClusterFacts
+from stacks.doctor.findings import Check, Finding
+from stacks.doctor.needs import Needs, PodSet, requests_of, summed
+from stacks.kube.manifest import Manifest
+from stacks.kube.pods import not_ready_nodes
+from stacks.kube.quantities import Amounts, amount_text, amounts
+
+__all__ = ["gateway", "nodes"]
+
+HOSTNAME = "kubernetes.io/hostname"
+NONE = Decimal(0)
+PLAN_WITHOUT = "list the nodes to use in cluster.nodes, and plan again"
+
+# What the node controller puts on nodes that are said for not ready or cordoned, which other findings say.
+# Source: https://kubernetes.io/docs/reference/labels-annotations-taints/
+SAID_OTHERWISE = {f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")}
+REPELLING = {"NoSchedule", "NoExecute"}
+
+# resource -> what makes a node offer it
+OFFERED_BY = {
+    "nvidia.com/gpu": "NVIDIA's driver and device plugin, or its GPU operator",
+    "amd.com/gpu": "AMD's driver and device plugin, or its GPU operator",
+}
+DEVICE_PLUGIN = "the device plugin that offers it"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, found or not, and the pods that one wants to have there."""
+
+    name: str
+    pod_set: PodSet
+    is_spare: bool
+
+    def finding(self, check: Check, reason: str, fix: str) -> Finding:
+        """An obstacle there, which blocks unless the unit can start without the node."""
+        return Finding(check, f"Node {self.name}", reason, fix, blocks=not self.is_spare)
+
+
+def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Every planned node, then every spare."""
+    if facts.nodes is None:
+        return
+    known = {each["metadata"]["name"]: each for each in facts.nodes}
+    planned = [Place(name, each, is_spare=False) for each in needs.pod_sets for name in each.nodes]
+    spares = [Place(name, each, is_spare=True) for each in needs.pod_sets for name in each.spares]
+    for place in (*planned, *spares):
+        node = known.get(place.name)
+        if node is None:
+            yield place.finding("node", *_absent(place.name, known))
+        elif not_ready_nodes([node]):
+            fix = f"see why: kubectl describe node {place.name}; or without it: {PLAN_WITHOUT}"
+            yield place.finding("node", f"it is not ready: {_why_not_ready(node)}", fix)
+        else:
+            yield from _closed(place, node)
+            yield from _too_small(place, node)
+            yield from _occupied(place, node, needs, facts)
+
+
+def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Pods that may go anywhere have somewhere to go, beside the units."""
+    if facts.nodes is None:
+        return
+    taken = {name: [each.requests] for each in needs.pod_sets for name in each.nodes}
+    for pod_set in needs.pod_sets:
+        if not pod_set.nodes and not any(
+            _has_room(node, pod_set, taken.get(node["metadata"]["name"], []), needs, facts) for node in facts.nodes
+        ):
+            wanted = ", ".join(f"{amount_text(amount)} {name}" for name, amount in pod_set.requests.items())
+            reason = f"none of {len(facts.nodes)} nodes is ready, lets it in and has {wanted or 'room'} left"
+            yield Finding("gateway", f"pods of {pod_set.owner}", reason, "add a node, or ask for less of it")
+
+
+def _closed(place: Place, node: Manifest) -> Iterator[Finding]:
+    """What keeps the scheduler from putting the pods there, however much room there is."""
+    if node["spec"].get("unschedulable"):
+        fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
+        yield place.finding("node", "it is cordoned", fix)
+    for label in _labels_lacking(node, place.pod_set):
+        fix = f"label it: kubectl label node {place.name} {label}; or correct kubernetes.node_selector"
+        yield place.finding("node", f"it lacks the label {label}, which the pods ask for", fix)
+    for taint in _taints_in_the_way(node, place.pod_set):
+        fix = f"take it away: kubectl taint node {place.name} {taint}-; or tolerate it in kubernetes.tolerations"
+        yield place.finding("taint", f"it has the taint {taint}, which the pods do not tolerate", fix)
+
+
+def _absent(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
+    """Why a node is not there, and what to do; many clusters have names besides, in a label."""
+    alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
+    if alias:
+        reason = f"it is the label {HOSTNAME} of the Node {alias}, and pods are placed by the Node's own name"
+        return reason, f"call it {alias} in cluster.nodes, and plan again"
+    return "the cluster has no Node of that name", f"as `kubectl get nodes` names them: {PLAN_WITHOUT}"
+
+
+def _why_not_ready(node: Manifest) -> str:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    ready: Mapping[str, str] = next((each for each in conditions if each["type"] == "Ready"), {})
+    said = ready.get("message") or ready.get("reason") or "it has said nothing yet"
+    return " ".join(said.split()).rstrip(".")
+
+
+def _labels(node: Manifest) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
+
+
+def _labels_lacking(node: Manifest, pod_set: PodSet) -> list[str]:
+    selector = pod_set.template["spec"].get("nodeSelector") or {}
+    return [f"{key}={value}" for key, value in selector.items() if _labels(node).get(key) != value]
+
+
+def _taints_in_the_way(node: Manifest, pod_set: PodSet) -> list[str]:
+    """Write them as `kubectl taint` does, those left out that another finding says."""
+    tolerations = pod_set.template["spec"].get("tolerations") or []
+    return [
+        f"{taint['key']}{'=' if taint.get('value') else ''}{taint.get('value') or ''}:{taint['effect']}"
+        for taint in node["spec"].get("taints") or []
+        if taint["effect"] in REPELLING
+        and taint["key"] not in SAID_OTHERWISE
+        and not any(_tolerates(each, taint) for each in tolerations)
+    ]
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Match as Kubernetes does; a toleration without an effect or a key matches each.
+
+    Source: https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
+    """
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    if toleration["key"] != taint["key"]:
+        return False
+    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _too_small(place: Place, node: Manifest) -> Iterator[Finding]:
+    """Resources that the node does not offer, or offers too little of, even when it is empty."""
+    status = node.get("status") or {}
+    allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
+    for resource, wanted in place.pod_set.requests.items():
+        offered, has = allocatable.get(resource, NONE), capacity.get(resource, NONE)
+        needed = f"{amount_text(wanted)} are needed"
+        if wanted <= offered:
+            continue
+        if "/" not in resource:
+            reason = f"pods get {amount_text(offered)} of its {resource}, and {needed}"
+            yield place.finding("capacity", reason, "ask for less in kubernetes.resources, or take larger nodes")
+        elif not has:
+            others = ", ".join(sorted(name for name in allocatable if "/" in name)) or "none"
+            reason = f"it offers no {resource}, and {needed}; devices that it offers: {others}"
+            fix = f"install {OFFERED_BY.get(resource, DEVICE_PLUGIN)} there; or correct the resource's name in the spec"
+            yield place.finding("device", reason, fix)
+        else:
+            reason = f"it offers {amount_text(offered)} {resource} of {amount_text(has)} that it has, and {needed}"
+            mend = "mend the others; or " if wanted <= has else ""
+            yield place.finding("device", reason, f"{mend}without the node: {PLAN_WITHOUT}")
+
+
+def _occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Resources of which there would be enough, if pods of others did not hold them."""
+    offered = amounts((node.get("status") or {}).get("allocatable"))
+    holders = _others_on(node, place.pod_set, needs, facts)
+    held = summed(requests_of(each["spec"]) for each in holders)
+    for resource, wanted in place.pod_set.requests.items():
+        taken, there_is = held.get(resource, NONE), offered.get(resource, NONE)
+        if wanted <= there_is < wanted + taken:
+            by = _named([each for each in holders if resource in requests_of(each["spec"])])
+            amount = f"{amount_text(taken)} of its {amount_text(there_is)} {resource}"
+            reason = f"pods of others hold {amount}, and {amount_text(wanted)} are needed: {by}"
+            yield place.finding("occupied", reason, f"end or move them; or without the node: {PLAN_WITHOUT}")
+
+
+def _named(pods: Sequence[Manifest]) -> str:
+    """Name up to three pods, and count the others."""
+    shown = ", ".join(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods[:3])
+    return f"{shown} and {len(pods) - 3} more" if len(pods) > 3 else shown
+
+
+def _others_on(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
+    """The pods on a node that are neither the plan's nor give way to the plan's by their priority."""
+    name, priority = node["metadata"]["name"], _priority(pod_set, facts)
+    return [
+        each
+        for each in facts.pods or ()
+        if each["spec"].get("nodeName") == name
+        and not needs.owns(each)
+        and (priority is None or (each["spec"].get("priority") or 0) >= priority)
+    ]
+
+
+def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
+    """The priority by which its pods evict others; None where they evict nobody."""
+    wanted = pod_set.template["spec"].get("priorityClassName")
+    found = next(
+        (live for named, live in facts.named.items() if (named.kind, named.name) == ("PriorityClass", wanted)), None
+    )
+    if found is None or found.get("preemptionPolicy") == "Never":
+        return None
+    return int(found["value"])
+
+
+def _has_room(node: Manifest, pod_set: PodSet, taken: Sequence[Amounts], needs: Needs, facts: ClusterFacts) -> bool:
+    if not_ready_nodes([node]) or node["spec"].get("unschedulable"):
+        return False
+    if _taints_in_the_way(node, pod_set) or _labels_lacking(node, pod_set):
+        return False
+    offered = amounts((node.get("status") or {}).get("allocatable"))
+    held = summed([*taken, *(requests_of(each["spec"]) for each in _others_on(node, pod_set, needs, facts))])
+    return all(wanted + held.get(name, NONE) <= offered.get(name, NONE) for name, wanted in pod_set.requests.items())

@@ -1,0 +1,75 @@
+"""What a probe says: nodes where no pod starts, nodes that others do not reach, nodes that are slow. Pure."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+
+from stacks.doctor.findings import Finding, split_sentence
+from stacks.doctor.probing import Probe
+
+__all__ = ["probe_findings", "probe_summary"]
+
+SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by far less, and a wrong link by far more
+
+
+def probe_findings(probe: Probe) -> Iterator[Finding]:
+    """Each node that keeps a unit from working as planned, once."""
+    for node, why in probe.not_started.items():
+        reason, fix = split_sentence(why)
+        yield Finding("image", f"Node {node}", f"a pod with the units' image does not start there: {reason}", fix)
+    for node, others in _cut_off(probe):
+        reason = f"pods there have no connection with those on {_counted(others)}"
+        fix = "look at its network, and at policies and firewalls between the nodes: units need all TCP ports"
+        yield Finding("reach", f"Node {node}", reason, fix)
+    yield from _slow(probe)
+
+
+def probe_summary(probe: Probe) -> str:
+    """What was measured, in a line."""
+    if probe.median is None:
+        return f"nothing was measured between {len(probe.nodes)} nodes"
+    worst = min(probe.mb_per_s, key=lambda pair: probe.mb_per_s[pair])
+    return (
+        f"all to all between {len(probe.nodes)} nodes: {probe.median:g} MB/s from one to another in the median, "
+        f"{probe.mb_per_s[worst]:g} at least ({worst[0]} to {worst[1]})"
+    )
+
+
+def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The fewest nodes that explain all missing connections: the one with most first, then what it leaves.
+
+    Nodes whose pod has not started explain theirs already.
+    """
+    missing = {
+        frozenset((node, other))
+        for node, others in probe.unreached.items()
+        for other in others
+        if other not in probe.not_started
+    }
+    while missing:
+        counts = {node: sum(node in pair for pair in missing) for node in probe.nodes}
+        worst = max(counts, key=lambda node: counts[node])
+        yield worst, tuple(sorted(other for pair in missing if worst in pair for other in pair - {worst}))
+        missing = {pair for pair in missing if worst not in pair}
+
+
+def _slow(probe: Probe) -> Iterator[Finding]:
+    if probe.median is None:
+        return
+    for node in probe.nodes:
+        own = _rates_of(node, probe.mb_per_s)
+        if own and statistics.median(own) < SLOW * probe.median:
+            reason = (
+                f"it exchanges {statistics.median(own):g} MB/s with another node, and nodes exchange "
+                f"{probe.median:g} in the median"
+            )
+            fix = "look at its links: a wrong speed, a broken cable, another leaf switch"
+            yield Finding("slow", f"Node {node}", reason, fix, blocks=False)
+
+
+def _rates_of(node: str, rates: Mapping[tuple[str, str], float]) -> list[float]:
+    return [rate for pair, rate in rates.items() if node in pair]
+
+
+def _counted(nodes: tuple[str, ...]) -> str:
+    shown, more = ", ".join(nodes[:3]), len(nodes) - 3
+    return f"{shown} and {more} more" if more > 0 else shown

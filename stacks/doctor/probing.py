@@ -1,0 +1,184 @@
+"""`doctor --probe`: a pod on each planned node that pulls the image and exchanges data with all others, then is gone.
+
+Pods are as the units' own in all that decides whether one starts: image, volumes, security, tolerations, networks. They
+ask for no resources, so that GPUs that others hold do not matter, and they run `probe_pod.py` instead of the engine.
+
+    namespace (one of its own where the plan's is not there yet) -> Service -> pods -> their last words -> all deleted
+
+What was measured is judged in `probe_checks.py`. Sockets between pods are measured; RDMA is the engine's to try.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from stacks.doctor.facts import ClusterFacts
+from stacks.doctor.needs import Needs, PodSet
+from stacks.kube.api import Api
+from stacks.kube.lifecycle import delete_all
+from stacks.kube.manifest import Manifest
+from stacks.kube.pods import cannot_start, reasons
+from stacks.kube.waiting import Patience
+
+__all__ = ["Probe", "probe"]
+
+NAME = "tidemill-probe"
+LABEL = "tidemill.dev/probe"
+PORT = 29499  # below those of ranks: a node's own may be taken where pods share its network
+SECONDS = 3.0
+STARTED_TIMEOUT_S = 600.0  # for pulling images
+KEPT = ("hostNetwork", "dnsPolicy", "nodeSelector", "priorityClassName", "runtimeClassName", "securityContext")
+OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What pods on the planned nodes found."""
+
+    nodes: tuple[str, ...]
+    not_started: Mapping[str, str]  # node -> why its pod has no last words
+    unreached: Mapping[str, tuple[str, ...]]  # node -> the nodes that it has no connection with
+    mb_per_s: Mapping[tuple[str, str], float]  # (from, to), while all sent to all
+
+    @property
+    def median(self) -> float | None:
+        """The middle one of all rates."""
+        rates = sorted(self.mb_per_s.values())
+        return rates[len(rates) // 2] if rates else None
+
+
+def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Probe:
+    """Start the pods, wait until they have ended or cannot start, and delete everything again."""
+    own_space = facts.namespace is None
+    namespace = f"{needs.plan}-probe" if own_space else needs.namespace
+    places = list(_places(needs))
+    manifests = list(_manifests(needs, places, namespace, patience.timeout_s))
+    if own_space:
+        manifests.insert(0, _namespace(needs, namespace))
+    delete_all(api, manifests, patience)  # what a killed run has left
+    try:
+        for each in manifests:
+            api.apply(each, force=False)
+        patience.until_none(lambda: _still_running(_pods(api, namespace)))
+        return _read([node for node, _ in places], _pods(api, namespace))
+    finally:
+        delete_all(api, manifests[::-1], patience)
+
+
+def _places(needs: Needs) -> Iterator[tuple[str, PodSet]]:
+    """Every planned node once, with the pods that it is planned for."""
+    seen: set[str] = set()
+    for pod_set in needs.pod_sets:
+        for node in pod_set.nodes:
+            if node not in seen:
+                seen.add(node)
+                yield node, pod_set
+
+
+def _manifests(
+    needs: Needs, places: Sequence[tuple[str, PodSet]], namespace: str, timeout_s: float
+) -> Iterator[Manifest]:
+    """The Service that gives the pods their names, and the pods."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: needs.plan}}
+    yield {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(needs, NAME, namespace), "spec": spec}
+    script = resources.files("stacks.doctor").joinpath("probe_pod.py").read_text(encoding="utf-8")
+    secrets = [secret for each in needs.objects for secret in each.get("imagePullSecrets") or []]
+    for index, (node, pod_set) in enumerate(places):
+        words = [str(index), str(len(places)), NAME, str(PORT), str(SECONDS), str(timeout_s / 2)]
+        template = pod_set.template
+        annotations = (template.get("metadata") or {}).get("annotations") or {}
+        metadata = _metadata(needs, f"probe-{index}", namespace) | ({"annotations": annotations} if annotations else {})
+        yield {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": _spec(template["spec"], node, ["python3", "-c", script, *words])
+            | {"hostname": f"probe-{index}", "subdomain": NAME}
+            | ({"imagePullSecrets": secrets} if secrets else {}),
+        }
+
+
+def _metadata(needs: Needs, name: str, namespace: str) -> dict[str, Any]:
+    return {"name": name, "namespace": namespace, "labels": {LABEL: needs.plan}}
+
+
+def _spec(of_unit: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
+    """The spec of a probe's pod, from that of the unit's."""
+    container = of_unit["containers"][0]
+    volumes = [each for each in of_unit.get("volumes") or [] if "projected" not in each and "configMap" not in each]
+    names = {each["name"] for each in volumes}
+    mounts = [each for each in container.get("volumeMounts") or [] if each["name"] in names]
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    own = {key: container[key] for key in OF_CONTAINER if key in container}
+    return {
+        **{key: of_unit[key] for key in (*KEPT, "tolerations") if key in of_unit},
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "affinity": {"nodeAffinity": required},
+        "containers": [{"name": "probe", "command": list(command), "volumeMounts": mounts, **own}],
+        "volumes": volumes,
+    }
+
+
+def _namespace(needs: Needs, name: str) -> Manifest:
+    """A namespace of the probe's own, as open as the plan's will be."""
+    planned = [each["metadata"].get("labels") or {} for each in needs.objects if each["kind"] == "Namespace"]
+    labels = planned[0] if planned else {}
+    security = {key: value for key, value in labels.items() if key.startswith("pod-security.kubernetes.io/")}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": security}}
+
+
+def _pods(api: Api, namespace: str) -> list[Manifest]:
+    return api.list_all("v1", "Pod", namespace, labelSelector=LABEL)
+
+
+def _still_running(found: Sequence[Manifest]) -> str | None:
+    """What is waited for; pods that cannot start are waited for no longer than the others."""
+    running = [each for each in found if _last_words(each) is None and each["status"].get("phase") != "Failed"]
+    waiting = [each for each in running if not cannot_start(each)]
+    stuck = len(running) - len(waiting)
+    if not waiting or (stuck and all(each["status"].get("phase") == "Running" for each in waiting)):
+        return None
+    return f"{len(waiting)} of {len(found)} probes run"
+
+
+def _last_words(pod: Manifest) -> str | None:
+    """What its container wrote last; None while it has not ended."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    ended = next((each["state"]["terminated"] for each in statuses if "terminated" in (each.get("state") or {})), None)
+    return None if ended is None else str(ended.get("message") or "")
+
+
+def _read(nodes: Sequence[str], found: Sequence[Manifest]) -> Probe:
+    """Make sense of the pods' last words."""
+    by_index = {int(each["metadata"]["name"].rpartition("-")[2]): each for each in found}
+    not_started: dict[str, str] = {}
+    unreached: dict[str, tuple[str, ...]] = {}
+    rates: dict[tuple[str, str], float] = {}
+    for index, node in enumerate(nodes):
+        pod = by_index.get(index)
+        said = _last_words(pod) if pod else None
+        if pod is not None and said is None and pod["status"].get("phase") == "Running":
+            continue  # it waits for those that cannot start, and is all right
+        if not said:
+            not_started[node] = _why_silent(pod)
+            continue
+        answer = json.loads(said)
+        if answer["missing"]:
+            unreached[node] = tuple(nodes[peer] for peer in answer["missing"])
+        for peer, rate in enumerate(answer["mb_per_s"]):
+            if rate is not None:
+                rates[nodes[peer], node] = rate
+    return Probe(tuple(nodes), not_started, unreached, rates)
+
+
+def _why_silent(pod: Manifest | None) -> str:
+    if pod is None:
+        return "its pod was deleted by somebody; repeat"
+    lacking = reasons({"kind": "Pod"}, [pod], frozenset(), events=[])
+    said = "; ".join(each.removesuffix(f" (pod {pod['metadata']['name']})") for each in lacking)
+    return said or "its container has not started in time; see why: kubectl get events"

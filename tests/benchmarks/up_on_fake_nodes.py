@@ -1,0 +1,105 @@
+"""How long `pulumi up` of the published system takes beside server-side apply of the same folder, in the same run.
+
+`python -m tests.benchmarks.up_on_fake_nodes`, exit 1 on a missed goal. Both bring 38 units to 278 fake nodes
+(`tests/cluster/fake_nodes.py`), by turns on one cluster, until every group and the gateway are ready.
+
+The folder is what `tidemill render` writes, planned beforehand, applied file by file in its order over one connection,
+as `kubectl apply --server-side -k` does. `up` is the whole command: it starts Python, plans, checks, applies and waits.
+Goals: `up` at most 1.5 times as long, and a preview of no change under 10 s. Each figure is the best of its runs. The
+test cluster's programs must be built (`python -m tests.cluster.build`).
+"""
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import yaml
+
+from planner.compiler import compile_plan
+from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.spec.check import check_spec
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
+from stacks.kube.lifecycle import delete
+from stacks.kube.manifest import Reference
+from stacks.kube.readiness import missing
+from stacks.kube.waiting import Patience
+from tests.benchmarks.goals import Goals
+from tests.cluster.build import obtain
+from tests.cluster.deployed import new_stack
+from tests.cluster.fake_nodes import create_nodes, h800_nodes, running_control_plane_for_fake_nodes
+from tests.cluster.products import PULUMI
+from tests.cluster.published import write_published_spec
+
+RUNS = 2
+MOST_TIMES_AS_LONG = 1.5
+MAX_PREVIEW_S = 10
+TIMEOUT_S = 600
+POLL_S = 0.5
+
+
+def main():
+    """Measure by turns, and hold the figures against the goals."""
+    folder = Path(tempfile.mkdtemp())
+    spec = write_published_spec(folder)
+    plan = compile_plan(check_spec(spec)).deployable
+    manifests = [yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION]
+    (folder / "cluster").mkdir()
+    seconds = {"apply": [], "up": [], "preview": []}
+    with running_control_plane_for_fake_nodes(folder / "cluster") as control_plane:
+        create_nodes(control_plane, h800_nodes())
+        api = Api(Connection(control_plane.api))
+        stack = new_stack(obtain(PULUMI), folder / "stack", control_plane.kubeconfig, spec)
+        for _ in range(RUNS):
+            seconds["apply"].append(timed(lambda: apply_all(api, manifests)))
+            clear(api, manifests)
+            seconds["up"].append(timed(lambda: succeed(stack.up())))
+            seconds["preview"].append(timed(lambda: succeed(stack.preview("--expect-no-changes"))))
+            succeed(stack.destroy())
+    return report(len(manifests), seconds)
+
+
+def report(num_objects, seconds):
+    """Print every run; the exit status."""
+    for name, each in seconds.items():
+        print(f"{name:8} {', '.join(f'{one:.1f}' for one in each)} s")
+    best = {name: min(each) for name, each in seconds.items()}
+    goals = Goals()
+    goals.check(f"up / apply of {num_objects} objects", best["up"] / best["apply"], "<=", MOST_TIMES_AS_LONG)
+    goals.check("preview of no change, seconds", best["preview"], "<", MAX_PREVIEW_S)
+    return goals.report()
+
+
+def timed(act):
+    """The seconds that `act` takes."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def succeed(done):
+    """A command must have."""
+    assert done.status == 0, getattr(done, "output", done)
+
+
+def apply_all(api, manifests):
+    """Apply one after the other, then wait for all."""
+    for each in manifests:
+        api.apply(each, force=False)
+    deadline = time.monotonic() + TIMEOUT_S
+    waiting = manifests
+    while waiting := [each for each in waiting if missing(api.get(Reference.of(each)))]:
+        assert time.monotonic() < deadline, f"{len(waiting)} objects are not ready"
+        time.sleep(POLL_S)
+
+
+def clear(api, manifests):
+    """Delete the namespace, and wait until it is gone."""
+    (namespace,) = (each for each in manifests if each["kind"] == "Namespace")
+    delete(api, namespace, Patience(TIMEOUT_S, threading.Event(), lambda text: None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

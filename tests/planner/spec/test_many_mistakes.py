@@ -1,0 +1,45 @@
+"""A file with more mistakes than anybody reads is answered soon, and nothing is wrong that is not told or counted."""
+
+from planner.spec import unknown_keys
+from planner.spec.fields import MAX_TOLD, check_fields
+from tests.planner.conftest import SPEC
+from tests.planner.spec.wrong_specs import data_of
+
+
+def test_a_flood_of_unknown_keys_is_told_in_part_and_counted(problems_of):
+    """S109 says how many more there are; the other mistakes of the file are told as ever."""
+    keys = "".join(f"key_{number}: 1\n" for number in range(MAX_TOLD + 1_000))
+    problems = problems_of(SPEC.replace("port: 8000", "port: 9400") + keys)
+    (more,) = (each for each in problems if each.rule.startswith("S109"))
+
+    assert more.message == (
+        f"must have at most {MAX_TOLD} wrong fields to be told all of them; it has 1,000 more; mend those that are "
+        "told first"
+    )
+    assert len(problems) == MAX_TOLD + 2
+    assert "gateway.port" in {each.path for each in problems}
+
+
+def test_as_many_mistakes_as_are_told_need_no_remark(problems_of):
+    """Each of them has its line."""
+    problems = problems_of(SPEC + "".join(f"key_{number}: 1\n" for number in range(MAX_TOLD)))
+
+    assert len(problems) == MAX_TOLD
+    assert all(each.line > 1 for each in problems)
+
+
+def test_wrong_nodes_beyond_what_is_told_reach_no_rule(problems_of):
+    """A rule about names meets none that is no text."""
+    nodes = "".join(f"    - {{name: {number}}}\n" for number in range(MAX_TOLD + 100))
+    problems = problems_of(SPEC.replace("  nodes: 3\n", f"  nodes:\n{nodes}"))
+
+    assert {each.rule[:4] for each in problems} == {"S203", "S109"}
+
+
+def test_what_was_meant_is_asked_only_of_what_is_told(monkeypatch):
+    """Comparing each of half a million unknown keys with ours took most of a minute."""
+    asked = []
+    monkeypatch.setattr(unknown_keys, "close_to", lambda key, *_, **__: asked.append(key))
+    check_fields(data_of(SPEC) | {f"key_{number}": 1 for number in range(10_000)})
+
+    assert 0 < len(set(asked)) <= MAX_TOLD

@@ -1,0 +1,168 @@
+"""A change of a fix is what was meant: a program applies it, and nobody looks whether it was an example.
+
+Where only the user knows, a fix has words, and no changes.
+"""
+
+import json
+
+import pytest
+
+from planner.problems.fix import applied
+from planner.spec.fields import check_fields
+from planner.spec.other_names import INSTEAD, NOT_YET, OTHER_NAMES, WHY_NOT
+from planner.spec.schema import Spec
+from tests.planner.conftest import SPEC
+from tests.planner.layout.test_memory import PAIR
+from tests.planner.spec.spec_schema import SCHEMA, options, property_schemas
+from tests.planner.spec.wrong_specs import data_of
+
+RIVER = data_of(SPEC)
+OWN = {"name": "own", "memory": "94GiB"}
+NODES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+VOLUME = {"mount_path": "/models"}
+
+# What is written, and where; and what stands there once the fix is applied.
+MEANT = [
+    ({"cluster.nodes": ["a", "b", "c"]}, "cluster.nodes.1", {"name": "b"}),
+    ({"cluster.nodes": 22, "cluster.spares": "node-2"}, "cluster.spares", ["node-2"]),
+    ({"cluster.nodes": 22, "cluster.spares": "node-2, node-3"}, "cluster.spares", ["node-2", "node-3"]),
+    ({"cluster.nodes": 22, "cluster.spares": ["node-22"]}, "cluster.spares.0", "node-21"),
+    (
+        {"cluster.nodes": [{"name": "a", "taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]}]},
+        "cluster.nodes.0.taints.0",
+        "team=x:NoSchedule",
+    ),
+    (
+        {"cluster.nodes": [{"name": "a", "taints": [{"key": "gpu", "effect": "NoExecute"}]}]},
+        "cluster.nodes.0.taints.0",
+        "gpu:NoExecute",
+    ),
+    ({"cluster.nodes": [{"name": "a", "rack": ""}]}, "cluster.nodes.0.rack", None),
+    ({"cluster.gpu": OWN | {"memory": "80Gi"}}, "cluster.gpu.memory", "80GiB"),
+    ({"cluster.gpu": OWN | {"memory": 85899345920}}, "cluster.gpu.memory", "85899345920B"),
+    ({"kubernetes.image_pull_secrets": [{"name": "login"}]}, "kubernetes.image_pull_secrets.0", "login"),
+    ({"kubernetes.image_pull_secrets": "login"}, "kubernetes.image_pull_secrets", ["login"]),
+    (
+        {"kubernetes.volumes": VOLUME | {"claim": "weights"}},
+        "kubernetes.volumes",
+        [VOLUME | {"claim": "weights"}],
+    ),
+    ({"kubernetes.volumes": [VOLUME | {"pvc": "weights"}]}, "kubernetes.volumes.0.pvc", None),
+    ({"model": "/models/r1"}, "model", {"config": "/models/r1/config.json", "checkpoint": "/models/r1"}),
+    ({"model": "/models/deepseek-v3"}, "model.config", "/models/deepseek-v3/config.json"),
+    ({"model": "./r1/config.json"}, "model", {"config": "r1/config.json"}),
+    ({"prefill.ep_size": None}, "prefill.ep_size", "auto"),
+    ({"version": None}, "version", 1),
+    ({"model.checkpoint": ""}, "model.checkpoint", None),
+    ({"decode.max_running_requests": 512}, "decode.max_requests", 128),
+    ({"decode.max_running_requests": 2}, "decode.max_requests", 2),
+]
+
+# What is written, where, and words of the fix.
+WORDS = [
+    ({"cluster.gpu": OWN | {"memory": 80}}, "cluster.gpu.memory", "80GB or 80GiB"),
+    ({"cluster.gpu": OWN | {"memory": "80g"}}, "cluster.gpu.memory", "80GB or 80GiB"),
+    ({"cluster.gpu": OWN | {"nic": "200G"}}, "cluster.gpu.nic", "200Gbps or 200GB/s"),
+    ({"cluster.gpu": OWN | {"nic": 200}}, "cluster.gpu.nic", "200Gbps or 200GB/s"),
+    ({"cluster.gpu": OWN | {"nvlink_domain": 2}}, "cluster.gpu.nvlink_domain", "nvlink too"),
+    ({"cluster.gpu": "auto"}, "cluster.gpu", "cpu or h800"),
+    ({"cluster.nodes": None}, "cluster.nodes", "for example nodes: 22"),
+    ({"cluster.nodes": 22, "cluster.spares": ["node-40"]}, "cluster.spares.0", "node-0 to node-21"),
+    ({"cluster.spares": ["d"], "cluster.nodes": NODES}, "cluster.spares.0", "name of one of them"),
+    (
+        {"cluster.spares": ["gpu-23"], "cluster.nodes": [{"name": f"gpu-{number}"} for number in range(23)]},
+        "cluster.spares.0",
+        "name of one of them",
+    ),
+    ({"cluster.nodes": [{"name": "a", "taints": ["team"]}]}, "cluster.nodes.0.taints.0", "for example"),
+    ({"decode.gpu": OWN}, "decode.gpu", "cluster.gpu"),
+    ({"model": None}, "model", "for example"),
+    ({"model.config": "nowhere.json"}, "model.config", "path"),
+    ({"model.checkpoint": "hf://org/name"}, "model.checkpoint", "in the pod"),
+    ({"kubernetes.volumes": [VOLUME]}, "kubernetes.volumes.0.mount_path", "for example host_path"),
+    ({"kubernetes.volumes": [VOLUME | {"nfs": {"server": "a"}}]}, "kubernetes.volumes.0.nfs", "claim"),
+    ({"coverage": "rack"}, "coverage", "for example cluster.rack_size"),
+    ({"prefill.overlap": "all"}, "prefill.overlap", "none or dual_batch"),
+    ({"decode": None}, "decode", "for example decode"),
+    ({"decode.ep_size": "auto", "decode.max_running_requests": 512}, "decode.max_running_requests", "/ dp_size"),
+    (
+        {"decode.units": None, "schedule": {"windows": [{"at": "01:00", "prefill_units": 3}]}},
+        "schedule.windows.0",
+        "how many",
+    ),
+    ({"decode.min_units": 2}, "decode.min_units", "remove it"),
+]
+
+
+@pytest.mark.parametrize(("change", "path", "meant"), MEANT, ids=lambda each: str(each)[:40])
+def test_the_change_of_a_fix_is_what_was_written_in_another_form(change, path, meant, problems_of):
+    """Applied, the only change puts there what the user meant, and takes away what stood for it."""
+    data = applied(RIVER, change)
+    problem = next(each for each in problems_of(json.dumps(data)) if each.changes and _concerns(each, path))
+    (only,) = problem.changes
+
+    assert _value_at(applied(data, only), path) == meant
+
+
+@pytest.mark.parametrize(("change", "path", "words"), WORDS, ids=lambda each: str(each)[:40])
+def test_what_only_the_user_knows_is_said_in_words(change, path, words, problems_of):
+    """A program finds nothing to apply, or only that an unknown key goes; a person reads what is missing."""
+    problem = next(each for each in problems_of(json.dumps(applied(RIVER, change))) if each.path == path)
+
+    assert words in str(problem.fix)
+    assert all(each == {path: None} for each in problem.changes)
+
+
+FIELDS = dict(SCHEMA["properties"]) | {
+    f"{section}.{name}": field
+    for section, schema in SCHEMA["properties"].items()
+    if isinstance(RIVER.get(section), dict)
+    for name, field in property_schemas(schema).items()
+}
+
+
+@pytest.mark.parametrize("written", ["?!", {"?!": 1}, [{}], None, True, 0.5, ""], ids=str)
+@pytest.mark.parametrize("path", FIELDS)
+def test_no_change_is_an_example(path, written):
+    """Whatever stands in a field, or nothing, its declared example is offered to people alone."""
+    violations = check_fields(applied(RIVER, {path: written})).violations
+    offered = [change[path] for each in violations for change in each.changes if path in change]
+    only = [option["const"] for option in options(FIELDS[path]) if "const" in option]
+
+    assert [value for value in offered if value in FIELDS[path]["examples"] and value not in only] == []
+
+
+KEYS_OF_PHASES = sorted({*OTHER_NAMES, *WHY_NOT})
+
+
+@pytest.mark.parametrize("key", KEYS_OF_PHASES)
+def test_the_fix_of_every_key_of_another_engine_mends_it(key, problems_of):
+    """In a phase: it gets another name, or goes; what is said of it is a reason, and no list of keys."""
+    text = json.dumps(applied(PAIR, {f"decode.{key}": 1}))
+    problem = next(each for each in problems_of(text) if each.path == f"decode.{key}")
+
+    assert problem.changes
+    for change in problem.changes:
+        paths = {each.path for each in problems_of(json.dumps(applied(applied(PAIR, {f"decode.{key}": 1}), change)))}
+        assert f"decode.{key}" not in paths
+    if key in WHY_NOT:
+        assert "known keys" not in problem.reason
+
+
+def test_every_key_that_is_to_come_has_a_place():
+    """Where a key is to come, its section is one of the spec's."""
+    sections = {path.partition(".")[0] for path in {*NOT_YET, *INSTEAD} if "." in path and ":" not in path}
+
+    assert sections <= {"PHASE", *Spec.model_fields}
+
+
+def _concerns(problem, path):
+    """Whether its change is about `path`."""
+    return any(path == each or path.startswith(f"{each}.") for change in problem.changes for each in change)
+
+
+def _value_at(data, path):
+    """What stands at a dotted path; None where nothing does."""
+    for part in path.split("."):
+        data = data[int(part)] if isinstance(data, list) else (data or {}).get(part)
+    return data

@@ -1,0 +1,28 @@
+"""Whoever opens a port again and again fills no log."""
+
+from runtime.protocol.complaints import MAX_LINES, PERIOD_S, Complaints
+
+
+def test_a_flood_is_said_up_to_a_number_and_then_counted():
+    """Nothing is said beyond it in the same minute; afterwards how many lines were left out, and the new one."""
+    said, now = [], [0.0]
+    complain = Complaints(said.append, lambda: now[0])
+    for number in range(MAX_LINES + 1_000):
+        complain(f"line {number}")
+    of_first_minute = list(said)
+    now[0] += PERIOD_S
+    complain("another")
+
+    assert of_first_minute == [f"line {number}" for number in range(MAX_LINES)]
+    assert said[MAX_LINES:] == ["1,000 more lines of this kind were left out", "another"]
+
+
+def test_what_is_rare_is_all_said():
+    """And nothing is said about lines that were not left out."""
+    said, now = [], [0.0]
+    complain = Complaints(said.append, lambda: now[0])
+    for number in range(3 * MAX_LINES):
+        complain(str(number))
+        now[0] += 2 * PERIOD_S / MAX_LINES
+
+    assert said == [str(number) for number in range(3 * MAX_LINES)]

@@ -1,0 +1,107 @@
+"""A unit that is told to leave: it answers what it has, and its ranks end together."""
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from runtime.expert_parallel.group import SoloGroup
+from runtime.protocol.messages import Dismissed
+from runtime.worker.leaving import Leaving
+from runtime.worker.pulse import Pulse
+from runtime.worker.worker import step_until_left
+from tests.runtime.joined_groups import joined_groups
+
+NUM_RANKS = 3
+
+
+class GatewayThere:
+    """A gateway that dismisses a rank as soon as it hears that it is draining, or never."""
+
+    def __init__(self, inbox, *, answers=True):
+        self.inbox, self.answers, self.said = inbox, answers, []
+        self.connected, self.handing_over = True, False
+
+    def say_draining(self):
+        self.said.append("draining")
+        if self.answers:
+            self.inbox.put(Dismissed())
+
+    def is_connected(self):
+        return self.connected
+
+    def is_handing_over(self):
+        return self.handing_over
+
+
+class SomeSteps:
+    """A phase with so many steps of work; `then` is called after each."""
+
+    def __init__(self, steps, then=lambda left: None):
+        self.left, self.then = steps, then
+
+    def has_work(self):
+        return self.left > 0
+
+    def step(self):
+        self.left = max(0, self.left - 1)
+        self.then(self.left)
+
+
+@pytest.mark.parametrize("asked", range(NUM_RANKS))
+@pytest.mark.parametrize("busy", range(NUM_RANKS))
+def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, busy, free_port):
+    """Whichever is asked, and whichever has work: nobody leaves before the work is done, and each says so once."""
+    inboxes = [queue.SimpleQueue() for _ in range(NUM_RANKS)]
+    lines = [GatewayThere(inbox) for inbox in inboxes]
+    leaving = [Leaving(line) for line in lines]
+    phases = [SomeSteps(20 if rank == busy else 0) for rank in range(NUM_RANKS)]
+    leaving[asked].ask()
+
+    with ThreadPoolExecutor(NUM_RANKS) as ranks:
+        groups, pulses = joined_groups(NUM_RANKS, free_port()), [Pulse() for _ in range(NUM_RANKS)]
+        list(ranks.map(step_until_left, phases, groups, inboxes, leaving, pulses))
+
+    assert [phase.left for phase in phases] == [0] * NUM_RANKS
+    assert [line.said for line in lines] == [["draining"]] * NUM_RANKS
+
+
+def test_a_busy_rank_says_at_once_that_it_drains():
+    """Else the gateway would go on sending requests, and the unit would never be idle."""
+    inbox = queue.SimpleQueue()
+    line = GatewayThere(inbox)
+    leaving = Leaving(line)
+    said_after = []
+
+    def ask_in_the_middle(left):
+        if left == 5:
+            leaving.ask()
+        said_after.append((left, list(line.said)))
+
+    step_until_left(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse())
+
+    assert (4, ["draining"]) in said_after
+
+
+@pytest.mark.parametrize(
+    ("dismissed", "connected", "handing_over", "free"),
+    [
+        (True, True, False, True),
+        (False, True, False, False),  # the gateway waits for an answer, or a request is on its way here
+        (False, False, False, True),  # no gateway waits for anything
+        (True, False, False, True),
+        (True, True, True, False),  # a prompt's KV is still being sent
+        (True, False, True, False),
+        (False, True, True, False),
+        (False, False, True, False),
+    ],
+)
+def test_a_rank_is_free_when_nothing_is_on_its_way(dismissed, connected, handing_over, free):
+    """All eight states."""
+    line = GatewayThere(queue.SimpleQueue())
+    line.connected, line.handing_over = connected, handing_over
+    leaving = Leaving(line)
+    if dismissed:
+        leaving.dismiss()
+
+    assert leaving.is_free == free

@@ -1,0 +1,39 @@
+"""Whether a rank moves."""
+
+from runtime.worker.pulse import MOMENT_S, Pulse
+
+
+class Clock:
+    """One that stands until it is told."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_rank_has_started_when_its_weights_are_loaded():
+    """Not before; and then it may wait for its peers as long as they take."""
+    clock = Clock()
+    pulse = Pulse(clock)
+    before = pulse.is_moving()
+    pulse.weights_are_loaded()
+    clock.now += 3600
+
+    assert (before, pulse.is_moving()) == (False, True)
+
+
+def test_a_loop_that_stands_still_is_noticed():
+    """From a moment after its last turn until its next one."""
+    clock = Clock()
+    pulse = Pulse(clock)
+    pulse.weights_are_loaded()
+    pulse.turn()
+    clock.now += MOMENT_S / 2
+    soon = pulse.is_moving()
+    clock.now += MOMENT_S / 2
+    late = pulse.is_moving()
+    pulse.turn()
+
+    assert (soon, late, pulse.is_moving()) == (True, False, True)

@@ -1,0 +1,119 @@
+"""What a plan asks of a cluster, read off its objects."""
+
+from decimal import Decimal
+
+import pytest
+
+from stacks.doctor.needs import limits_of, needs_of, requests_of
+from tests.stacks.doctor.clusters import demo_needs
+
+
+@pytest.fixture(scope="module")
+def needs():
+    """The demo's."""
+    return demo_needs()
+
+
+def test_each_workload_is_a_set_of_pods_on_its_nodes(needs):
+    """The gateway may go anywhere."""
+    assert {each.owner: (each.component, each.num_pods, each.nodes) for each in needs.pod_sets} == {
+        "demo-gateway": ("gateway", 1, ()),
+        "demo-prefill-0": ("prefill", 1, ("node-0",)),
+        "demo-decode-0": ("decode", 2, ("node-1", "node-2")),
+    }
+
+
+def test_every_kind_of_the_plan_is_asked_for(needs):
+    """Those that the provider would ask for."""
+    assert needs.kinds == [
+        ("apps/v1", "Deployment"),
+        ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
+        ("v1", "ConfigMap"),
+        ("v1", "Namespace"),
+        ("v1", "Service"),
+        ("v1", "ServiceAccount"),
+    ]
+
+
+def container(requests=None, limits=None, **more):
+    return {"resources": {"requests": requests or {}, "limits": limits or {}}, **more}
+
+
+def test_a_pod_holds_what_its_containers_ask_for():
+    """A limit stands for a request; sidecars add up, and an init container counts where it alone takes more."""
+    spec = {
+        "containers": [container({"cpu": "500m"}, {"nvidia.com/gpu": "8"}), container({"cpu": "1"}, {"memory": "1Gi"})],
+        "initContainers": [container({"cpu": "1"}), container({"cpu": "3"}), SIDECAR],
+    }
+
+    assert requests_of(spec) == {"cpu": Decimal(3), "nvidia.com/gpu": 8, "memory": 3 * 2**29}
+    assert limits_of(spec) == {"nvidia.com/gpu": 8, "memory": 2**30}
+
+
+SIDECAR = container({"cpu": "250m", "memory": "512Mi"}, restartPolicy="Always")
+
+
+def test_what_pods_name_is_found_wherever_it_stands(needs):
+    """Claims, Secrets, classes, queues and networks, each with the field that names it, and each once."""
+    rendered = needs_with_everything()
+
+    assert [str(each) for each in rendered] == [
+        "Secret tidemill/login",
+        "LocalQueue tidemill/inference",
+        "PersistentVolumeClaim tidemill/models",
+        "Secret tidemill/token",
+        "PriorityClass production",
+        "RuntimeClass nvidia",
+        "NetworkAttachmentDefinition tidemill/rail-0",
+        "NetworkAttachmentDefinition fabric/rail-1",
+    ]
+
+
+def needs_with_everything():
+    """What `_named` finds in one pod template that has everything."""
+    from stacks.doctor import needs as module
+
+    env = [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "token", "key": "t"}}},
+        {"name": "MAYBE", "valueFrom": {"secretKeyRef": {"name": "maybe", "key": "t", "optional": True}}},
+        {"name": "PLAIN", "value": "1"},
+    ]
+    template = {
+        "metadata": {"annotations": {module.NETWORKS: "rail-0, fabric/rail-1@net1"}},
+        "spec": {
+            "containers": [{"name": "c", "env": env}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "models"}}, {"name": "s", "emptyDir": {}}],
+            "priorityClassName": "production",
+            "runtimeClassName": "nvidia",
+        },
+    }
+    account = {"metadata": {"name": "a"}, "imagePullSecrets": [{"name": "login"}]}
+    workload = {"metadata": {"name": "u", "labels": {module.QUEUE: "inference"}}, "spec": {"template": template}}
+    pod_set = module.PodSet("u", "decode", 1, (), (), template)
+    return list(dict.fromkeys(module._named([account, workload], [pod_set, pod_set], "tidemill")))
+
+
+def test_networks_may_be_a_json_list():
+    """Multus takes both forms."""
+    from stacks.doctor.needs import _networks
+
+    text = '[{"name": "rail-0"}, {"name": "rail-1", "namespace": "fabric"}]'
+
+    assert list(_networks(text, "tidemill")) == [("tidemill", "rail-0"), ("fabric", "rail-1")]
+    assert list(_networks("", "tidemill")) == []
+
+
+def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
+    """Before the cluster is asked anything."""
+    from dataclasses import replace
+
+    from planner.compiler import compile_plan
+    from planner.problems.errors import InfeasibleError, Violation
+    from planner.spec.check import check_spec
+    from tests.stacks.deployments import DEMO_SPEC
+
+    plan = compile_plan(check_spec(DEMO_SPEC)).deployable
+    refused = replace(plan, refusals=(Violation("", None, "S700 no", "why", "fix").at("x"),))
+
+    with pytest.raises(InfeasibleError):
+        needs_of(refused)

@@ -1,0 +1,64 @@
+"""What the pods of a probe do, as threads on this machine's loopback address."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from stacks.doctor import probe_pod
+
+
+@pytest.fixture
+def ports(monkeypatch):
+    """Three free ports, where pods find each other."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    found = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    monkeypatch.setattr(probe_pod, "address_of", lambda peer, service, port: ("127.0.0.1", found[peer]))
+    return found
+
+
+def run_pods(ports, folder, indices, deadline_s):
+    """Run those of the pods; the last words of each."""
+    words = {index: folder / f"{index}.json" for index in indices}
+    threads = [
+        threading.Thread(
+            target=probe_pod.main,
+            args=([str(index), str(len(ports)), "svc", str(ports[index]), "0.3", str(deadline_s)], str(words[index])),
+        )
+        for index in indices
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(timeout=30)
+    return {index: json.loads(path.read_text()) for index, path in words.items()}
+
+
+def test_every_pod_receives_from_every_other(ports, tmp_path):
+    """And counts what came, pair by pair."""
+    said = run_pods(ports, tmp_path, range(3), deadline_s=20)
+
+    assert [each["missing"] for each in said.values()] == [[], [], []]
+    for index, each in said.items():
+        assert each["mb_per_s"][index] is None
+        assert all(each["mb_per_s"][peer] > 0 for peer in range(3) if peer != index)
+
+
+def test_a_pod_that_does_not_come_is_missed_by_all(ports, tmp_path):
+    """Nothing is measured then: a part of all to all would look faster than it is."""
+    said = run_pods(ports, tmp_path, (0, 2), deadline_s=1)
+
+    assert {index: each["missing"] for index, each in said.items()} == {0: [1], 2: [1]}
+    assert {rate for each in said.values() for rate in each["mb_per_s"]} == {None}
+
+
+def test_it_imports_nothing_that_an_image_may_lack():
+    """Images of other engines have a Python, and no package of ours."""
+    from tests.test_layering import ROOT, imports
+
+    modules = {module for module, _ in imports(ROOT / "stacks" / "doctor" / "probe_pod.py")}
+
+    assert modules == {"json", "socket", "sys", "threading", "time", "collections.abc", "pathlib"}

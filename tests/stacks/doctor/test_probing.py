@@ -1,0 +1,146 @@
+"""The pods of a probe, and what is made of their last words."""
+
+import json
+
+import pytest
+
+from stacks.doctor.probe_checks import probe_findings, probe_summary
+from stacks.doctor.probing import NAME, Probe, _manifests, _places, _read, _still_running
+from tests.stacks.doctor.clusters import changed_pods, demo_needs
+
+NODES = ("node-0", "node-1", "node-2", "node-3")
+
+
+@pytest.fixture(scope="module")
+def needs():
+    """The demo's."""
+    return demo_needs()
+
+
+def found(probe):
+    return [(each.check, each.object, each.blocks) for each in probe_findings(probe)]
+
+
+def test_there_is_a_pod_for_each_planned_node(needs):
+    """Pinned to it, with a name that the Service gives, and the script as its program."""
+    service, *pods = _manifests(needs, list(_places(needs)), "tidemill", 600)
+    terms = [
+        each["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] for each in pods
+    ]
+
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert [each["nodeSelectorTerms"][0]["matchFields"][0]["values"] for each in terms] == [
+        ["node-0"],
+        ["node-1"],
+        ["node-2"],
+    ]
+    assert [(each["spec"]["hostname"], each["spec"]["subdomain"]) for each in pods] == [
+        (f"probe-{number}", NAME) for number in range(3)
+    ]
+    command = pods[1]["spec"]["containers"][0]["command"]
+    assert command[:2] == ["python3", "-c"]
+    assert "def main(" in command[2]
+    assert command[3:5] == ["1", "3"]
+
+
+def test_a_probe_starts_where_a_unit_would(needs):
+    """Its image, volumes, tolerations and security are the unit's; its GPUs and launch files are not."""
+
+    def ask(spec):
+        spec["tolerations"] = [{"key": "gpu", "operator": "Exists"}]
+        spec["volumes"].append({"name": "models", "hostPath": {"path": "/mnt/models", "type": "Directory"}})
+        mount = {"name": "models", "mountPath": "/models", "readOnly": True}
+        spec["containers"][0]["volumeMounts"].append(mount)
+        spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+
+    changed = changed_pods(needs, ask)
+    _, pod, *_ = _manifests(changed, list(_places(changed)), "tidemill", 600)
+    (container,) = pod["spec"]["containers"]
+
+    assert container["image"] == needs.pod_sets[0].template["spec"]["containers"][0]["image"]
+    assert pod["spec"]["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert {each["name"] for each in pod["spec"]["volumes"]} == {"scratch", "models"}
+    assert {each["name"] for each in container["volumeMounts"]} == {"scratch", "models"}
+    assert "resources" not in container
+    assert pod["spec"]["securityContext"]["runAsNonRoot"]
+
+
+def pod(index, phase="Succeeded", said=None, waiting=None):
+    state = {"terminated": {"message": json.dumps(said)}} if said else {"waiting": waiting} if waiting else {}
+    container = {"name": "probe", "image": "x", "state": state}
+    status = {"phase": phase, "containerStatuses": [container] if state else []}
+    return {"metadata": {"name": f"probe-{index}"}, "spec": {"nodeName": NODES[index]}, "status": status}
+
+
+def test_last_words_become_rates_from_node_to_node():
+    """A pod says what it received. Kubernetes holds it for running a moment longer than its container runs."""
+    pods = [
+        pod(0, "Running", said={"missing": [], "mb_per_s": [None, 100.0]}),
+        pod(1, said={"missing": [], "mb_per_s": [90.0, None]}),
+    ]
+
+    probe = _read(NODES[:2], pods)
+
+    assert probe.mb_per_s == {("node-1", "node-0"): 100.0, ("node-0", "node-1"): 90.0}
+    assert found(probe) == []
+    assert probe_summary(probe) == (
+        "all to all between 2 nodes: 100 MB/s from one to another in the median, 90 at least (node-0 to node-1)"
+    )
+
+
+NO_IMAGE = {"reason": "ErrImagePull", "message": "not found"}
+
+
+def test_a_node_that_cannot_have_the_image_is_said_alone():
+    """The others waited for it, and are not to blame."""
+    pods = [pod(0, "Running"), pod(1, "Pending", waiting=NO_IMAGE)]
+
+    assert _still_running(pods) is None
+    probe = _read(NODES[:2], pods)
+    (finding,) = probe_findings(probe)
+    assert (finding.check, finding.object) == ("image", "Node node-1")
+    assert "image x cannot be had (not found)" in finding.reason
+    assert finding.fix == "correct kubernetes.image in the spec, or load it on the nodes"
+    assert probe_summary(probe) == "nothing was measured between 2 nodes"
+
+
+def test_pods_are_waited_for_while_they_may_still_end():
+    """Until each has its last words, or waits for one that cannot start."""
+    said = {"missing": [], "mb_per_s": [None, 1.0]}
+
+    assert _still_running([pod(0, "Pending"), pod(1, "Pending", waiting=NO_IMAGE)]) == "1 of 2 probes run"
+    assert _still_running([pod(0, "Running"), pod(1, said=said)]) == "1 of 2 probes run"
+    assert _still_running([pod(0, said=said), pod(1, said=said)]) is None
+
+
+def test_a_node_that_is_cut_off_is_said_once():
+    """All others miss it, and it misses all."""
+    unreached = {"node-0": ("node-2",), "node-1": ("node-2",), "node-2": ("node-0", "node-1", "node-3")}
+
+    (finding,) = probe_findings(Probe(NODES, {}, unreached, {}))
+
+    assert (finding.check, finding.object, finding.blocks) == ("reach", "Node node-2", True)
+    assert finding.reason == "pods there have no connection with those on node-0, node-1, node-3"
+
+
+def test_two_broken_pairs_are_two_findings():
+    """No single node explains them."""
+    unreached = {"node-0": ("node-1",), "node-2": ("node-3",)}
+
+    assert found(Probe(NODES, {}, unreached, {})) == [("reach", "Node node-0", True), ("reach", "Node node-2", True)]
+
+
+def test_a_node_that_has_not_started_is_not_cut_off_besides():
+    """Its own finding says why nobody reaches it."""
+    unreached = {"node-0": ("node-1",), "node-2": ("node-1",)}
+
+    assert found(Probe(NODES, {"node-1": "no image; correct it"}, unreached, {})) == [("image", "Node node-1", True)]
+
+
+def test_a_slow_node_is_a_note():
+    """Against the median of all pairs: one slow link of three does not make its peers slow."""
+    rates = {(one, other): 1000.0 for one in NODES for other in NODES if one != other}
+    slow = {pair: 100.0 if "node-3" in pair else rate for pair, rate in rates.items()}
+
+    assert found(Probe(NODES, {}, {}, rates)) == []
+    assert found(Probe(NODES, {}, {}, slow)) == [("slow", "Node node-3", False)]

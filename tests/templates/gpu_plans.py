@@ -1,0 +1,62 @@
+"""Plans for GPUs, and their manifests, with whatever a test writes under `kubernetes`."""
+
+import json
+from dataclasses import replace
+
+import yaml
+
+from planner.compiler import compile_plan
+from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.spec.check import check_spec
+from planner.spec.kubernetes import KubernetesSpec
+from tests.planner.conftest import CONFIG
+
+__all__ = ["container_of", "gpu_plan", "of_kind", "pod_of", "rendered", "unit_of"]
+
+SPEC = {
+    "version": 1,
+    "name": "river",
+    "model": {"config": "config.json", "checkpoint": "/checkpoint"},
+    "cluster": {"gpu": "h800", "nodes": 8, "gpus_per_node": 8},
+    "prefill": {"units": 2, "ep_size": 16, "precision": "bf16", "max_request_tokens": 2048},
+    "decode": {"ep_size": 32, "precision": "bf16", "max_request_tokens": 2048},
+}
+
+
+def gpu_plan(folder, **cluster):
+    """Two prefill units of two nodes and a decode unit of four, of eight GPUs each."""
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    path = folder / "spec.json"
+    path.write_text(json.dumps(SPEC | {"cluster": SPEC["cluster"] | cluster}))
+    return replace(compile_plan(check_spec(path)).deployable, refusals=())
+
+
+def rendered(plan, **kubernetes):
+    """The objects of `plan` with these fields of `kubernetes`, but for kustomize's own."""
+    spec = KubernetesSpec.model_validate(kubernetes)
+    files = render_files(replace(plan, kubernetes=spec))
+    return [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
+
+
+def of_kind(objects, kind):
+    """Those of a kind, by name."""
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+
+
+def unit_of(objects, name="river-decode-0"):
+    """A unit's own object."""
+    (found,) = (of_kind(objects, kind)[name] for kind in ("LeaderWorkerSet", "StatefulSet") if of_kind(objects, kind))
+    return found
+
+
+def pod_of(objects, name="river-decode-0"):
+    """The pod template of a unit, or of the gateway."""
+    found = of_kind(objects, "Deployment").get(name) or unit_of(objects, name)
+    spec = found["spec"]
+    return spec["leaderWorkerTemplate"]["workerTemplate"] if "leaderWorkerTemplate" in spec else spec["template"]
+
+
+def container_of(objects, name="river-decode-0"):
+    """The one container of such a pod."""
+    (container,) = pod_of(objects, name)["spec"]["containers"]
+    return container
