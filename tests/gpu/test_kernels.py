@@ -1,0 +1,100 @@
+"""DeepSeek's kernels and ours against the reference on the same GPU, at DeepSeek-V3's sizes.
+
+DeepGEMM adds in another order than the reference, so results are compared by their distance, as DeepGEMM's own tests do
+(github.com/deepseek-ai/DeepGEMM 54e22612 tests/generators.py, QuantConfig.max_diff: 0.001).
+"""
+
+import pytest
+import torch
+
+from runtime.kernels import fp8
+from runtime.kernels.fp8 import ExpertCodes, Quantised, quantise_matrix
+from tests.runtime.closeness import off_by
+
+CLOSE = 0.01
+HIDDEN, INTERMEDIATE, SLOTS = 7168, 2048, 3
+
+
+def package(ops, name):
+    """The package, or a skip that says what is missing."""
+    module = getattr(getattr(ops, "packages", None), name, None)
+    return module or pytest.skip(f"needs {name}, which is not installed or not made for this GPU")
+
+
+def matrices(drawn, *shape, seed):
+    """Quantised matrices of each slot, with scales that are powers of two."""
+    parts = [quantise_matrix(drawn(*shape, seed=seed + slot) / shape[-1] ** 0.5, True) for slot in range(SLOTS)]
+    return Quantised(torch.stack([w.codes for w in parts]), torch.stack([w.scales for w in parts]))
+
+
+@pytest.fixture
+def experts(drawn):
+    gate, up = matrices(drawn, INTERMEDIATE, HIDDEN, seed=10), matrices(drawn, INTERMEDIATE, HIDDEN, seed=20)
+    gate_up = Quantised(torch.stack((gate.codes, up.codes), 1), torch.stack((gate.scales, up.scales), 1))
+    return ExpertCodes(gate_up, matrices(drawn, HIDDEN, INTERMEDIATE, seed=30), power_of_two=True)
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_rows_are_quantised_to_the_bit(ops, drawn, power_of_two):
+    """Scales and codes, whatever layout the scales have."""
+    package(ops, "deep_gemm")
+    x = drawn(37, HIDDEN)
+    found, expected = ops.quantise_rows(x, power_of_two), fp8.quantise_rows(x, power_of_two)
+
+    assert found.scales.equal(expected.scales)
+    assert found.codes.view(torch.uint8).equal(expected.codes.view(torch.uint8))
+
+
+@pytest.mark.parametrize("rows", [1, 128, 4096])
+@pytest.mark.parametrize(("outputs", "channels"), [(576, 7168), (24576, 1536), (7168, 16384), (7168, 2048)])
+def test_projections(ops, reference, drawn, rows, outputs, channels):
+    """Sizes of DeepSeek-V3's attention and MLPs."""
+    package(ops, "deep_gemm")
+    x = ops.quantise_rows(drawn(rows, channels), power_of_two=True)
+    w = quantise_matrix(drawn(outputs, channels, seed=1) / channels**0.5, power_of_two=True)
+    expected = reference.fp8_matmul(x, w, torch.bfloat16)
+
+    assert off_by(ops.fp8_matmul(x, w, torch.bfloat16).float(), expected.float()) < CLOSE
+
+
+@pytest.mark.parametrize("counts", [[128, 0, 256], [3, 200, 77]])
+def test_grouped_experts(ops, reference, drawn, experts, counts, device):
+    """Whole tiles, and such that are moved apart."""
+    package(ops, "deep_gemm")
+    x, counts_M = ops.quantise_rows(drawn(sum(counts), HIDDEN), True), torch.tensor(counts, device=device)
+    expected = reference.fp8_experts(x, counts, counts_M, experts)
+
+    assert off_by(ops.fp8_experts(x, counts, counts_M, experts).float(), expected.float()) < CLOSE
+
+
+def test_masked_experts(ops, reference, drawn, experts, device):
+    """Rows beyond a slot's count may hold anything."""
+    package(ops, "deep_gemm")
+    counts = torch.tensor([64, 0, 5], device=device)
+    x = ops.quantise_rows(drawn(SLOTS * 64, HIDDEN), True)
+    x = Quantised(x.codes.unflatten(0, (SLOTS, 64)), x.scales.contiguous().unflatten(0, (SLOTS, 64)))
+    found = ops.masked_fp8_experts(x, counts, experts, 24)
+    expected = reference.masked_fp8_experts(x, counts, experts, 24)
+
+    for slot, count in enumerate(counts.tolist()):
+        if count:
+            assert off_by(found[slot, :count].float(), expected[slot, :count].float()) < CLOSE
+
+
+def test_decode_attention(ops, reference, drawn, device):
+    """Over pages, of requests of any length, by FlashMLA or request by request."""
+    q, pages = drawn(5, 128, 576) / 10, drawn(40, 64, 576, seed=1) / 10
+    tables = torch.randperm(40, device=device).view(5, 8)
+    lengths = torch.tensor([1, 64, 65, 500, 512], device=device)
+    expected = reference.attend_pages(q, pages, tables, lengths, 512, 192**-0.5)
+
+    assert off_by(ops.attend_pages(q, pages, tables, lengths, 512, 192**-0.5).float(), expected.float()) < CLOSE
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (77, 1000), (1, 1)])
+def test_prompt_attention(ops, reference, drawn, queries, keys):
+    """A chunk at the end of its request sees what came before, and each other causally."""
+    q, kv, k_rope = drawn(queries, 128, 192), drawn(keys, 128, 256, seed=1), drawn(keys, 64, seed=2)
+    expected = reference.attend_causally(q, kv, k_rope, 128, 192**-0.5)
+
+    assert off_by(ops.attend_causally(q, kv, k_rope, 128, 192**-0.5).float(), expected.float()) < CLOSE
