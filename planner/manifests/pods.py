@@ -27,7 +27,6 @@ SHARED_MEMORY_BYTES = 2 * 2**30
 START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start, kernels are compiled
 PROBE_PERIOD_S = 10  # Kubernetes' default
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
-HUNG_S = 300  # assumed: no step takes so long, not the first one either
 KILLED_AFTER_S = 10  # assumed, after the time to drain: what ends by itself has ended by then
 BITS_PER_BYTE = 8
 
@@ -184,7 +183,9 @@ def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | N
     probe = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
     return {
         "started": asdict(container.started) | probe | {"failures": math.ceil(start_s / PROBE_PERIOD_S)},
-        "alive": asdict(container.alive) | probe | {"failures": HUNG_S // PROBE_PERIOD_S},
+        "alive": asdict(container.alive)
+        | probe
+        | {"failures": math.ceil(plan.kubernetes.stall_timeout / PROBE_PERIOD_S)},
     }
 
 

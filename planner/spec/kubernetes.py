@@ -188,6 +188,13 @@ class KubernetesSpec(Section):
         description="How fast a node reads weights, from which the time that pods on GPUs get to start is planned.",
         examples=["2GB/s"],
     )
+    stall_timeout: Annotated[float, *quantity("time", least="30s", most="24h")] = Field(
+        default="10min",
+        validate_default=True,
+        description="Time after which a rank on a GPU is ended whose steps do not go on, longer than the first step "
+        "takes to compile its kernels.",
+        examples=["10min"],
+    )
     drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
         default="60s",
         validate_default=True,

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from planner.compiler import compile_plan
-from planner.manifests.render import render_files
+from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
+from tests.templates.gpu_plans import validate
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
@@ -57,11 +59,15 @@ def test_the_published_system_is_placed_as_well_as_it_can_be():
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - {"mi300x-single-node.yaml"}))
 def test_it_renders_as_it_stands(name):
-    """A LeaderWorkerSet a unit, whose launch file says that its ranks compute on GPUs and where the weights are."""
+    """Objects that Kubernetes knows; launch files say that ranks compute on GPUs, and where the weights are."""
     plan = compile_plan(check_spec(SPECS / name)).deployable
     files = render_files(plan)
     documents = [plan.unit_document(unit) for unit in plan.units]
 
+    validate(
+        [yaml.safe_load(text) for file, text in files.items() if file != KUSTOMIZATION],
+        units=[f"deepseek-r1-{phase}-0" for phase in LAYOUTS[name]],
+    )
     assert sum(file.startswith("leaderworkerset-") for file in files) == len(plan.units)
     assert {(each["device"], each["checkpoint"]["uri"]) for each in documents} == {("cuda", "/models/deepseek-r1")}
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import kubernetes_validate
 import yaml
 
 from planner.compiler import compile_plan
@@ -11,8 +12,9 @@ from planner.spec.check import check_spec
 from planner.spec.kubernetes import KubernetesSpec
 from tests.planner.conftest import CONFIG
 
-__all__ = ["container_of", "gpu_plan", "of_kind", "pod_of", "rendered", "unit_of"]
+__all__ = ["container_of", "gpu_plan", "of_kind", "pod_of", "rendered", "unit_of", "validate"]
 
+VERSION = "1.36"  # of the test cluster
 SPEC = {
     "version": 1,
     "name": "river",
@@ -54,6 +56,18 @@ def pod_of(objects, name="river-decode-0"):
     found = of_kind(objects, "Deployment").get(name) or unit_of(objects, name)
     spec = found["spec"]
     return spec["leaderWorkerTemplate"]["workerTemplate"] if "leaderWorkerTemplate" in spec else spec["template"]
+
+
+def validate(objects, units):
+    """Hold objects to Kubernetes' own schemas, strictly: those that it has, and Pods of the templates of `units`."""
+    for document in objects:
+        if document["kind"] not in ("LeaderWorkerSet", "PodMonitor", "ComputeDomain"):
+            kubernetes_validate.validate(document, VERSION, strict=True)
+    for name in units:
+        template = pod_of(objects, name)
+        metadata = {"name": "a"} | template["metadata"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
 def container_of(objects, name="river-decode-0"):
