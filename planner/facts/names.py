@@ -13,6 +13,7 @@ __all__ = [
     "DOMAIN",
     "GATEWAY_LAUNCH_FILE",
     "HUGE_PAGES",
+    "KERNEL_CACHE",
     "MAX_UNIT_NAME",
     "MOUNTED",
     "NETWORKS_ANNOTATION",
@@ -52,8 +53,9 @@ SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which p
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
+KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.
-MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES)  # noqa: S108
+MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES, KERNEL_CACHE)  # noqa: S108
 # What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap

@@ -34,6 +34,16 @@ BITS_PER_BYTE = 8
 # Source: github.com/kubernetes/enhancements 45116928 keps/sig-security/2763-ambient-capabilities/README.md
 PINNED_MEMORY = "IPC_LOCK"
 
+# Who compiles kernels when they are first called, and which variable says where to keep them.
+# Sources: github.com/deepseek-ai/DeepGEMM 54e22612 README.md; github.com/deepseek-ai/DeepEP dd758caf README.md;
+# knobs.py of triton 3.9.0; github.com/llm-d/llm-d 34716a27 guides/wide-ep-lws/modelserver/gpu/vllm-deepseek-r1-0528
+KERNEL_CACHES = {
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    "EP_JIT_CACHE_DIR": "deep_ep",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+}
+
 Variables = dict[str, Any]
 
 
@@ -62,6 +72,7 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
     optional = {
         "resources": _unit_resources(plan, unit),
         "probes": _probes(plan, unit, container),
+        "is_root": bool(kubernetes.rdma or kubernetes.kernel_cache),  # kubelets make such folders for root
         "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
         "stage": _stage(plan),
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
@@ -69,8 +80,11 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         **_scheduling(kubernetes),
     }
     if kubernetes.stage is not None:
-        volumes.append({"name": "staged", "staged_path": kubernetes.stage.host_path})
+        volumes.append({"name": "staged", "own_path": kubernetes.stage.host_path})
         mounts.append({"name": "staged", "mount_path": _checkpoint_path(plan), "read_only": True})
+    if kubernetes.kernel_cache is not None:
+        volumes.append({"name": "kernels", "own_path": kubernetes.kernel_cache})
+        mounts.append({"name": "kernels", "mount_path": names.KERNEL_CACHE})
     return {
         "image": kubernetes.image,
         "volumes": volumes,
@@ -99,7 +113,7 @@ def security_needs(plan: Deployable) -> list[str]:
     """
     kubernetes = plan.kubernetes
     needs = [f"{PINNED_MEMORY} for RDMA"] if kubernetes.rdma else []
-    if kubernetes.stage or any(volume.host_path for volume in kubernetes.volumes):
+    if kubernetes.stage or kubernetes.kernel_cache or any(volume.host_path for volume in kubernetes.volumes):
         needs.append("folders of the nodes")
     return needs + (["the network of the nodes"] if kubernetes.host_network else [])
 
@@ -156,6 +170,8 @@ def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Var
         fields["LWS_WORKER_INDEX"] = "metadata.labels['apps.kubernetes.io/pod-index']"
     if kubernetes.nics is not None:
         values |= nic_variables(kubernetes.nics)
+    if kubernetes.kernel_cache is not None:
+        values |= {variable: f"{names.KERNEL_CACHE}/{folder}" for variable, folder in KERNEL_CACHES.items()}
     values |= kubernetes.env
     own = [{"name": name, "field": path} for name, path in fields.items() if name not in kubernetes.env]
     return own + [

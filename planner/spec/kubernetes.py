@@ -182,6 +182,12 @@ class KubernetesSpec(Section):
         description="Copy the checkpoint to each node's own disk first, and read it there.",
         examples=[{"source": "/models/deepseek-r1", "host_path": "/mnt/nvme/deepseek-r1"}],
     )
+    kernel_cache: str | None = Field(
+        default=None,
+        description="Folder of each node's own disk that keeps compiled kernels, so that a unit which starts again "
+        "compiles none.",
+        examples=["/mnt/nvme/kernels"],
+    )
     load_rate: Annotated[float, *quantity("link")] = Field(
         default="2GB/s",
         validate_default=True,

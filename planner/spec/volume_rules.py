@@ -38,10 +38,8 @@ def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
     for index, volume in enumerate(volumes):
         for key in ("mount_path", "host_path"):
             path = volume.get(key)
-            if path is not None and not _is_absolute(path):
-                rule = "S412 must be an absolute path below /, without .. or a closing /"
-                reason, fix = "pods and nodes have no current folder", nearest(_absolute(path))
-                yield Broken(rule, reason, fix, f"kubernetes.volumes.{index}.{key}", path)
+            broken = None if path is None else _not_absolute(f"kubernetes.volumes.{index}.{key}", path)
+            yield from [broken] if broken else []
 
 
 @_reads("kubernetes.volumes")
@@ -68,14 +66,22 @@ def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
 # A copy on the nodes' disks
 
 
-@_reads("kubernetes.stage.source", "kubernetes.stage.host_path")
-def staged_paths_are_absolute(source: str, host_path: str) -> Iterator[Broken]:
-    """Neither a pod nor a node has a current folder."""
-    for key, path in (("source", source), ("host_path", host_path)):
-        if not _is_absolute(path):
-            rule = "S412 must be an absolute path below /, without .. or a closing /"
-            reason, fix = "pods and nodes have no current folder", nearest(_absolute(path))
-            yield Broken(rule, reason, fix, f"kubernetes.stage.{key}", path)
+@_reads("kubernetes.stage.source")
+def staged_checkpoints_are_absolute(source: str) -> Broken | None:
+    """A pod has no current folder."""
+    return _not_absolute("kubernetes.stage.source", source)
+
+
+@_reads("kubernetes.stage.host_path")
+def staged_folders_are_absolute(host_path: str) -> Broken | None:
+    """A node has no current folder."""
+    return _not_absolute("kubernetes.stage.host_path", host_path)
+
+
+@_reads("kubernetes.kernel_cache")
+def cached_kernels_have_an_absolute_folder(folder: str | None) -> Broken | None:
+    """A node has no current folder."""
+    return None if folder is None else _not_absolute("kubernetes.kernel_cache", folder)
 
 
 @_reads("kubernetes.stage.source", "kubernetes.volumes")
@@ -115,6 +121,13 @@ def volume_of(path: str, volumes: Volumes) -> int | None:
 
 def _is_in(path: str, folder: str | None) -> bool:
     return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
+
+
+def _not_absolute(where: str, path: str) -> Broken | None:
+    if _is_absolute(path):
+        return None
+    rule = "S412 must be an absolute path below /, without .. or a closing /"
+    return Broken(rule, "pods and nodes have no current folder", nearest(_absolute(path)), where, path)
 
 
 def _free_path(path: str, volumes: Volumes) -> str:

@@ -30,6 +30,7 @@ EVERYTHING = {
     "runtime_class": "nvidia",
     "queue": "inference",
     "stage": {"source": "/models/r1", "host_path": "/mnt/nvme/r1"},
+    "kernel_cache": "/mnt/nvme/kernels",
     "drain": "2min",
 }
 
@@ -283,6 +284,22 @@ def test_the_gateway_reads_the_original(full):
         "readOnly": True,
     }
     assert "initContainers" not in pod
+
+
+def test_compiled_kernels_outlive_their_pod(plan):
+    """In a folder of the node's, which only root may write: without RDMA as well, and then without any capability."""
+    objects = rendered(plan, kernel_cache="/mnt/nvme/kernels")
+    container, found = container_of(objects), variables(container_of(objects))
+    folder = {"name": "kernels", "hostPath": {"path": "/mnt/nvme/kernels", "type": "DirectoryOrCreate"}}
+
+    assert folder in pod_of(objects)["spec"]["volumes"]
+    assert {"name": "kernels", "mountPath": "/var/cache/kernels"} in container["volumeMounts"]
+    assert found["DG_JIT_CACHE_DIR"] == "/var/cache/kernels/deep_gemm"
+    assert len({value for value in found.values() if str(value).startswith("/var/cache/kernels/")}) == 4
+    assert container["securityContext"]["runAsUser"] == 0
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    (namespace,) = of_kind(objects, "Namespace").values()
+    assert namespace["metadata"]["annotations"]["tidemill.dev/pod-security"] == "privileged: folders of the nodes"
 
 
 def test_another_image_may_stage(plan):
