@@ -38,13 +38,15 @@ def _deployment(live: Manifest) -> str | None:
 
 
 def _stateful_set(live: Manifest) -> str | None:
-    """Every replica ready, and of the newest revision."""
+    """Every replica ready, and of the newest revision; under OnDelete only the pods themselves tell which that is."""
     status = _status(live)
     is_current = status.get("currentRevision") == status.get("updateRevision")
+    is_by_hand = (live["spec"].get("updateStrategy") or {}).get("type") == "OnDelete"
+    advice = ": delete its other pods together" if is_by_hand else ""
     return (
         _unseen(live)
         or _too_few(live, "readyReplicas", "pods ready")
-        or (None if is_current else f"{_count(live, 'updatedReplicas')} of {_wanted(live)} pods updated")
+        or (None if is_current else _too_few(live, "updatedReplicas", f"pods updated{advice}"))
     )
 
 

@@ -15,6 +15,8 @@ from planner.compiler import compile_plan
 from planner.manifests.render import render_files
 from planner.spec.check import check_spec
 from tests.cluster.products import LWS_CRDS
+from tests.templates.gpu_plans import gpu_plan, rendered, unit_of
+from tests.templates.test_gpu_manifests import EVERYTHING
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 DOCUMENTS = {
@@ -54,6 +56,11 @@ def closed(schema, is_root=False):
 def test_units_are_of_their_kind(schema, name):
     """Every field is known, of its type, and none is missing."""
     jsonschema.validate(DOCUMENTS[name], schema)
+
+
+def test_units_on_gpus_are_of_their_kind(schema, tmp_path):
+    """The same with everything that a spec can say of their pods. One of them: validation takes seconds."""
+    jsonschema.validate(unit_of(rendered(gpu_plan(tmp_path), **EVERYTHING)), schema)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

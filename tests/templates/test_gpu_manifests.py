@@ -388,7 +388,7 @@ def test_a_unit_may_be_a_stateful_set(plan):
 
     assert of_kind(objects, "LeaderWorkerSet") == {}
     assert (spec["replicas"], spec["podManagementPolicy"], spec["serviceName"]) == (4, "Parallel", "river-decode-0")
-    assert spec["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "100%"}
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
     assert spec["selector"]["matchLabels"].items() <= pod_of(objects)["metadata"]["labels"].items()
     assert found["LWS_LEADER_ADDRESS"] == "river-decode-0-0.river-decode-0.tidemill"
     assert found["LWS_GROUP_SIZE"] == "4"

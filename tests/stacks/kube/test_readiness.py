@@ -29,6 +29,12 @@ def stateful_set(**more):
     return live("StatefulSet", **({"readyReplicas": 2, "updatedReplicas": 2} | same | more))
 
 
+def by_hand(**more):
+    """Whose pods are replaced by whoever deletes them."""
+    found = stateful_set(**more)
+    return found | {"spec": found["spec"] | {"updateStrategy": {"type": "OnDelete"}}}
+
+
 def unit(*conditions, **more):
     found = [{"type": kind, "status": "True"} for kind in conditions or ("Available",)]
     return live("LeaderWorkerSet", **({"readyReplicas": 2, "updatedReplicas": 2, "conditions": found} | more))
@@ -47,6 +53,8 @@ TABLE = [
     (stateful_set(generation=4), UNSEEN),
     (stateful_set(readyReplicas=1), "1 of 2 pods ready"),
     (stateful_set(currentRevision="a", updatedReplicas=1), "1 of 2 pods updated"),
+    (by_hand(currentRevision="a", updatedReplicas=1), "1 of 2 pods updated: delete its other pods together"),
+    (by_hand(currentRevision="a"), None),  # nobody moves the revision under OnDelete
     (stateful_set(wanted=0, readyReplicas=0, updatedReplicas=0), None),
     (unit(), None),
     (unit(generation=4), UNSEEN),
