@@ -58,7 +58,7 @@ class PlanObjects:
 def plan_objects(plan: Deployable) -> PlanObjects:
     """The objects of `plan`. Raises InfeasibleError when the bundled runtime cannot run it."""
     files = {file: text for file, text in render_files(plan).items() if file != KUSTOMIZATION}
-    objects = [PlanObject(_name(file), yaml.safe_load(text)) for file, text in files.items()]
+    objects = [PlanObject(_name(file), yaml.load(text, Loader=yaml.CSafeLoader)) for file, text in files.items()]
     owners = [names.owner_of(each.manifest["metadata"]["labels"]) for each in objects]
     owned = list(zip(owners, objects, strict=True))
     return PlanObjects(
