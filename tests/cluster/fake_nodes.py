@@ -38,7 +38,16 @@ from tests.cluster.products import (
     SCHEDULER,
 )
 
-__all__ = ["FAKE_NODE_PRODUCTS", "FakeNode", "create_nodes", "h800_nodes", "running_control_plane_for_fake_nodes"]
+__all__ = [
+    "FAKE_NODE_PRODUCTS",
+    "GPU",
+    "NUM_NODES",
+    "RDMA",
+    "FakeNode",
+    "create_nodes",
+    "h800_nodes",
+    "running_control_plane_for_fake_nodes",
+]
 
 FAKE_NODE_PRODUCTS = (
     *(ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, KWOK),

@@ -3,20 +3,23 @@
 import json
 from pathlib import Path
 
-from tests.cluster.fake_nodes import h800_nodes
+from tests.cluster.fake_nodes import RDMA, h800_nodes
 
 __all__ = ["NAME", "NAMESPACE", "write_published_spec"]
 
 SPEC = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 COUNTED = "  nodes: 278\n  gpus_per_node: 8\n  rack_size: 4\n"
+KUBERNETES = "\nkubernetes:\n"
 NAME, NAMESPACE = "deepseek-r1", "tidemill"
 
 
 def write_published_spec(folder: Path) -> Path:
-    """The spec that ships, with the inventory of the fake nodes instead of their number."""
+    """The spec that ships, with the inventory of the fake nodes instead of their number, and their RDMA devices."""
     text = SPEC.read_text()
     assert COUNTED in text
+    assert KUBERNETES in text
     listed = json.dumps([each.inventory for each in h800_nodes()])
     path = folder / "spec.yaml"
-    path.write_text(text.replace(COUNTED, f"  nodes: {listed}\n  gpus_per_node: 8\n"))
+    text = text.replace(COUNTED, f"  nodes: {listed}\n  gpus_per_node: 8\n")
+    path.write_text(text.replace(KUBERNETES, f"{KUBERNETES}  rdma: {{resource: {RDMA}, count: 8}}\n"))
     return path

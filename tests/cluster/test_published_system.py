@@ -4,17 +4,16 @@ One deployment, and the tests in the order of its life. Nothing differs from pro
 every pod that it runs. How long it takes is measured by `python -m tests.benchmarks.up_on_fake_nodes`.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from kubernetes import client
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
+from stacks.doctor.checks import findings
+from stacks.doctor.needs import needs_of
+from stacks.doctor.reading import read_facts
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
 from tests.cluster.deployed import new_stack
 from tests.cluster.fake_nodes import GPU, NUM_NODES, RDMA
 from tests.cluster.products import PULUMI
@@ -50,20 +49,20 @@ def up(stack):
     return stack
 
 
-def doctor(spec, kubeconfig):
-    """Exit status and findings of the command."""
-    command = [str(Path(sys.executable).with_name("tidemill")), "doctor", str(spec), "--context", "test"]
-    environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
-    done = subprocess.run([*command, "--format", "json"], env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, [(each["check"], each["object"]) for each in json.loads(done.stdout)["findings"]]
+def doctor(control_plane, plan):
+    """What the command finds: (check, object) of each; planned once for all tests."""
+    needs = needs_of(plan)
+    return [
+        (each.check, each.object) for each in findings(needs, read_facts(Api(Connection(control_plane.api)), needs))
+    ]
 
 
-def test_doctor_finds_nothing_where_all_is_well(fake_nodes, spec):
+def test_doctor_finds_nothing_where_all_is_well(fake_nodes, plan):
     """Of 278 nodes, before the first `up`."""
-    assert doctor(spec, fake_nodes.kubeconfig) == (0, [])
+    assert doctor(fake_nodes, plan) == []
 
 
-def test_doctor_finds_the_node_that_lacks_something(fake_nodes, spec):
+def test_doctor_finds_the_node_that_lacks_something(fake_nodes, plan):
     """A GPU that is broken, devices that nobody offers, a taint, a cordon: each is found on its node, and no other."""
     core = client.CoreV1Api(fake_nodes.api)
     core.patch_node_status("gpu-003", {"status": {"allocatable": {GPU: "7"}}})
@@ -71,15 +70,14 @@ def test_doctor_finds_the_node_that_lacks_something(fake_nodes, spec):
     core.patch_node("gpu-200", {"spec": {"taints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}})
     core.patch_node("gpu-277", {"spec": {"unschedulable": True}})
     try:
-        found = doctor(spec, fake_nodes.kubeconfig)
+        found = doctor(fake_nodes, plan)
     finally:
         core.patch_node_status("gpu-003", {"status": {"allocatable": {GPU: "8"}}})
         core.patch_node_status("gpu-100", {"status": {"allocatable": {RDMA: "8"}, "capacity": {RDMA: "8"}}})
         core.patch_node("gpu-200", {"spec": {"taints": None}})
         core.patch_node("gpu-277", {"spec": {"unschedulable": None}})
 
-    assert found[0] == 3
-    assert sorted(found[1]) == [
+    assert sorted(found) == [
         ("device", "Node gpu-003"),
         ("device", "Node gpu-100"),
         ("node", "Node gpu-277"),
@@ -114,16 +112,16 @@ def test_a_preview_of_what_is_there_is_clean(up):
 
 
 def test_a_hand_edit_of_one_field_is_found(up, fake_nodes, plan):
-    """Among some 160 objects, by its path; a plain preview looks."""
+    """Among some 120 objects, by its path; a plain preview looks."""
     unit = plan.units[-1].name
     edit = {"spec": {"publishNotReadyAddresses": False}}
     client.CoreV1Api(fake_nodes.api).patch_namespaced_service(unit, NAMESPACE, edit, field_manager="kubectl-edit")
 
     preview = up.preview()
 
-    assert preview.changes == {unit: {"spec.publishNotReadyAddresses": "update"}}
+    assert preview.changes == {unit: {"spec.publishNotReadyAddresses": "add"}}  # false is not stored at all
 
 
-def test_doctor_leaves_alone_what_is_the_plans_own(up, fake_nodes, spec):
+def test_doctor_leaves_alone_what_is_the_plans_own(up, fake_nodes, plan):
     """Pods of an earlier `up` hold every GPU, and stand in nobody's way."""
-    assert doctor(spec, fake_nodes.kubeconfig) == (0, [])
+    assert doctor(fake_nodes, plan) == []
