@@ -60,7 +60,7 @@ def _device_ops(device: torch.device) -> Ops:
         return Ops(device)
     if torch.version.hip:
         ops = Ops(device)
-        ops.link = PinnedLink()
+        ops.link = PinnedLink(device)
         return ops
     from runtime.kernels.gpu.ops import GpuOps
     from runtime.kernels.gpu.packages import find_packages

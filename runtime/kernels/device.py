@@ -82,12 +82,17 @@ class HostLink:
 class PinnedLink(HostLink):
     """Copies of a GPU, through memory that the system never moves.
 
-    Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs.
+    Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs. It pins
+    for the calling thread's GPU, and would begin to use GPU 0 for a thread that has chosen none, as the network's.
     """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return pinned memory."""
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        with torch.cuda.device(self._device):
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def finish(self, device: torch.device) -> None:
         """Wait for the stream that computes, on which the copies were begun."""

@@ -41,11 +41,10 @@ OUTPUTS_STEP = 8  # BF16 outputs of a row in 16 bytes, as TMA stores them
 class GpuOps(Ops):
     """Kernels of `packages` on `device`."""
 
-    link = PinnedLink()
-
     def __init__(self, device: torch.device, packages: Packages) -> None:
         super().__init__(device)
         self.packages = packages
+        self.link = PinnedLink(device)
         if packages.deep_gemm is not None:
             self.row_alignment = int(packages.deep_gemm.get_mk_alignment_for_contiguous_layout())
         self._steps = WeakIdKeyDictionary()  # what FlashMLA is told of a step, for all its layers

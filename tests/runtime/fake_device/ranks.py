@@ -67,12 +67,10 @@ class KernelPath(GpuOps):
     Torch's own kernels for a GPU allocate their results alone, which its fake ones without a GPU do not show.
     """
 
-    link = HostLink()
-
     def __init__(self, arch=HOPPER):
         flash_mla = FakeFlashMla() if arch == HOPPER else None
         super().__init__(CUDA, Packages(arch, FakeDeepGemm(arch), flash_mla, FakeDeepEp()))
-        self.num_reads = 0
+        self.num_reads, self.link = 0, HostLink()
 
     def read(self, numbers):
         raise AssertionError("DeepEP tells the host how many rows come")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -71,16 +72,17 @@ def test_a_cpus_tensor_is_handed_over_as_it_is():
 
 
 def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
-    """Of the stream that computes, on which they were begun."""
-    waited, asked = [], []
+    """Of the stream that computes, on which they were begun; whatever thread asks, for the rank's own GPU."""
+    waited, asked, chosen, own = [], [], [], torch.device("cuda", 1)
     stream = SimpleNamespace(synchronize=lambda: waited.append(True))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(device) or stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: chosen.append(device) or nullcontext())
     monkeypatch.setattr(devices.torch, "empty", lambda shape, dtype, pin_memory: (shape, dtype, pin_memory))
-    link = PinnedLink()
+    link = PinnedLink(own)
 
     assert link.empty([2, 3], torch.bfloat16) == ((2, 3), torch.bfloat16, True)
-    link.finish(torch.device("cuda", 1))
-    assert (waited, asked) == ([True], [torch.device("cuda", 1)])
+    link.finish(own)
+    assert (waited, asked, chosen) == ([True], [own], [own])
 
 
 REACHED = """
