@@ -23,9 +23,9 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from planner.compiler import Fit, check_fit, compile_plan, deployable_from
 from planner.expert_map import ExpertMap, prepare
+from planner.expert_map.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
-from planner.experts.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
 from planner.plan.given import read_given

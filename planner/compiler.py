@@ -26,7 +26,7 @@ from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
-from planner.layout.dispatch import gate_of, groups_on_nodes
+from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.layout.working_memory import largest_step_field
@@ -79,7 +79,8 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
     }
     require_covered(spec, maps)
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
-    documents = launch_documents(spec, placement, maps, memory)
+    refusals = runtime_refusals(spec)
+    documents = launch_documents(spec, placement, maps, memory, is_runnable=not refusals)
     return Plan(
         spec=spec.written,
         written=_with_defaults(spec, decisions),
@@ -99,7 +100,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         traffic=traffic,
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
-        refusals=runtime_refusals(spec),
+        refusals=refusals,
         warnings=warnings_of(spec, memory, _memory_of),
     )
 
@@ -225,16 +226,17 @@ def _map_for(
 ) -> ExpertMap:
     """Balance the experts of a phase, near the `previous` map where there is one."""
     num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
+    split = split_of(spec.written, layout)
     return balance(
         loads,
         layout.num_physical_experts + more_slots,
         layout.ep_size,
         num_nodes=layout.nodes_per_unit,
-        num_groups=num_groups if spec.written.split == "equal" else 1,  # only equal shares are weighed against bytes
+        num_groups=num_groups if split == "equal" else 1,  # only equal shares are weighed against bytes
         gate=gate_of(spec.model, layout.precision),
         previous=previous,
         domains=places[layout.phase].of(spec.written.coverage),
-        split=spec.written.split,
+        split=split,
     )
 
 

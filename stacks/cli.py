@@ -99,7 +99,7 @@ def _up(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     with announce_compiling():
         plan = deployable_from(arguments.given or DEMO, arguments.previous)
-    plan.require_runnable()
+    plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
     running = _same_plan_running(plan)
     if running is not None:

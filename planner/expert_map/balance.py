@@ -92,7 +92,7 @@ def _balance(
     if split == "equal":
         return expert_map
     within_nodes = bool(domains) or expert_map.policy == "hierarchical"
-    settled = settle(expert_map, loads_LE, sizes, within_nodes=within_nodes)
+    settled = settle(expert_map, loads_LE, sizes, split, within_nodes=within_nodes)
     if previous_LGS is None:
         return settled
     fresh = _balance(loads_LE, sizes, effort, policy, None, 0.0, domains, split)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.expert_map.compiled import compiled
-from planner.expert_map.local_first import carried_local_first
+from planner.expert_map.local_first import carried_under
 from planner.expert_map.outcome import as_slots
 from planner.expert_map.types import ExpertMap, Sizes
 from planner.expert_map.weigh import Floats, count_replicas, gpu_loads, scale
@@ -35,9 +35,9 @@ def max_over_mean_sampled(
     """Expected load of the fullest GPU / mean in a step of `num_pairs` token-expert pairs, for each layer."""
     loads_LE = scale(loads)
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
-    if expert_map.split == "local_first":
+    if expert_map.split != "equal":
         pairs = zip(loads_LE, slots_LGS, strict=True)
-        carried_LG = np.stack([carried_local_first(*each, sizes.num_nodes) for each in pairs])
+        carried_LG = np.stack([carried_under(expert_map.split, *each, sizes.num_nodes) for each in pairs])
     else:
         carried_LG = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS)
     total_L = carried_LG.sum(axis=1, keepdims=True)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from planner.facts.digest import digest_of
+from planner.facts.terms import SplitRule
 
 __all__ = [
     "BoundKind",
@@ -27,7 +28,6 @@ __all__ = [
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
 BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`, `covered`
-SplitRule = Literal["equal", "local_first"]  # which of an expert's replicas a token goes to (`local_first`)
 Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain each stands (`domains`)
 
 

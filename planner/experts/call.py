@@ -18,7 +18,7 @@ from planner.expert_map import (
     consecutive_domains,
     fewest_slots_per_gpu,
 )
-from planner.experts.formats import NUMBERED_BY_MODEL, Engine, without_output
+from planner.expert_map.formats import NUMBERED_BY_MODEL, Engine, without_output
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation

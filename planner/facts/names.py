@@ -5,6 +5,7 @@ the rest of 63), a Service is one of at most 63, a namespace a DNS-1123 label of
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 from planner.facts.terms import Phase
 
@@ -28,6 +29,7 @@ __all__ = [
     "cluster_endpoint",
     "compute_domain_channel",
     "digest_annotation",
+    "first_pod_label",
     "gateway_name",
     "gateway_selector",
     "labels",
@@ -41,8 +43,11 @@ __all__ = [
     "registry_name",
     "runtime_account",
     "unit_name",
+    "unit_pod_name",
     "unit_selector",
 ]
+
+UnitKind = Literal["leaderworkerset", "statefulset"]
 
 MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
@@ -51,6 +56,7 @@ UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 PHASE_LABEL = f"{DOMAIN}/phase"  # likewise
 SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which pods it admits
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
+LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
@@ -165,6 +171,21 @@ def plan_selector(plan: str) -> dict[str, str]:
 def unit_selector(unit: str) -> dict[str, str]:
     """The labels that pick a unit's pods."""
     return {UNIT_LABEL: unit}
+
+
+def unit_pod_name(unit: str, worker: int, unit_kind: UnitKind) -> str:
+    """The name of one of a unit's pods, as its controller gives it; it is in the domain of the unit's Service.
+
+    Source: github.com/kubernetes-sigs/lws v0.9.0: a group's first pod is NAME-0, the others are NAME-0-INDEX.
+    """
+    if unit_kind == "statefulset":
+        return f"{unit}-{worker}"
+    return f"{unit}-0-{worker}" if worker else f"{unit}-0"
+
+
+def first_pod_label(unit_kind: UnitKind) -> str:
+    """The label, with its value, that only the first pod of a unit has."""
+    return "apps.kubernetes.io/pod-index=0" if unit_kind == "statefulset" else f"{LWS_INDEX_LABEL}=0"
 
 
 def phase_selector(plan: str, phase: Phase) -> dict[str, str]:

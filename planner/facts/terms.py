@@ -1,10 +1,10 @@
 """The words that specs, plans and launch files share: phases, precisions, ways of overlapping, failure domains,
-devices.
+devices, engines.
 """
 
 from typing import Literal
 
-__all__ = ["PHASES", "Coverage", "Device", "KvPrecision", "Overlap", "Phase", "Precision"]
+__all__ = ["PHASES", "Coverage", "Device", "EngineName", "KvPrecision", "Overlap", "Phase", "Precision", "SplitRule"]
 
 Phase = Literal["prefill", "decode", "mixed"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")  # a spec has the first two, or the third
@@ -13,3 +13,5 @@ KvPrecision = Literal["bf16", "fp8"]
 Overlap = Literal["none", "dual_batch", "five_stage"]
 Coverage = Literal["none", "node", "rack"]
 Device = Literal["cpu", "cuda"]  # as PyTorch calls it; ROCm's is `cuda` too
+EngineName = Literal["tidemill", "sglang", "vllm"]
+SplitRule = Literal["equal", "local_first", "first_on_node"]  # which of an expert's replicas a token goes to

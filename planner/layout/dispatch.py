@@ -14,11 +14,12 @@ Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855
 
 from planner.expert_map import Gate
 from planner.facts.catalog import Gpu, Model
-from planner.facts.terms import Phase, Precision
+from planner.facts.terms import Phase, Precision, SplitRule
 from planner.layout.layout import PhaseLayout
 from planner.spec.precision import wide_bytes
+from planner.spec.schema import Spec
 
-__all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes"]
+__all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes", "split_of"]
 
 SCALE_CHANNELS = 128
 SCALE_BYTES = 4
@@ -48,6 +49,17 @@ def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLay
     links_leave_node = gpu.nvlink_leaves_node and (gpu.nvlink_domain or 0) > gpus_per_node
     saves_bytes = is_normal(layout.phase) and layout.dp_size > 1 and not links_leave_node
     return limiting_groups(model) if saves_bytes else 1
+
+
+def split_of(spec: Spec, layout: PhaseLayout) -> SplitRule:
+    """Return which replica of an expert a token of a phase goes to.
+
+    A unit of SGLang's that is one attention group dispatches nothing: its GPUs have the same tokens, and use an
+    expert's replicas by turns. Source: github.com/sgl-project/sglang 0.5.23
+    python/sglang/srt/eplb/expert_location_dispatch.py, rank_invariant.
+    """
+    rule = spec.split_rule
+    return "equal" if rule == "first_on_node" and layout.dp_size == 1 else rule
 
 
 def message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:

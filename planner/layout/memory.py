@@ -18,6 +18,7 @@ On `cpu` there is nothing to split: ranks share the host's memory, whose size no
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
@@ -29,7 +30,7 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.schema import PhaseSpec
 
-__all__ = ["USUAL_SHARE", "MemoryPlan", "fit_memory", "in_pages", "split_memory"]
+__all__ = ["KV_PAGE_TOKENS", "USUAL_SHARE", "MemoryPlan", "fit_memory", "in_pages", "split_memory", "static_fraction"]
 
 # Of the KV that all requests of full length would take, what they hold at a time, at least: DeepSeek's decode has room
 # for 22 of 128, and its requests hold 4,989 of 32,768 tokens on average.
@@ -133,6 +134,11 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
 def in_pages(num_tokens: int) -> int:
     """The tokens for which whole pages have room that hold `num_tokens` of one request."""
     return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
+
+
+def static_fraction(weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
+    """Return the share of a GPU that weights and KV take: what engines call static, rounded up to four digits."""
+    return ceil(10_000 * (weight_bytes + kv_bytes) / gpu_bytes) / 10_000
 
 
 def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:

@@ -1,15 +1,16 @@
 """What runs in each pod of a unit: command, variables, ports, and where it says that it started, lives and is ready.
 
-This is all that a template knows of an engine. Other engines fill the same value; what pods get of their nodes
-(`pods.py`) is the same for all of them.
+This is all that a template knows of an engine. Other engines fill the same value (`planner/engines`); what pods get of
+their nodes (`pods.py`) is the same for all of them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from planner.plan.launch import LaunchDocument
 
-__all__ = ["Container", "Probe", "runtime_container"]
+__all__ = ["Container", "Probe", "engine_container", "runtime_container"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Probe:
 
     path: str
     port: str
+    timeout: int | None = None  # seconds; a template's own where the engine says nothing
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,37 @@ class Container:
     ready: Probe  # 200 while requests can be answered
     fields: Mapping[str, str] = field(default_factory=dict)  # variables from the pod's own fields: name -> path
     env: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None  # the spec's unless given
+    metrics: str = "metrics"  # the port by its name
+    annotations: Mapping[str, str] = field(default_factory=dict)  # of pods
+
+
+def engine_container(document: LaunchDocument) -> Container:
+    """Return what runs another engine, or its router, as its adapter says in the launch document."""
+    told = document["container"]
+    alive, ready = (Probe(each["path"], each["port"], each["timeout_seconds"]) for each in _probes(told))
+    return Container(
+        command=tuple(told["command"]),
+        args=tuple(told["args"]),
+        ports=_sorted(told["ports"]),
+        started=alive,
+        alive=alive,
+        ready=ready,
+        fields={"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"},
+        env=_sorted(told["env"]),
+        image=told["image"],
+        metrics=told["metrics"]["port"],
+        annotations=_sorted(told.get("annotations", {})),
+    )
+
+
+def _sorted(told: Mapping[str, Any]) -> dict[str, Any]:
+    """By key, as a plan that was read from its file has it."""
+    return dict(sorted(told.items()))
+
+
+def _probes(told: LaunchDocument) -> tuple[LaunchDocument, LaunchDocument]:
+    return told["liveness"], told["readiness"]
 
 
 def runtime_container(document: LaunchDocument, launch_file: str, registry: str, drain_s: float) -> Container:

@@ -11,15 +11,16 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.facts import names
+from planner.facts.engines import OURS
 from planner.layout.unit import Unit
-from planner.manifests.container import Container
+from planner.manifests.container import Container, Probe
 from planner.manifests.nics import nic_variables
 from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 from planner.spec.pods import HugepagesSpec, TolerationSpec
 from planner.spec.volume_rules import volume_of
 
-__all__ = ["Variables", "gateway_pod", "has_compute_domain", "security_needs", "unit_pod"]
+__all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "security_needs", "unit_pod"]
 
 # Source: github.com/llm-d/llm-d 3318b75d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml: 32 MB for each GPU
 # of a node, and scratch. Without a volume, a container has 64 MiB.
@@ -45,6 +46,23 @@ KERNEL_CACHES = {
 }
 
 Variables = dict[str, Any]
+
+
+def router_pod(plan: Deployable, container: Container) -> Variables:
+    """Return what the pod of another engine's router is made of; it reads no checkpoint."""
+    resources = _requests(plan.kubernetes.resources.gateway)
+    variables = {
+        "image": container.image,
+        "command": list(container.command),
+        "args": container.args,
+        "env": [{"name": name, "value": value} for name, value in container.env.items()],
+        "ports": container.ports,
+        "alive": _said(container.alive),
+        "ready": _said(container.ready),
+        "volumes": [],
+        "mounts": [],
+    }
+    return variables | ({"resources": resources} if resources else {})
 
 
 def gateway_pod(plan: Deployable) -> Variables:
@@ -76,7 +94,7 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
         "stage": _stage(plan),
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
-        "pod_annotations": _annotations(kubernetes),
+        "pod_annotations": {**container.annotations, **_annotations(kubernetes)},
         **_scheduling(kubernetes),
     }
     if kubernetes.stage is not None:
@@ -86,14 +104,14 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         volumes.append({"name": "kernels", "own_path": kubernetes.kernel_cache})
         mounts.append({"name": "kernels", "mount_path": names.KERNEL_CACHE})
     return {
-        "image": kubernetes.image,
+        "image": container.image or kubernetes.image,
         "volumes": volumes,
         "mounts": mounts,
         "command": list(container.command),
         "args": container.args,
         "env": _environment(plan, unit, container),
         "ports": _ports(plan, unit, container),
-        "ready": asdict(container.ready),
+        "ready": _said(container.ready),
     } | {name: value for name, value in optional.items() if value}
 
 
@@ -182,7 +200,7 @@ def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Var
 
 def _ports(plan: Deployable, unit: Unit, container: Container) -> Mapping[str, int]:
     """The container's ports, and with monitors those of all its ranks' metrics."""
-    if not plan.kubernetes.monitors:
+    if not plan.kubernetes.monitors or plan.engine != OURS:
         return container.ports
     first = container.ports["metrics"]
     others = {f"metrics-{rank}": first + rank for rank in range(1, unit.ranks_per_node)}
@@ -198,11 +216,16 @@ def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | N
     start_s = load_s + max(load_s, START_MARGIN_S)
     probe = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
     return {
-        "started": asdict(container.started) | probe | {"failures": math.ceil(start_s / PROBE_PERIOD_S)},
-        "alive": asdict(container.alive)
-        | probe
+        "started": probe | _said(container.started) | {"failures": math.ceil(start_s / PROBE_PERIOD_S)},
+        "alive": probe
+        | _said(container.alive)
         | {"failures": math.ceil(plan.kubernetes.stall_timeout / PROBE_PERIOD_S)},
     }
+
+
+def _said(probe: Probe) -> Variables:
+    """A probe as templates have it, without what the engine does not say."""
+    return {key: value for key, value in asdict(probe).items() if value is not None}
 
 
 def _stage(plan: Deployable) -> Variables | None:

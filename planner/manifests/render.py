@@ -5,21 +5,32 @@ use, `templates/` puts them into YAML, and `patches.py` merges what the spec add
 """
 
 import json
+import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
+from planner.expert_map.formats import export_map
 from planner.facts import names
 from planner.facts.digest import digest_of_text
+from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.manifests.container import runtime_container
+from planner.manifests.container import engine_container, runtime_container
 from planner.manifests.launch_parts import LaunchPart, launch_parts
 from planner.manifests.patches import patched
-from planner.manifests.pods import Variables, gateway_pod, has_compute_domain, security_needs, unit_pod
+from planner.manifests.pods import (
+    Variables,
+    gateway_pod,
+    has_compute_domain,
+    router_pod,
+    security_needs,
+    unit_pod,
+)
 from planner.plan.deployable import Deployable
+from planner.plan.launch import LaunchDocument
 from planner.spec.kubernetes import KubernetesSpec
 
 __all__ = ["KUSTOMIZATION", "MARK", "render_files"]
@@ -47,7 +58,7 @@ class Manifest:
 def render_files(plan: Deployable) -> dict[str, str]:
     """File name -> text of every object and of `kustomization.yaml`.
 
-    Raises InfeasibleError when the bundled runtime cannot run the plan: its pods would only crash.
+    Raises InfeasibleError when the plan's engine cannot run it: its pods would only crash.
     """
     environment = _environment()
     files = {
@@ -105,6 +116,8 @@ def _shared(plan: Deployable) -> Iterator[Manifest]:
     if plan.kubernetes.monitors:
         ranks = max(unit.ranks_per_node for unit in plan.units)
         ports = ["metrics", *(f"metrics-{rank}" for rank in range(1, ranks))]
+        if plan.engine != OURS:
+            ports = [engine_container(plan.unit_document(plan.units[0])).metrics]
         monitor = {"selector": names.plan_selector(plan.name), "unit_label": names.UNIT_LABEL, "metrics_ports": ports}
         yield Manifest("podmonitor", account, {"name": account, **shared, **monitor})
 
@@ -136,9 +149,10 @@ def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
     }
     gateway, registry = names.gateway_name(plan.name), names.registry_name(plan.name)
     parts = launch_parts(gateway, names.GATEWAY_LAUNCH_FILE, document["launch_digest"], launch_text)
+    pod = gateway_pod(plan) if plan.engine == OURS else router_pod(plan, engine_container(document))
     workload = {
         **service,
-        **gateway_pod(plan),
+        **pod,
         "annotations": _digests(document, "launch"),
         "launch_configs": [part.config for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
@@ -146,10 +160,21 @@ def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
     yield from _launch_configs(parts, workload)
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
-    yield Manifest("service-registry", registry, {"name": registry, **service})
-    yield Manifest("deployment", gateway, {"name": gateway, **workload})
+    if plan.engine == OURS:
+        yield Manifest("service-registry", registry, {"name": registry, **service})
+        yield Manifest("deployment", gateway, {"name": gateway, **workload})
+    else:
+        yield from _router(gateway, workload, watches_pods=document["container"].get("watches_pods", False))
     if plan.kubernetes.monitors:
         yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
+
+
+def _router(name: str, workload: Variables, *, watches_pods: bool) -> Iterator[Manifest]:
+    """Another engine's, with the right to see pods if it looks for them there."""
+    if watches_pods:
+        yield Manifest("role", name, {**workload, "name": name})
+        yield Manifest("rolebinding", name, {**workload, "name": name})
+    yield Manifest("deployment-router", name, {**workload, "name": name, "watches_pods": watches_pods})
 
 
 def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
@@ -160,7 +185,11 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         "selector": names.unit_selector(unit.name),
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
-    container = runtime_container(document, launch_file, names.registry_name(plan.name), plan.kubernetes.drain)
+    if plan.engine == OURS:
+        container = runtime_container(document, launch_file, names.registry_name(plan.name), plan.kubernetes.drain)
+    else:
+        container = engine_container(document)
+        launch_file, launch_text = _engine_file(plan, document) or (launch_file, launch_text)
     parts = launch_parts(unit.name, launch_file, document["launch_digest"], launch_text)
     workload = {
         **service,
@@ -181,6 +210,17 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
     if has_compute_domain(plan, unit):
         yield Manifest("computedomain", unit.name, service | {"channel": names.compute_domain_channel(unit.name)})
     yield Manifest(plan.kubernetes.unit_kind, unit.name, workload)
+
+
+def _engine_file(plan: Deployable, document: LaunchDocument) -> tuple[str, str] | None:
+    """Name and text of the expert map as another engine reads it; None where it reads none."""
+    path = document["container"].get("map_file")
+    if path is None:
+        return None
+    told = document["expert_map"]
+    assert plan.engine == "sglang"  # of all engines that we tell something, the one that reads a map
+    text = export_map(plan.engine, told["physical_to_logical"], len(document["ranks"]), told["first_layer"])
+    return posixpath.basename(path), text
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:

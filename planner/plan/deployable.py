@@ -16,11 +16,12 @@ from typing import Any
 
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
-from planner.facts.terms import Phase
+from planner.facts.engines import OURS
+from planner.facts.terms import EngineName, Phase
 from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument
 from planner.plan.pods import PhasePods, pods_of
-from planner.problems.errors import InfeasibleError, Problem
+from planner.problems.errors import InfeasibleError, Problem, Violation
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.section import Section
@@ -35,6 +36,7 @@ class Deployable:
     """One plan, ready to be rendered or started."""
 
     name: str
+    engine: EngineName
     digest: str
     kubernetes: KubernetesSpec
     gateway: GatewaySpec
@@ -42,7 +44,7 @@ class Deployable:
     pods: Mapping[Phase, PhasePods]
     switches_units: bool  # its schedule turns some off at some time, which nothing does yet
     launch_documents: Mapping[str, LaunchDocument]  # by file name
-    refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+    refusals: tuple[Problem, ...]  # why its engine cannot run it
 
     @property
     def endpoint(self) -> str:
@@ -55,13 +57,21 @@ class Deployable:
         return {name: pretty_json(document) for name, document in self.launch_documents.items()}
 
     def require_runnable(self) -> None:
-        """Raise InfeasibleError, with every reason, when the bundled runtime cannot run the plan."""
+        """Raise InfeasibleError, with every reason, when the plan's engine cannot run it."""
         if self.refusals:
             raise InfeasibleError(self.refusals)
 
     def units_of(self, phase: Phase) -> tuple[Unit, ...]:
         """Return the units of `phase`, in order."""
         return tuple(unit for unit in self.units if unit.phase == phase)
+
+    def require_local(self) -> None:
+        """Raise InfeasibleError when this machine cannot run the plan: other engines run in images, on GPUs."""
+        self.require_runnable()
+        if self.engine != OURS:
+            reason, fix = "other engines run from their images, in a cluster", "tidemill render, and apply the folder"
+            violation = Violation("engine", self.engine, "S753 must be tidemill to run on this machine", reason, fix)
+            raise InfeasibleError([violation.at(self.name)])
 
     def unit_document(self, unit: Unit) -> LaunchDocument:
         """Return the launch document of `unit`."""

@@ -1,4 +1,4 @@
-"""Launch files: all that the runtime is told, one document for each unit and one for the gateway.
+"""Launch files: all that an engine is told, one document for each unit and one for the gateway.
 
 The only seam between plan and runtime. `tests/contract/launch.schema.json` binds this writer and the reader,
 `runtime/launch.py`. Peers are not listed: they are discovered. Three digests, each over canonical JSON, so that what
@@ -6,6 +6,9 @@ changes restarts only whom it concerns:
     kv_digest       what prefill and decode must share to exchange KV
     unit_digest     what the ranks of one unit must share to join
     launch_digest   the document itself
+
+Where the engine is not ours, the documents hold the containers of its adapter (`planner/engines`) instead of what only
+our runtime reads. Their kind is the engine's name, which our runtime refuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.cluster.inventory import spares_with
+from planner.engines.adapters import gateway_container, unit_container
+from planner.engines.container import Phased
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import digest_of
+from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryPlan, in_pages
+from planner.layout.memory import MemoryPlan, in_pages, static_fraction
 from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.spec.check import ResolvedSpec
@@ -52,10 +58,18 @@ class Known:
     kv_bytes_per_token: int
     kv_tokens: Mapping[Phase, int]  # of one rank; of phases whose memory is planned
     expert_maps: Mapping[Phase, LaunchDocument]
+    first_moe_layer: int  # the model's number of the layer of a map's first row
+    static_fractions: Mapping[Phase, float]  # likewise
+    is_runnable: bool
 
 
 def launch_documents(
-    spec: ResolvedSpec, placement: Placement, maps: Mapping[Phase, ExpertMap], memory: Sequence[MemoryPlan]
+    spec: ResolvedSpec,
+    placement: Placement,
+    maps: Mapping[Phase, ExpertMap],
+    memory: Sequence[MemoryPlan],
+    *,
+    is_runnable: bool,
 ) -> dict[str, LaunchDocument]:
     """File name -> document, units in order, then the gateway. `memory` is empty where nobody knows its size."""
     dtype = _kv_dtype(spec.written)
@@ -64,6 +78,12 @@ def launch_documents(
         kv_bytes_per_token=spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
         kv_tokens={plan.phase: plan.kv_tokens for plan in memory},
         expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
+        first_moe_layer=spec.model.num_dense_layers,
+        static_fractions={
+            each.phase: static_fraction(each.weight_bytes, each.kv_tokens * each.kv_bytes_per_token, each.gpu_bytes)
+            for each in memory
+        },
+        is_runnable=is_runnable,
     )
     return documents_for(spec.written, placement.units, known)
 
@@ -89,7 +109,7 @@ def launch_digest(document: LaunchDocument) -> str:
 
 def without_map(document: LaunchDocument) -> LaunchDocument:
     """Name the document's map by its digest alone: units of a phase share one, and a plan's JSON has it once."""
-    if document["kind"] != "unit":
+    if document["kind"] == "gateway" or document.get("expert_map") is None:
         return document
     named = {key: value for key, value in document["expert_map"].items() if key != "physical_to_logical"}
     return document | {"expert_map": named}
@@ -97,7 +117,7 @@ def without_map(document: LaunchDocument) -> LaunchDocument:
 
 def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> LaunchDocument:
     """Write out the map that `without_map` left out; `maps` are by digest."""
-    if document["kind"] != "unit":
+    if document["kind"] == "gateway" or document.get("expert_map") is None:
         return document
     named = document["expert_map"]
     return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
@@ -114,13 +134,23 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
         "device": spec.device(unit.phase),
         **_unit_places(unit, spares),
         "expert_map": known.expert_maps[unit.phase],
-        "split": spec.split,
         "precision": phase.precision,
         "overlap": phase.overlap,
         "deterministic": spec.deterministic,
         **shared,
         "kv_digest": digest_of(shared),
         "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, known)),
+    }
+    document |= _for_ours(spec) if spec.engine_name == OURS else _for_engine(spec, unit, known)
+    if not ENGINES[spec.engine_name].reads_map:
+        del document["expert_map"]
+    return _sealed(document | {"unit_digest": unit_digest(document)})
+
+
+def _for_ours(spec: Spec) -> LaunchDocument:
+    """What only our runtime reads."""
+    return {
+        "split": spec.split,
         "gateway": {"service": names.registry_name(spec.name)},
         "ports": {
             "places": Ports.PLACES,
@@ -130,7 +160,22 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
             "metrics": Ports.METRICS,
         },
     }
-    return _sealed(document | {"unit_digest": unit_digest(document)})
+
+
+def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
+    """What another engine's pods are made from; a plan that it cannot run has no container."""
+    told: LaunchDocument = {
+        "kind": spec.engine_name,
+        "engine": {"name": spec.engine_name, "version": spec.engine_version},
+        "expert_map": known.expert_maps[unit.phase] | {"first_layer": known.first_moe_layer},
+    }
+    if known.is_runnable:
+        assert spec.checkpoint is not None
+        kv_tokens = known.kv_tokens[unit.phase]
+        kv_bytes = kv_tokens * known.kv_bytes_per_token
+        phased = Phased(spec.checkpoint, kv_tokens, kv_bytes, known.static_fractions[unit.phase])
+        told["container"] = unit_container(spec, unit, phased).as_document()
+    return told
 
 
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
@@ -144,8 +189,14 @@ def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
 
 def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
     first, last = (spec.phase(spec.phases[end]) for end in (0, -1))
+    told: LaunchDocument = {}
+    if spec.engine_name != OURS:
+        told["engine"] = {"name": spec.engine_name, "version": spec.engine_version}
+        if known.is_runnable:
+            told["container"] = gateway_container(spec).as_document()
     return _sealed(
-        {
+        told
+        | {
             "version": LAUNCH_VERSION,
             "kind": "gateway",
             "kv_digest": digest_of(_shared_for_kv(spec, known)),
@@ -174,8 +225,7 @@ def _kv_dtype(spec: Spec) -> KvDtype:
 
 
 def _served_model(spec: Spec) -> LaunchDocument:
-    name = spec.model if isinstance(spec.model, str) else spec.model.name
-    return {"name": name or spec.name}
+    return {"name": spec.served_model_name}
 
 
 def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:

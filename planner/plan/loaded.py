@@ -96,6 +96,7 @@ class _Map(_Part):
 
 class _NamedMap(_Part):
     sha256: str
+    first_layer: Annotated[int, Field(ge=0)] = 0  # of other engines
 
 
 class _KvCache(_Part):
@@ -111,8 +112,8 @@ class _Checkpoint(_Part):
 
 
 class _UnitDocument(_Part):
-    kind: Literal["unit"]
-    expert_map: _NamedMap
+    kind: Literal["unit", "sglang", "vllm"]
+    expert_map: _NamedMap | None = None  # of an engine that reads none
     kv_cache: _KvCache
     unit_digest: Digest
     launch_digest: Digest
@@ -131,7 +132,9 @@ class _Phase(_Part):
 
 class _Memory(_Part):
     kv_tokens: Annotated[int, Field(ge=1)]
+    kv_bytes_per_token: Annotated[int, Field(ge=1)]
     weights_bytes: Annotated[int, Field(ge=1)]
+    gpu_bytes: Annotated[int, Field(ge=1)]
 
 
 class _Step(_Part):
@@ -200,6 +203,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         raise CallError([violation.at(str(path))])
     deployable = Deployable(
         name=plan.name,
+        engine=spec.engine_name,
         digest=plan.digest,
         kubernetes=spec.kubernetes,
         gateway=spec.gateway,
@@ -270,7 +274,7 @@ def _edited_documents(documents: Mapping[str, LaunchDocument]) -> Iterator[Viola
     for file, document in documents.items():
         path = f"launch_documents.{file}"
         yield from _differs(f"{path}.launch_digest", document["launch_digest"], launch_digest(document))
-        if document["kind"] == "unit":
+        if document["kind"] != "gateway":
             yield from _differs(f"{path}.unit_digest", document["unit_digest"], unit_digest(document))
 
 
@@ -326,7 +330,7 @@ def _of_document(plan: _Plan, unit: _Unit, path: str) -> Iterator[_Reference]:
     document = plan.launch_documents[names.launch_file(unit.name)]
     yield f"{path}.name", unit.name, source, isinstance(document, _UnitDocument)
     assert isinstance(document, _UnitDocument)  # else whoever reads this has raised
-    told = document.expert_map.sha256
+    told = document.expert_map.sha256 if document.expert_map else unit.expert_map
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document.unit_digest
     yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from planner.expert_map import FrontPoint
+from planner.facts.engines import ENGINES
 from planner.facts.quantities import gb
 from planner.plan.columns import filled, table
 from planner.plan.plan import Plan
@@ -24,9 +25,25 @@ def expert_maps_text(plan: Plan) -> str:
         f"Loads of GPUs, means over MoE layers; experts' loads are {loads}. In a step of the limits' size its luck is "
         "on top."
     )
-    near = filled("Tokens go to a replica on their own GPU or node first (split: local_first).")
-    lines = [table(rows), *filled(note), *(near if plan.spec.split == "local_first" else [])]
+    lines = [table(rows), *filled(note), *_where_tokens_go(plan)]
     return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan), *_fronts(plan)])
+
+
+def _where_tokens_go(plan: Plan) -> Iterator[str]:
+    """Say which replicas tokens go to, where that is not any of them alike; and where an engine knows no maps."""
+    rules = {each.split for each in plan.expert_maps.values()}
+    if "local_first" in rules:
+        yield from filled("Tokens go to a replica on their own GPU or node first (split: local_first).")
+    name = plan.spec.engine_name
+    if "first_on_node" in rules:
+        yield from filled(
+            f"Tokens go to a replica on their own GPU, else to the first on their node, as {name} has it."
+        )
+    if not ENGINES[name].reads_map:
+        yield from filled(
+            f"{name} reads no map: it starts with experts in order, and moves them by loads that it measures itself. "
+            "What stands here is what its maps can reach."
+        )
 
 
 def _moves(plan: Plan) -> Iterator[str]:

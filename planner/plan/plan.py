@@ -58,7 +58,7 @@ class Plan:
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
-    refusals: tuple[Problem, ...]  # why the bundled runtime cannot run it
+    refusals: tuple[Problem, ...]  # why its engine cannot run it
     warnings: tuple[Problem, ...]  # what is hardly meant, though it plans
 
     @property
@@ -81,6 +81,7 @@ class Plan:
         """What of it is carried out."""
         return Deployable(
             name=self.name,
+            engine=self.spec.engine_name,
             digest=self.digest,
             kubernetes=self.spec.kubernetes,
             gateway=self.spec.gateway,

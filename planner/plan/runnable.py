@@ -1,13 +1,16 @@
-"""What the bundled runtime cannot run yet.
+"""What the engine of a spec cannot run: the bundled runtime, not yet; another, by `planner/engines`.
 
 A layout that it cannot run still plans, for a design review or for another engine; `render` and `up` refuse it as
-infeasible: the spec is right, the runtime is not there yet. Each refusal goes away with the issue that teaches the
-runtime.
+infeasible: the spec is right, the engine is not there yet. Each refusal of the bundled runtime goes away with the issue
+that teaches it.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
+from planner.engines.limits import engine_refusals
 from planner.facts.catalog import Gpu
+from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix, nearest, removal
@@ -22,9 +25,12 @@ PRECISIONS = ("fp8", "bf16", "fp32")
 
 
 def runtime_refusals(spec: ResolvedSpec) -> tuple[Problem, ...]:
-    """Why the bundled runtime cannot run `spec`; empty when it can."""
-    violations = [*_without_weights(spec), *_not_this_model(spec), *_not_on_this_gpu(spec), *_not_in_this_way(spec)]
-    return tuple(spec.problem(violation) for violation in violations)
+    """Why the engine of `spec` cannot run it; empty when it can."""
+    if spec.written.engine_name == OURS:
+        found = chain(_not_this_model(spec), _not_on_this_gpu(spec), _not_in_this_way(spec))
+    else:
+        found = chain(engine_refusals(spec))
+    return tuple(spec.problem(violation) for violation in chain(_without_weights(spec), found))
 
 
 def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:

@@ -352,11 +352,13 @@ def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, 
 
 
 def _runnable(plan: Plan) -> str:
-    if not plan.refusals:
-        on_gpus = any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases)
-        untried = "\nIt has not yet run on a GPU by us: try one unit first." if on_gpus else ""
-        return f"The bundled runtime can run it.{untried}"
-    return "\n".join(["The bundled runtime cannot run it:", *_listed(plan.refusals)])
+    name, version = plan.spec.engine_name, plan.spec.engine_version
+    called = "The bundled runtime" if version is None else f"{name} {version}"
+    if plan.refusals:
+        return "\n".join([f"{called} cannot run it:", *_listed(plan.refusals)])
+    on_gpus = any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases)
+    untried = "\nIt has not yet run on a GPU by us: try one unit first." if on_gpus else ""
+    return f"{called} can run it.{untried}"
 
 
 def _listed(problems: Sequence[Problem]) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
 from planner.spec.check import ResolvedSpec, with_values
@@ -65,6 +66,11 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, tuple
     if spec.written.expert_load.file is not None:
         decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
     decided |= {"decode.max_batch_tokens"}  # of no effect: prompts are prefill's
+    if spec.written.engine_name != OURS:
+        decided |= {"split", "kubernetes.image"}  # the engine has its own
+        named = _of_engine(spec.written)
+        decisions += named
+        spec = with_values(spec, {each.path: each.value for each in named})
     defaults = _defaults(spec.written, spec.document.data, "")
     return spec, (*decisions, *(each for each in defaults if each.path not in decided))
 
@@ -191,6 +197,13 @@ def _of_windows(spec: Spec) -> Iterator[Decision]:
     if spec.schedule is not None:
         for phase in spec.phases:
             yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")
+
+
+def _of_engine(spec: Spec) -> tuple[Decision, ...]:
+    """The version of another engine, whose options are those that its units are told."""
+    if isinstance(spec.engine, str):
+        return (Decision("engine", {"name": spec.engine, "version": spec.engine_version}, DEFAULT),)
+    return () if spec.engine.version else (Decision("engine.version", spec.engine_version, DEFAULT),)
 
 
 def _defaults(section: BaseModel, written: Any, prefix: str) -> Iterator[Decision]:

@@ -21,7 +21,9 @@ from planner.spec.pods import (
 )
 from planner.spec.section import Section
 
-__all__ = ["KubernetesSpec", "PodResources", "ResourcesSpec", "VolumeSpec"]
+__all__ = ["DEFAULT_IMAGE", "KubernetesSpec", "PodResources", "ResourcesSpec", "VolumeSpec"]
+
+DEFAULT_IMAGE = "tidemill-runtime:0.1.0"
 
 
 class VolumeSpec(Section):
@@ -71,7 +73,7 @@ class KubernetesSpec(Section):
         examples=[False],
     )
     image: str = Field(
-        default="tidemill-runtime:0.1.0",
+        default=DEFAULT_IMAGE,
         min_length=1,
         description="The image that holds the runtime package, as the nodes can pull it; a digest (NAME@sha256:...) "
         "names it for good.",

@@ -22,6 +22,7 @@ from planner.problems.fix import Fix, for_example, nearest, nearest_of, removal
 from planner.spec import (
     attention_rules,
     cluster_rules,
+    engine_rules,
     kubernetes_rules,
     model_rules,
     patch_rules,
@@ -38,7 +39,10 @@ __all__ = ["broken_rules"]
 QUANTIZATIONS = ("FP8 in blocks of 128 x 128", "NVFP4", "W4AFP8")
 
 # With rules about other sections.
-OTHERS = (model_rules, attention_rules, cluster_rules, kubernetes_rules, volume_rules, pod_rules, patch_rules)
+OTHERS = (
+    *(model_rules, engine_rules, attention_rules, cluster_rules, kubernetes_rules, volume_rules, pod_rules),
+    patch_rules,
+)
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 

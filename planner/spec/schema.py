@@ -22,8 +22,19 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from planner.facts.catalog import GPUS, MODELS
+from planner.facts.engines import ENGINES, OURS
 from planner.facts.quantities import quantity
-from planner.facts.terms import PHASES, Coverage, Device, KvPrecision, Overlap, Phase, Precision
+from planner.facts.terms import (
+    PHASES,
+    Coverage,
+    Device,
+    EngineName,
+    KvPrecision,
+    Overlap,
+    Phase,
+    Precision,
+    SplitRule,
+)
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.section import Section
 
@@ -34,6 +45,7 @@ __all__ = [
     "MAX_REDUNDANT",
     "UNION_TAGS",
     "ClusterSpec",
+    "EngineSpec",
     "ExpertLoadSpec",
     "GatewaySpec",
     "GpuSpec",
@@ -133,6 +145,19 @@ class GpuSpec(Section):
     gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
     kubernetes_resource: str = Field(
         default="nvidia.com/gpu", min_length=1, description="What a container asks for.", examples=["amd.com/gpu"]
+    )
+
+
+class EngineSpec(Section):
+    """An engine in a version of its own."""
+
+    name: EngineName = Field(description="What computes the model.", examples=["sglang"])
+    version: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Its version, which the image has too, the newest known unless given.",
+        examples=[ENGINES["sglang"].newest],
     )
 
 
@@ -397,6 +422,13 @@ class Spec(Section):
             {"config": "models/deepseek/config.json"},
         ],
     )
+    engine: Annotated[
+        Annotated[EngineName, Tag("<name>")] | Annotated[EngineSpec, Tag("<own>")], Discriminator(_form)
+    ] = Field(
+        default=OURS,
+        description="What computes the model: the bundled runtime, or another engine that is told the plan.",
+        examples=["sglang", {"name": "sglang", "version": ENGINES["sglang"].newest}],
+    )
     cluster: ClusterSpec = Field(description="The nodes.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}])
     prefill: PhaseSpec | None = Field(
         default=None,
@@ -441,6 +473,27 @@ class Spec(Section):
     kubernetes: KubernetesSpec = Field(
         default=KubernetesSpec(), description="What only the manifests need.", examples=[{"namespace": "tidemill"}]
     )
+
+    @property
+    def engine_name(self) -> EngineName:
+        """Return what computes the model."""
+        return self.engine.name if isinstance(self.engine, EngineSpec) else self.engine
+
+    @property
+    def engine_version(self) -> str | None:
+        """Return the engine's version; None for the bundled runtime, whose image has it."""
+        written = self.engine.version if isinstance(self.engine, EngineSpec) else None
+        return written or ENGINES[self.engine_name].newest
+
+    @property
+    def served_model_name(self) -> str:
+        """Return what /v1/models lists."""
+        return (self.model if isinstance(self.model, str) else self.model.name) or self.name
+
+    @property
+    def split_rule(self) -> SplitRule:
+        """Return which replica a token goes to: as the engine does it, or as the spec says where that may choose."""
+        return ENGINES[self.engine_name].split or self.split
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -18,6 +18,7 @@ schedule:
 
 # What `compile_plan` and its helpers call besides passes.
 NO_PASSES = {
+    "split_of": "looks up the engine's rule",
     "applied": "writes values into a spec",
     "with_changes": "tries passes anew, when one has said no",
     "draw_loads": "stands for a file of loads",

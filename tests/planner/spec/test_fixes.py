@@ -58,6 +58,9 @@ NEEDS_KNOWLEDGE = {
     "S907": "what the previous spec was",
     "W104": "where the nodes stand",
     "W105": "which other checkpoint there is",
+    "S744": "where the weights are",
+    "S750": "what other checkpoints there are",
+    "S752": "which other GPUs there are",
 }
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from planner.experts.formats import Engine, export_map, read_map
+from planner.expert_map.formats import Engine, export_map, read_map
 from planner.facts.loads import read_loads
 from planner.problems.errors import Violation
 

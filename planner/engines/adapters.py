@@ -1,0 +1,45 @@
+"""Which adapter speaks for an engine: what its units run, and what stands before them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.engines import sglang, vllm
+from planner.engines.container import Container, Phased
+from planner.facts.engines import ENGINES
+from planner.facts.terms import EngineName
+from planner.layout.unit import Unit
+from planner.spec.kubernetes import DEFAULT_IMAGE
+from planner.spec.schema import Spec
+
+__all__ = ["gateway_container", "unit_container"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One engine's, for units and for the gateway; the last argument is the image."""
+
+    unit: Callable[[Spec, Unit, Phased, str], Container]
+    router: Callable[[Spec, str], Container]
+
+
+ADAPTERS: dict[EngineName, Adapter] = {
+    "sglang": Adapter(sglang.unit_container, sglang.router),
+    "vllm": Adapter(vllm.unit_container, vllm.router),
+}
+
+
+def unit_container(spec: Spec, unit: Unit, known: Phased) -> Container:
+    """Return what each pod of `unit` runs, on an engine that is not ours."""
+    return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec, ENGINES[spec.engine_name].image))
+
+
+def gateway_container(spec: Spec) -> Container:
+    """Return what takes the requests for such units."""
+    return ADAPTERS[spec.engine_name].router(spec, _image(spec, ENGINES[spec.engine_name].router_image))
+
+
+def _image(spec: Spec, published: str | None) -> str:
+    """The spec's, which is to hold engine and router; where it names none, the one that is published."""
+    assert published is not None
+    written = spec.kubernetes.image
+    return published.format(version=spec.engine_version) if written == DEFAULT_IMAGE else written

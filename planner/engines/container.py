@@ -1,0 +1,67 @@
+"""What a pod of another engine is: the one value that every adapter makes, and manifests are made from.
+
+An adapter is a pure function of the plan. It decides everything that depends on the engine: the command, the file that
+the command reads, the ports, where to ask whether it is alive or ready, what its metrics are called. What depends on
+the cluster (GPUs, RDMA, volumes, names of NICs) is the spec's, and manifests put it around any container.
+
+An argument may hold `$(NAME)`, which the kubelet replaces: LeaderWorkerSet gives each pod LWS_LEADER_ADDRESS and
+LWS_WORKER_INDEX. Source: github.com/kubernetes-sigs/lws v0.9.0 pkg/utils/pod/pod_utils.go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["CACHES", "LEADER", "MAP_FILE", "WORKER", "Container", "Phased", "Probe"]
+
+LEADER, WORKER = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
+MAP_FILE = "/etc/tidemill/expert-location.json"  # where launch files are mounted
+
+# The root file system is read-only, and engines compile kernels when they start.
+CACHES = {"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache"}  # noqa: S108 (the pod's own, emptied with it)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Where a pod says how it is, on one of its ports."""
+
+    path: str
+    port: str  # by name
+    timeout_seconds: int = 1
+
+
+@dataclass(frozen=True)
+class Container:
+    """What runs in each pod of a unit, or as the gateway."""
+
+    image: str
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    ports: Mapping[str, int]
+    liveness: Probe
+    readiness: Probe
+    metrics: Probe
+    metric_names: Mapping[str, str]  # ours -> the engine's, where it has one of the same meaning
+    env: Mapping[str, str] = field(default_factory=dict)
+    map_file: str | None = None  # where it reads the expert map, in the engine's format
+    annotations: Mapping[str, str] = field(default_factory=dict)  # of its pods
+    drains_on_term: bool = False  # whether it answers what it has begun before it ends
+    watches_pods: bool = False  # whether it asks the API server which pods there are
+
+    def as_document(self) -> dict[str, Any]:
+        """Return it as JSON has it, without what it does not have."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+            if value not in (None, {}, False)
+        }
+
+
+@dataclass(frozen=True)
+class Phased:
+    """What an adapter needs to know of a phase that no spec says by itself."""
+
+    model_path: str  # in the pod
+    kv_tokens: int  # of one rank
+    kv_bytes: int  # likewise
+    static_fraction: float  # of a GPU's memory: weights and KV

@@ -1,0 +1,182 @@
+"""What each engine cannot do, by version, with the place that says so.
+
+Such a spec is right and plans, for a design review or for another engine; `render` and `up` refuse it as infeasible.
+Sizes that do not divide are no limit of an engine: no spec has them (`spec/layout_rules.py`, `attention_rules.py`),
+since the engines' own parsers take them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from planner.engines import sglang
+from planner.facts.engines import ENGINES
+from planner.facts.terms import EngineName
+from planner.problems.errors import Violation
+from planner.problems.fix import Fix, nearest, removal
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["LIMITS", "Limit", "engine_refusals"]
+
+Found = Iterator[Violation]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One thing that an engine cannot do, in all of `versions`."""
+
+    engine: EngineName
+    versions: tuple[str, ...]
+    source: str
+    find: Callable[[ResolvedSpec], Found]
+
+
+def engine_refusals(spec: ResolvedSpec) -> Found:
+    """Why the engine of `spec`, which is not ours, cannot run it; nothing when it can."""
+    name, version = spec.written.engine_name, spec.written.engine_version
+    for each in LIMITS:
+        if each.engine == name and version in each.versions:
+            yield from each.find(spec)
+
+
+def _not_nvidia(spec: ResolvedSpec) -> Found:
+    name, reason = spec.written.engine_name, "experts are exchanged by DeepEP, between GPUs of NVIDIA"
+    for path in dict.fromkeys(f"{phase}.gpu" if spec.phase(phase).gpu else "cluster.gpu" for phase in spec.phases):
+        phase = next((each for each in spec.phases if path == f"{each}.gpu"), spec.phases[0])
+        gpu, written = spec.gpu_of(phase), spec.written.gpu_name(phase)
+        if path == "cluster.gpu":
+            gpu, written = spec.gpu, spec.cluster.gpu_name
+        if gpu.device == "cpu":
+            fix = removal("engine", words="leave engine out, for the bundled runtime")
+            yield Violation(path, written, f"S740 must not be cpu to run on {name}", reason, fix)
+        elif gpu.is_rocm:
+            rule = f"S752 must not be a GPU of AMD to run on {name}"
+            yield Violation(path, written, rule, reason, "plan it for other GPUs")
+
+
+def _fp32(spec: ResolvedSpec) -> Found:
+    for phase in spec.phases:
+        if spec.phase(phase).precision == "fp32":
+            name = spec.written.engine_name
+            rule, reason = f"S741 must not be fp32 to run on {name}", "DeepEP dispatches BF16 or FP8"
+            fix = Fix("nearest: bf16, in all phases", ({f"{each}.precision": "bf16" for each in spec.phases},))
+            yield Violation(f"{phase}.precision", "fp32", rule, reason, fix)
+
+
+def _deterministic(spec: ResolvedSpec) -> Found:
+    if spec.written.deterministic:
+        name = spec.written.engine_name
+        rule = f"S742 must be false to run on {name}"
+        reason = "which replica computes a token is drawn or depends on the batch, and replicas' batches differ"
+        yield Violation("deterministic", True, rule, reason, removal())
+
+
+def _covered_racks(spec: ResolvedSpec) -> Found:
+    if spec.written.coverage == "rack":
+        name = spec.written.engine_name
+        rule, fix = f"S743 must not be rack to run on {name}", nearest("node")
+        reason = "the pods of a unit take its nodes in any order, so that nobody knows which rank is in which rack"
+        yield Violation("coverage", "rack", rule, reason, fix)
+
+
+def _bundled_checkpoint(spec: ResolvedSpec) -> Found:
+    checkpoint = spec.written.checkpoint
+    if checkpoint is not None and not checkpoint.startswith("/"):
+        rule = f"S744 must be a path in the pod to run on {spec.written.engine_name}"
+        reason = "only the bundled runtime has bundled models"
+        yield Violation("model.checkpoint", checkpoint, rule, reason, "mount the checkpoint, and write where")
+
+
+def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        if section.overlap != "none" and section.ep_size == section.attention_tp:
+            rule = f"S745 must be none to run on {spec.written.engine_name} with one attention group"
+            reason = "GPUs that share all attention dispatch nothing that could hide"
+            yield Violation(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
+
+
+def _dispatched_tokens(spec: ResolvedSpec) -> Found:
+    for phase in spec.phases:
+        section, most = spec.phase(phase), sglang.MAX_DISPATCHED_TOKENS
+        sends_single_tokens = phase == "decode" or (phase == "mixed" and spec.written.engine_name == "sglang")
+        is_dispatched = sends_single_tokens and section.ep_size > section.attention_tp
+        if is_dispatched and sglang.dispatched_tokens(section) > most:
+            rule = f"S746 must be at most {most * section.attention_tp:,} to run on {spec.written.engine_name}"
+            reason = f"DeepEP's low-latency kernels take {most:,} tokens of a GPU"
+            yield Violation(
+                f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most * section.attention_tp)
+            )
+
+
+def _five_stages(spec: ResolvedSpec) -> Found:
+    for phase in spec.phases:
+        if spec.phase(phase).overlap == "five_stage":
+            rule = f"S747 must be dual_batch or none to run on {spec.written.engine_name}"
+            reason = "it changes micro-batches at dispatch and combine, and does not cut attention in two"
+            yield Violation(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch"))
+
+
+def _overlap_of_mixed(spec: ResolvedSpec) -> Found:
+    if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
+        rule = f"S748 must be none to run on {spec.written.engine_name}"
+        reason = "mixed units exchange experts by all-gather, behind which it hides nothing"
+        yield Violation("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
+
+
+def _groups_over_nodes(spec: ResolvedSpec) -> Found:
+    per_node = spec.cluster.gpus_per_node
+    for phase in spec.phases:
+        size = spec.phase(phase).attention_tp
+        if size > per_node:
+            rule = f"S749 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
+            reason = "each pod of a unit answers requests, and needs whole groups for that"
+            yield Violation(f"{phase}.attention_tp", size, rule, reason, nearest(per_node))
+
+
+def _w4a8(spec: ResolvedSpec) -> Found:
+    for phase in spec.phases:
+        if spec.phase(phase).precision == "w4a8":
+            rule = f"S750 must be fp8, bf16 or fp4 to run on {spec.written.engine_name}"
+            reason = "it has no INT4 experts with FP8 activations"
+            yield Violation(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
+
+
+def _colons(spec: ResolvedSpec) -> Found:
+    name = spec.written.served_model_name
+    if ":" in name:
+        rule, fix = f"S751 must have no colon to run on {spec.written.engine_name}", nearest(name.replace(":", "-"))
+        yield Violation("model.name", name, rule, "what follows a colon there is an adapter", fix)
+
+
+_SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions
+_DEEPEP = "github.com/deepseek-ai/DeepEP dd758caf README.md"
+_DISPATCHER = "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py"
+_LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound"
+_BUNDLED = "runtime/demo"
+
+LIMITS = (
+    Limit("sglang", _SGLANG, f"{_DEEPEP}; what stands in for it on AMD's GPUs (mori) is not rendered", _not_nvidia),
+    Limit("sglang", _SGLANG, f"{_DISPATCHER}, set_deepep_dispatcher_dtype", _fp32),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic", _deterministic),
+    Limit("sglang", _SGLANG, _LWS, _covered_racks),
+    Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
+    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _dispatched_tokens),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
+    Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
+    Limit("vllm", _VLLM, _DEEPEP, _fp32),
+    Limit(
+        "vllm",
+        _VLLM,
+        "vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts",
+        _deterministic,
+    ),
+    Limit("vllm", _VLLM, _LWS, _covered_racks),
+    Limit("vllm", _VLLM, _BUNDLED, _bundled_checkpoint),
+    Limit("vllm", _VLLM, "vllm 0.33.0 config/vllm.py, backends of use_ubatching", _overlap_of_one_group),
+    Limit("vllm", _VLLM, "vllm 0.33.0 config/vllm.py, backends of use_ubatching", _overlap_of_mixed),
+    Limit("vllm", _VLLM, "vllm 0.33.0 v1/worker/ubatching.py", _five_stages),
+    Limit("vllm", _VLLM, f"{_DISPATCHER}: DeepEP's own limit", _dispatched_tokens),
+    Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
+    Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
+)

@@ -1,0 +1,254 @@
+"""SGLang 0.5.23: a unit is one server over all of its pods, and SGLang's router finds the servers by their labels.
+
+What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the worked example:
+    --tp-size                 GPUs of the unit                                       144
+    --attn-dp-size            groups that each own their requests (DP size)          144
+    --ep-size                 GPUs that routed experts are spread over               144
+    --max-running-requests    of the whole server: 128 of each group x 144           18,432
+    --chunked-prefill-size    of the whole server too: tokens of a group's step x groups
+    --max-total-tokens        tokens of KV of one rank
+    --mem-fraction-static     share of a GPU's memory for weights and KV
+
+Experts start where `--init-expert-location` says, in a file with a row for each layer (`expert_map/formats.py`). They
+stay there: nothing rebalances unless it is told to. `--ep-dispatch-algorithm dynamic` draws a replica for each token;
+`static`, the default, draws one for each rank once.
+
+`dual_batch` and `five_stage` both become two-batch overlap: in prefill one micro-batch computes while the other
+dispatches, in decode each layer is cut into the five stages that DeepSeek describes.
+
+A unit that is one attention group dispatches nothing: its GPUs compute the same tokens and sum what their experts add.
+
+The first pod of a unit answers requests. The others answer `/health` once all ranks have joined. On SIGTERM the first
+answers what it has begun, and then ends them all.
+
+Sources: github.com/sgl-project/sglang 0.5.23, python/sglang/srt: arg_groups/parallel_hook.py (sizes, dispatch),
+arg_groups/memory_hook.py, model_executor/pool_configurator.py (requests), layers/moe/token_dispatcher/deepep.py,
+batch_overlap/operations_strategy.py, entrypoints/http_server.py and engine.py, managers/tokenizer_manager.py (drain),
+observability/metrics_collector.py; sglang-router 0.3.2, sglang_router/router_args.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from planner.engines.container import (
+    CACHES,
+    LEADER,
+    MAP_FILE,
+    WORKER,
+    Container,
+    Phased,
+    Probe,
+)
+from planner.facts import names
+from planner.facts.terms import Phase, Precision
+from planner.layout.memory import KV_PAGE_TOKENS, in_pages
+from planner.layout.unit import Unit
+from planner.spec.precision import KvDtype, kv_dtype
+from planner.spec.schema import PhaseSpec, Spec
+
+__all__ = ["MAX_DISPATCHED_TOKENS", "captured_batches", "dispatched_tokens", "router", "unit_container"]
+
+HTTP_PORT = 30000
+BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ranks have a request's KV
+RENDEZVOUS_PORT = 20000
+ROUTER_METRICS_PORT = 29000
+HEALTH_SECONDS = 30  # /health waits up to 20 s for a token of its own
+
+# DeepEP's low-latency kernels count a rank's tokens in a word where 1,024 means that all have come.
+MAX_DISPATCHED_TOKENS = 1024
+
+DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
+    "prefill": "normal",
+    "decode": "low_latency",
+    "mixed": "auto",
+}
+DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "bf16": "bf16", "fp4": "bf16", "w4a8": "bf16"}
+QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4", "w4a8": "w4afp8"}  # bf16 needs no word
+KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
+
+METRICS = {
+    "num_requests_running": "sglang:num_running_reqs",
+    "num_requests_waiting": "sglang:num_queue_reqs",
+    "kv_cache_usage_perc": "sglang:token_usage",
+    "time_to_first_token_seconds": "sglang:time_to_first_token_seconds",
+    "inter_token_latency_seconds": "sglang:inter_token_latency_seconds",
+    "e2e_request_latency_seconds": "sglang:e2e_request_latency_seconds",
+    "prompt_tokens_total": "sglang:prompt_tokens_total",
+    "generation_tokens_total": "sglang:generation_tokens_total",
+}
+
+Option = tuple[str, ...]  # its name and its values
+
+
+def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
+    """Return what each pod of `unit` runs."""
+    phase = spec.phase(unit.phase)
+    options = (
+        *_model(spec, phase, known),
+        *_group(unit),
+        *_parallel(phase, unit),
+        *_experts(phase, unit),
+        *_memory(phase, unit.phase, known),
+        *_handover(spec, unit.phase),
+        ("--enable-metrics",),
+    )
+    ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT}
+    return Container(
+        image=image,
+        command=("python3", "-m", "sglang.launch_server"),
+        args=_flat(options),
+        ports=ports | ({"bootstrap": BOOTSTRAP_PORT} if unit.phase == "prefill" else {}),
+        liveness=Probe("/health", "http", HEALTH_SECONDS),
+        readiness=Probe("/health", "http", HEALTH_SECONDS),
+        metrics=Probe("/metrics", "http"),
+        metric_names=METRICS,
+        env=CACHES | _deep_ep(phase, unit.phase),
+        map_file=MAP_FILE,
+        annotations={"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if unit.phase == "prefill" else {},
+        drains_on_term=True,
+    )
+
+
+def router(spec: Spec, image: str) -> Container:
+    """Return what stands before the units: it finds their first pods by label, and leaves out those not ready."""
+    options = (
+        ("--host", "0.0.0.0"),  # noqa: S104 (a pod's only address is its own)
+        ("--port", str(spec.gateway.port)),
+        ("--service-discovery",),
+        ("--service-discovery-namespace", spec.kubernetes.namespace),
+        ("--service-discovery-port", str(HTTP_PORT)),
+        *_selectors(spec),
+        ("--max-concurrent-requests", str(_capacity(spec))),
+        ("--queue-size", str(spec.gateway.max_queued_requests * _num_groups(spec))),
+        ("--prometheus-port", str(ROUTER_METRICS_PORT)),
+    )
+    return Container(
+        image=image,
+        command=("python3", "-m", "sglang_router.launch_router"),
+        args=_flat(options),
+        ports={"http": spec.gateway.port, "metrics": ROUTER_METRICS_PORT},
+        liveness=Probe("/liveness", "http"),
+        readiness=Probe("/readiness", "http"),
+        metrics=Probe("/metrics", "metrics"),
+        metric_names={},
+        env=CACHES,
+        drains_on_term=True,
+        watches_pods=True,
+    )
+
+
+def dispatched_tokens(phase: PhaseSpec) -> int:
+    """Return the most tokens of a decode step that one GPU dispatches: those of its group, shared by its GPUs."""
+    return -(-phase.max_requests // phase.attention_tp)
+
+
+def captured_batches(max_requests: int) -> list[int]:
+    """Return the batch sizes of CUDA graphs: close where batches are small, and the largest step itself.
+
+    Up to 512 requests they are 51 sizes at most, for which memory is planned.
+    """
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, max_requests, 64))
+    return [size for size in sizes if size < max_requests] + [max_requests]
+
+
+def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
+    yield "--model-path", known.model_path
+    yield "--served-model-name", spec.served_model_name
+    yield "--context-length", str(phase.max_request_tokens)
+    yield "--dtype", "bfloat16"
+    if phase.precision in QUANTIZATION:
+        yield "--quantization", QUANTIZATION[phase.precision]
+    yield "--kv-cache-dtype", KV_DTYPES[kv_dtype(phase.precision, phase.kv_precision)]
+
+
+def _group(unit: Unit) -> Iterator[Option]:
+    """Where the server listens, and how its pods meet."""
+    yield "--host", "0.0.0.0"  # noqa: S104 (a pod's only address is its own)
+    yield "--port", str(HTTP_PORT)
+    if len(unit.nodes) > 1:
+        yield "--nnodes", str(len(unit.nodes))
+        yield "--node-rank", WORKER
+        yield "--dist-init-addr", f"{LEADER}:{RENDEZVOUS_PORT}"
+
+
+def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
+    num_gpus = len(unit.ranks)
+    yield "--tp-size", str(num_gpus)
+    yield "--ep-size", str(num_gpus)
+    if num_gpus == phase.attention_tp:
+        return
+    yield "--attn-dp-size", str(num_gpus // phase.attention_tp)
+    yield "--moe-dense-tp-size", "1"  # dense layers and the head are whole on each GPU, as planned
+    yield ("--enable-dp-lm-head",)
+
+
+def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
+    yield "--ep-num-redundant-experts", str(phase.redundant_experts)
+    yield "--init-expert-location", MAP_FILE
+    yield "--ep-dispatch-algorithm", "dynamic"
+    if len(unit.ranks) == phase.attention_tp:
+        return
+    yield "--moe-a2a-backend", "deepep"
+    yield "--deepep-mode", DEEPEP_MODES[unit.phase]
+    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN[phase.precision]
+    if phase.overlap != "none":
+        yield ("--enable-two-batch-overlap",)
+
+
+def _memory(phase: PhaseSpec, name: Phase, known: Phased) -> Iterator[Option]:
+    groups = phase.ep_size // phase.attention_tp
+    yield "--mem-fraction-static", f"{known.static_fraction:.4f}"
+    yield "--max-total-tokens", str(known.kv_tokens)
+    yield "--page-size", str(KV_PAGE_TOKENS)
+    yield "--max-running-requests", str(phase.max_requests * groups)
+    yield "--chunked-prefill-size", str(in_pages(phase.max_batch_tokens) * groups)
+    yield "--max-prefill-tokens", str(phase.max_batch_tokens)
+    if name != "prefill":
+        yield "--cuda-graph-bs-decode", *map(str, captured_batches(phase.max_requests))
+
+
+def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
+    """How KV goes from prefill to decode; a mixed unit keeps it."""
+    if phase == "mixed":
+        return
+    yield "--disaggregation-mode", phase
+    yield "--disaggregation-transfer-backend", "mooncake"
+    yield "--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT)
+    if spec.kubernetes.nics is not None and spec.kubernetes.nics.hca:
+        yield "--disaggregation-ib-device", ",".join(spec.kubernetes.nics.hca)
+
+
+def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
+    """The room that low-latency dispatch keeps for each rank's tokens."""
+    if name == "prefill" or phase.ep_size == phase.attention_tp:
+        return {}
+    return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase))}
+
+
+def _selectors(spec: Spec) -> Iterator[Option]:
+    first = names.first_pod_label(spec.kubernetes.unit_kind)
+    if spec.mixed is not None:
+        yield "--selector", *_labels(spec, "mixed"), first
+        return
+    yield ("--pd-disaggregation",)
+    yield "--prefill-selector", *_labels(spec, "prefill"), first
+    yield "--decode-selector", *_labels(spec, "decode"), first
+
+
+def _labels(spec: Spec, phase: Phase) -> Iterator[str]:
+    return (f"{key}={value}" for key, value in names.phase_selector(spec.name, phase).items())
+
+
+def _num_groups(spec: Spec) -> int:
+    """The groups that requests stay in: of decode, or of mixed units."""
+    name = spec.phases[-1]
+    phase = spec.phase(name)
+    return spec.num_units(name) * phase.ep_size // phase.attention_tp
+
+
+def _capacity(spec: Spec) -> int:
+    return spec.phase(spec.phases[-1]).max_requests * _num_groups(spec)
+
+
+def _flat(options: Sequence[Option]) -> tuple[str, ...]:
+    return tuple(word for option in options for word in option)

@@ -1,0 +1,197 @@
+"""vLLM 0.33: every pod of a unit answers requests for its own groups, and vLLM's router spreads them over all pods.
+
+What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the worked example:
+    --tensor-parallel-size       GPUs that share attention                                      1
+    --data-parallel-size         groups that each own their requests                            144
+    --data-parallel-size-local   those of one pod                                               8
+    --max-num-seqs               requests of one group, as the plan has it                      128
+    --kv-cache-memory-bytes      KV of one GPU, as planned, instead of a share of its memory
+
+A pod's first rank follows from `--node-rank`. Each pod has an API server of its own (hybrid load balancing).
+
+vLLM reads no expert map. It starts with expert e in slot e and the redundant slots with the first experts again, counts
+loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
+is told to nobody.
+
+KV goes from prefill to decode by NIXL. Its router has to be told each pod by its URL.
+
+`dual_batch` is vLLM's dual-batch overlap, which changes micro-batches at dispatch and combine. It has nothing like
+`five_stage`.
+
+Sources: github.com/vllm-project/vllm 0.33.0, vllm: engine/arg_utils.py, config/{parallel,cache,kv_transfer,vllm}.py,
+distributed/eplb/eplb_state.py, v1/metrics/loggers.py, envs.py, entrypoints; vllm-router 0.1.17, README and
+vllm_router/router_args.py.
+"""
+
+import json
+from collections.abc import Iterator
+from math import ceil
+from typing import Any
+
+from planner.engines.container import CACHES, LEADER, WORKER, Container, Phased, Probe
+from planner.engines.sglang import captured_batches
+from planner.facts import names
+from planner.facts.terms import Phase, Precision
+from planner.layout.memory import KV_PAGE_TOKENS
+from planner.layout.unit import Unit
+from planner.spec.precision import KvDtype, kv_dtype
+from planner.spec.schema import PhaseSpec, Spec
+
+__all__ = ["router", "unit_container"]
+
+HTTP_PORT = 8000
+RENDEZVOUS_PORT, RPC_PORT = 29501, 29550
+SIDE_CHANNEL_PORT = 5600  # of NIXL, and one more for each further rank of a pod
+ROUTER_METRICS_PORT = 29000
+
+ALL_TO_ALL: dict[Phase, str] = {
+    "prefill": "deepep_high_throughput",
+    "decode": "deepep_low_latency",
+    "mixed": "allgather_reducescatter",  # the one that is as good with prompts as with single tokens
+}
+QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
+KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
+
+METRICS = {
+    name: f"vllm:{name}"
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+    )
+}
+
+Option = tuple[str, ...]  # its name and its values
+
+
+def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
+    """Return what each pod of `unit` runs."""
+    phase = spec.phase(unit.phase)
+    options = (
+        *_model(spec, phase),
+        ("--host", "0.0.0.0"),  # noqa: S104 (a pod's only address is its own)
+        ("--port", str(HTTP_PORT)),
+        *_parallel(phase, unit),
+        *_experts(phase, unit.phase),
+        *_memory(phase, unit.phase, known),
+        *_handover(unit.phase),
+        ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
+    )
+    ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT, "rpc": RPC_PORT}
+    nixl = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL_PORT)}
+    return Container(
+        image=image,
+        command=("vllm", "serve", known.model_path),
+        args=tuple(word for option in options for word in option),
+        ports=ports | ({} if unit.phase == "mixed" else {"nixl": SIDE_CHANNEL_PORT}),
+        liveness=Probe("/health", "http"),
+        readiness=Probe("/health", "http"),
+        metrics=Probe("/metrics", "http"),
+        metric_names=METRICS,
+        env=CACHES | ({} if unit.phase == "mixed" else nixl),
+        drains_on_term=True,
+    )
+
+
+def router(spec: Spec, image: str) -> Container:
+    """Return what stands before the units, and knows their pods by name."""
+    options: tuple[Option, ...] = (
+        ("--host", "0.0.0.0"),  # noqa: S104 (as above)
+        ("--port", str(spec.gateway.port)),
+        *_pods(spec),
+        ("--prometheus-port", str(ROUTER_METRICS_PORT)),
+        ("--prometheus-host", "0.0.0.0"),  # noqa: S104 (as above)
+    )
+    return Container(
+        image=image,
+        command=("python3", "-m", "vllm_router.launch_router"),
+        args=tuple(word for option in options for word in option),
+        ports={"http": spec.gateway.port, "metrics": ROUTER_METRICS_PORT},
+        liveness=Probe("/liveness", "http"),
+        readiness=Probe("/readiness", "http"),
+        metrics=Probe("/metrics", "metrics"),
+        metric_names={},
+        env=CACHES,
+    )
+
+
+def _model(spec: Spec, phase: PhaseSpec) -> Iterator[Option]:
+    yield "--served-model-name", spec.served_model_name
+    yield "--max-model-len", str(phase.max_request_tokens)
+    yield "--dtype", "bfloat16"
+    if phase.precision in QUANTIZATION:
+        yield "--quantization", QUANTIZATION[phase.precision]
+    yield "--kv-cache-dtype", KV_DTYPES[kv_dtype(phase.precision, phase.kv_precision)]
+
+
+def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
+    groups, num_nodes = len(unit.ranks) // phase.attention_tp, len(unit.nodes)
+    yield "--tensor-parallel-size", str(phase.attention_tp)
+    yield "--data-parallel-size", str(groups)
+    if num_nodes > 1:
+        yield "--data-parallel-size-local", str(groups // num_nodes)
+        yield ("--data-parallel-hybrid-lb",)
+        yield "--data-parallel-address", LEADER
+        yield "--data-parallel-rpc-port", str(RPC_PORT)
+        yield "--nnodes", str(num_nodes)
+        yield "--node-rank", WORKER
+        yield "--master-addr", LEADER
+        yield "--master-port", str(RENDEZVOUS_PORT)
+
+
+def _experts(phase: PhaseSpec, name: Phase) -> Iterator[Option]:
+    yield ("--enable-expert-parallel",)
+    yield ("--enable-eplb",)
+    yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
+    if phase.ep_size > phase.attention_tp:
+        yield "--all2all-backend", ALL_TO_ALL[name]
+    if phase.overlap == "dual_batch":
+        yield ("--enable-dbo",)
+
+
+def _memory(phase: PhaseSpec, name: Phase, known: Phased) -> Iterator[Option]:
+    yield "--gpu-memory-utilization", f"{known.static_fraction:.4f}"
+    yield "--kv-cache-memory-bytes", str(known.kv_bytes)
+    yield "--block-size", str(KV_PAGE_TOKENS)
+    yield "--max-num-seqs", str(phase.max_requests)
+    tokens = phase.max_requests if name == "decode" else max(phase.max_batch_tokens, phase.max_requests)
+    yield "--max-num-batched-tokens", str(tokens)
+    if name != "prefill":
+        yield "--cudagraph-capture-sizes", *map(str, captured_batches(phase.max_requests))
+
+
+def _handover(phase: Phase) -> Iterator[Option]:
+    """How KV goes from prefill to decode; a mixed unit keeps it."""
+    if phase != "mixed":
+        yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role="kv_both")
+
+
+def _pods(spec: Spec) -> Iterator[Option]:
+    if spec.mixed is not None:
+        yield "--worker-urls", *_urls(spec, "mixed")
+        return
+    yield ("--vllm-pd-disaggregation",)
+    yield "--kv-connector", "nixl"
+    for url in _urls(spec, "prefill"):
+        yield "--prefill", url
+    for url in _urls(spec, "decode"):
+        yield "--decode", url
+
+
+def _urls(spec: Spec, phase: Phase) -> Iterator[str]:
+    """Of all pods of a phase's units."""
+    num_nodes = max(1, spec.phase(phase).ep_size // spec.cluster.gpus_per_node)
+    for index in range(spec.num_units(phase)):
+        unit = names.unit_name(spec.name, phase, index)
+        for worker in range(num_nodes):
+            pod = names.unit_pod_name(unit, worker, spec.kubernetes.unit_kind)
+            yield f"http://{pod}.{unit}.{spec.kubernetes.namespace}:{HTTP_PORT}"
+
+
+def _json(**values: Any) -> str:
+    return json.dumps(values, sort_keys=True)

@@ -1,0 +1,73 @@
+"""The engines that can run a plan: the versions whose sources were read, and where their tokens go.
+
+An engine other than ours brings its own rule for which replica of an expert a token goes to. Expert maps and what they
+are said to reach are made for that rule, so it is a fact of the engine and no choice of the spec.
+
+What an engine is told, and what it cannot do, is in `planner/engines`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.facts.terms import EngineName, SplitRule
+
+__all__ = ["ENGINES", "OURS", "EngineFacts"]
+
+OURS: EngineName = "tidemill"
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is true of an engine before any spec."""
+
+    versions: tuple[str, ...]  # whose sources were read, the newest last; none where the image decides
+    image: str | None  # of a version, as its makers publish it
+    router_image: str | None
+    split: SplitRule | None  # None: the spec chooses
+    reads_map: bool  # whether it starts with a map that it is given
+    sources: Mapping[str, str]
+
+    @property
+    def newest(self) -> str | None:
+        """Return the version that a spec gets that names none."""
+        return self.versions[-1] if self.versions else None
+
+
+ENGINES: dict[EngineName, EngineFacts] = {
+    "tidemill": EngineFacts(
+        versions=(),
+        image=None,
+        router_image=None,
+        split=None,
+        reads_map=True,
+        sources={"split": "the launch file's `split`", "reads_map": "the launch file's `expert_map`"},
+    ),
+    "sglang": EngineFacts(
+        versions=("0.5.23",),
+        image="lmsysorg/sglang:v{version}",
+        router_image="lmsysorg/sglang:v{version}",
+        split="first_on_node",
+        reads_map=True,
+        sources={
+            "split": "github.com/sgl-project/sglang 0.5.23 python/sglang/srt/eplb/expert_location.py, "
+            "_find_nearest_expert; eplb/expert_location_dispatch.py, algorithm dynamic",
+            "reads_map": "there, compute_initial_expert_location_metadata",
+            "image": "assumed: named as those of earlier versions are",
+            "router_image": "assumed: the engine's image holds sglang-router too",
+        },
+    ),
+    "vllm": EngineFacts(
+        versions=("0.33.0",),
+        image="vllm/vllm-openai:v{version}",
+        router_image="vllm/vllm-router:v0.1.17",
+        split="equal",
+        reads_map=False,
+        sources={
+            "split": "github.com/vllm-project/vllm 0.33.0 vllm/distributed/eplb: an expert's tokens go to its replicas "
+            "by turns",
+            "reads_map": "there, eplb_state.py, build_initial_global_physical_to_logical_map",
+            "image": "assumed: named as those of earlier versions are",
+            "router_image": "assumed: github.com/vllm-project/router docker/Dockerfile.router",
+        },
+    ),
+}

@@ -1,0 +1,169 @@
+"""Plans for other engines: what their JSON holds, what is read back, and what is rendered of it."""
+
+import json
+from dataclasses import replace
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from planner.compiler import compile_plan
+from planner.facts.digest import pretty_json
+from planner.manifests.render import render_files
+from planner.plan.deployable import document_digest, plan_digest
+from planner.plan.launch import launch_digest, unit_digest, with_map
+from planner.plan.loaded import load_plan
+from planner.problems.errors import CallError, InfeasibleError
+from planner.spec.check import check_spec
+from planner.spec.schema import Spec
+
+PAIR = """\
+version: 1
+name: pair
+model: {catalog: deepseek-r1, checkpoint: /models/deepseek-r1}
+engine: ENGINE
+cluster: {gpu: h800, nodes: 6, gpus_per_node: 8}
+prefill: {ep_size: 32, redundant_experts: 32, overlap: dual_batch, precision: fp8, max_request_tokens: 32768,
+  max_batch_tokens: 16384}
+decode: {ep_size: 16, redundant_experts: 32, overlap: OVERLAP, precision: fp8, max_requests: 128,
+  max_request_tokens: 32768}
+kubernetes:
+  nics: {hca: [mlx5_0, mlx5_1]}
+  volumes: [{host_path: /mnt/models, mount_path: /models}]
+"""
+UNITS = ("pair-prefill-0", "pair-decode-0")
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """A pair of units, planned for each engine."""
+    path = tmp_path_factory.mktemp("engines") / "spec.yaml"
+    made = {}
+    for engine, overlap in {"sglang": "five_stage", "vllm": "dual_batch"}.items():
+        path.write_text(PAIR.replace("ENGINE", engine).replace("OVERLAP", overlap))
+        made[engine] = compile_plan(check_spec(path))
+    return made
+
+
+@pytest.fixture(scope="module")
+def objects(plans):
+    """Of each engine: the rendered objects, by kind and name."""
+
+    def read(plan):
+        files = (yaml.safe_load(text) for name, text in render_files(plan.deployable).items() if "kustom" not in name)
+        return {(each["kind"], each["metadata"]["name"]): each for each in files}
+
+    return {engine: read(plan) for engine, plan in plans.items()}
+
+
+def pod_of(objects, unit):
+    """The pod template of a unit, and its container."""
+    template = objects["LeaderWorkerSet", unit]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    (container,) = template["spec"]["containers"]
+    return template, container
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_plan_names_the_version_that_its_units_are_told(plans, engine):
+    """In its spec too, so that a later Tidemill, which knows another version, reads the same plan."""
+    document = plans[engine].as_json()
+
+    assert document["runnable"]
+    assert document["spec"]["engine"] == {"name": engine, "version": plans[engine].spec.engine_version}
+    assert "split" not in document["spec"]
+    for unit in UNITS:
+        told = document["launch_documents"][f"{unit}.launch.json"]
+        assert (told["kind"], told["engine"]) == (engine, document["spec"]["engine"])
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_plan_read_back_deploys_the_same(plans, engine, tmp_path):
+    """Every file, byte for byte."""
+    content = pretty_json(plans[engine].as_json()).encode()
+    loaded = load_plan(content, tmp_path / "plan.json").deployable
+
+    assert render_files(loaded) == render_files(plans[engine].deployable)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_command_that_was_edited_is_refused(plans, engine, tmp_path):
+    """Even where every digest was computed again: the containers are made anew from the spec."""
+    data = json.loads(pretty_json(plans[engine].as_json()))
+    maps = {sha256: each["physical_to_logical"] for sha256, each in data["expert_maps"].items()}
+    told = data["launch_documents"]["pair-decode-0.launch.json"]
+    told["container"]["args"].append("--trust-remote-code")
+    told["unit_digest"] = unit_digest(with_map(told, maps))
+    told["launch_digest"] = launch_digest(with_map(told, maps))
+    next(unit for unit in data["units"] if unit["name"] == "pair-decode-0")["unit_digest"] = told["unit_digest"]
+    data["digest"] = plan_digest(data, Spec.model_validate(data["spec"]))
+    data["document_digest"] = document_digest(data)
+    with pytest.raises(CallError, match="S908") as error:
+        load_plan(json.dumps(data).encode(), tmp_path / "plan.json")
+
+    assert error.value.problems[0].path == "launch_documents.pair-decode-0.launch.json.container.args"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_every_object_is_of_its_kind(objects, engine):
+    """By Kubernetes' published schemas, strictly; LeaderWorkerSet has one of its own."""
+    for (kind, _), document in objects[engine].items():
+        if kind != "LeaderWorkerSet":
+            kubernetes_validate.validate(document, "1.36", strict=True)
+
+
+def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
+    """61 rows beside the launch files, where the command looks for them; the ports and probes of its server."""
+    for unit, phase in zip(UNITS, ("prefill", "decode"), strict=True):
+        template, container = pod_of(objects["sglang"], unit)
+        (config,) = (each for (kind, name), each in objects["sglang"].items() if kind == "ConfigMap" and unit in name)
+        rows = json.loads(config["data"]["expert-location.json"])["physical_to_logical_map"]
+
+        assert container["command"] == ["python3", "-m", "sglang.launch_server"]
+        assert container["image"] == "lmsysorg/sglang:v0.5.23"
+        assert container["args"][container["args"].index("--init-expert-location") + 1] == (
+            "/etc/tidemill/expert-location.json"
+        )
+        assert container["args"][container["args"].index("--disaggregation-ib-device") + 1] == "mlx5_0,mlx5_1"
+        assert len(rows) == 61
+        assert [tuple(row) for row in rows[3:]] == list(plans["sglang"].expert_maps[phase].physical_to_logical)
+        assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 30
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        has_bootstrap = "sglang.ai/bootstrap-port" in template["metadata"].get("annotations", {})
+        assert has_bootstrap == (phase == "prefill")
+
+
+def test_sglangs_router_may_see_pods_and_nothing_else(objects):
+    """It finds the servers by label, so that its account reads pods of its own namespace."""
+    role, binding = (objects["sglang"][kind, "pair-gateway"] for kind in ("Role", "RoleBinding"))
+    pod = objects["sglang"]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]
+
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "pair-gateway", "namespace": "tidemill"}]
+    assert pod["automountServiceAccountToken"] is True
+    assert pod["containers"][0]["command"] == ["python3", "-m", "sglang_router.launch_router"]
+
+
+def test_vllms_router_knows_every_pod_by_name(objects):
+    """Two nodes of decode and four of prefill; and it asks no API server."""
+    (container,) = objects["vllm"]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
+    urls = [word for word in container["args"] if word.startswith("http://")]
+
+    assert len(urls) == 6
+    assert "http://pair-decode-0-0.pair-decode-0.tidemill:8000" in urls
+    assert "http://pair-prefill-0-0-3.pair-prefill-0.tidemill:8000" in urls
+    assert not any(kind in ("Role", "RoleBinding") for kind, _ in objects["vllm"])
+
+
+def test_a_plan_for_vllm_says_that_its_map_is_told_to_nobody(plans):
+    """Its documents hold none."""
+    documents = plans["vllm"].as_json()["launch_documents"]
+
+    assert all("expert_map" not in each for each in documents.values())
+
+
+def test_only_the_bundled_runtime_runs_on_this_machine(plans):
+    """`tidemill up` refuses others as infeasible (S753)."""
+    with pytest.raises(InfeasibleError, match="S753"):
+        plans["sglang"].deployable.require_local()
+
+    replace(plans["sglang"].deployable, engine="tidemill").require_local()

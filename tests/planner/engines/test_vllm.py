@@ -1,0 +1,112 @@
+"""vLLM is told options that it has, in the form that they take: a table recorded from its wheel says so."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from planner.engines import vllm
+from planner.engines.container import Phased
+from planner.facts.engines import ENGINES
+from planner.layout.unit import Unit
+from planner.spec.check import check_spec
+from tests.planner.engines.test_documents import PAIR
+
+TABLE = json.loads((Path(__file__).parent / "vllm-options.json").read_text())
+KNOWN = Phased("/models/deepseek-r1", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894)
+NUMBERS = {"int": r"\d+", "float": r"\d+(\.\d+)?"}
+WORKER = re.compile(r"\$\(LWS_WORKER_INDEX\)")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    """A pair of units for vLLM."""
+    path = tmp_path_factory.mktemp("vllm") / "spec.yaml"
+    path.write_text(PAIR.replace("ENGINE", "vllm").replace("OVERLAP", "dual_batch"))
+    return check_spec(path).written
+
+
+def words_of(spec, phase):
+    """The arguments of a phase's first unit, as the kubelet gives them to the second pod."""
+    nodes = tuple(f"node-{index}" for index in range(spec.phase(phase).ep_size // 8))
+    unit = Unit(f"pair-{phase}-0", phase, 0, nodes, 8, "")
+    return [WORKER.sub("1", word) for word in vllm.unit_container(spec, unit, KNOWN, "image").args]
+
+
+def said(words):
+    """Option -> its values."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            found[word] = []
+            last = word
+        else:
+            found[last].append(word)
+    return found
+
+
+def mistakes(words, options):
+    """What of a command vLLM does not have, or not so."""
+    return [name for name, values in said(words).items() if name not in options or not fits(options[name], values)]
+
+
+def fits(kind, values):
+    """Whether values of an option are of the type that vLLM declares."""
+    kind = kind.removesuffix(" | None")
+    if kind == "bool":
+        return values == []
+    if kind.startswith("list[int]"):
+        return bool(values) and all(value.isdecimal() for value in values)
+    if len(values) != 1:
+        return False
+    (value,) = values
+    if kind.startswith("Literal["):
+        return f"'{value}'" in kind
+    if kind in TABLE["classes"]:
+        return json.loads(value).keys() <= TABLE["classes"][kind].keys()
+    return kind not in NUMBERS or bool(re.fullmatch(NUMBERS[kind], value))
+
+
+def test_the_table_is_of_the_version_that_we_speak_for():
+    """Another version has other options."""
+    assert TABLE["version"] == ENGINES["vllm"].newest
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_every_option_is_vllms(spec, phase):
+    """By name and type, with nothing left over."""
+    assert mistakes(words_of(spec, phase), TABLE["options"]) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("--max-num-seqs", "--max-num-seq", "--max-num-seq"),
+        ("--data-parallel-address", "--data-parallel-adress", "--data-parallel-adress"),
+        ("128", "many", "--max-num-seqs"),
+        ("deepep_low_latency", "deepep", "--all2all-backend"),
+        ('{"num_redundant_experts": 32}', '{"redundant_experts": 32}', "--eplb-config"),
+        ("--enable-eplb", "on", "--enable-expert-parallel"),
+    ],
+)
+def test_planted_mistakes_are_found(spec, old, new, found):
+    """Misspelt options, values of another type, keys of another name, a flag with a value."""
+    words = [new if word == old else word for word in words_of(spec, "decode")]
+
+    assert found in mistakes(words, TABLE["options"])
+
+
+def test_sizes_are_those_of_the_plan(spec):
+    """Decode on two nodes: 16 groups, 8 on each pod, with the requests of one group and the planned bytes of KV."""
+    options = said(words_of(spec, "decode"))
+
+    assert {name: values[0] for name, values in options.items() if name.startswith("--data-parallel-size")} == {
+        "--data-parallel-size": "16",
+        "--data-parallel-size-local": "8",
+    }
+    assert options["--max-num-seqs"] == ["128"]
+    assert options["--kv-cache-memory-bytes"] == ["899481600"]
+    assert options["--nnodes"] + options["--node-rank"] == ["2", "1"]
+    assert options["--cudagraph-capture-sizes"][-1] == "128"
+    assert json.loads(options["--kv-transfer-config"][0])["kv_connector"] == "NixlConnector"
