@@ -15,7 +15,9 @@ from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import Change, Fix, nearest, nearest_of
 from planner.spec.check import ResolvedSpec
-from planner.spec.schema import PhaseSpec
+from planner.spec.kubernetes import DEFAULT_IMAGE
+from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.volume_rules import volume_of
 
 __all__ = ["warnings_of"]
 
@@ -33,7 +35,13 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
     nodes = nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
     nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
     found = chain(
-        _limits(spec, memory, memory_of), _overlaps(spec), _unpacked(spec), _split_racks(spec, nodes), _nowhere(nodes)
+        _limits(spec, memory, memory_of),
+        _overlaps(spec),
+        _unpacked(spec),
+        _split_racks(spec, nodes),
+        _nowhere(nodes),
+        _unseen_checkpoint(spec.written),
+        _image_for_cpus(spec.written),
     )
     return tuple(map(spec.problem, found))
 
@@ -132,3 +140,25 @@ def _nowhere(nodes: Sequence[Node]) -> Iterator[Violation]:
             reason = f"a node without one is planned as a {called} of its own"
             path = f"cluster.nodes.{silent[0].index}.{kind}"
             yield Violation(path, None, rule, reason, f"write {kind} for each node, or for none")
+
+
+def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
+    """Weights in a folder that pods on GPUs do not mount; the image may hold them, but seldom does."""
+    path, kubernetes = spec.checkpoint, spec.kubernetes
+    is_mounted = path is None or volume_of(path, [volume.model_dump() for volume in kubernetes.volumes]) is not None
+    if _is_on_gpus(spec) and path is not None and not is_mounted and kubernetes.stage is None:
+        rule = "W106 is in none of kubernetes.volumes"
+        reason = "pods see only what they mount, and images seldom hold weights"
+        yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
+
+
+def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
+    """The default image, which has no kernels of GPUs."""
+    image = spec.kubernetes.image
+    if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == "tidemill" and image == DEFAULT_IMAGE:
+        rule, reason = "W107 is the image for CPUs", "Containerfile.gpu makes the one with the kernels of GPUs"
+        yield Violation("kubernetes.image", image, rule, reason, "build that image, and name it in kubernetes.image")
+
+
+def _is_on_gpus(spec: Spec) -> bool:
+    return any(spec.device(phase) == "cuda" for phase in spec.phases)

@@ -263,7 +263,10 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
 def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:
     """Which keys are written, be it misspelt, for the rules that some exclude others."""
     sections = {name: section for name, section in data.items() if isinstance(section, dict)}
-    given = {f"{name}.given": frozenset(section) for name, section in sections.items()}
+    given = {
+        f"{name}.given": frozenset(key for key, value in section.items() if value is not None)
+        for name, section in sections.items()
+    }
     written = frozenset(name for name, section in data.items() if section is not None)
     return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
 

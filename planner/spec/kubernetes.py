@@ -182,7 +182,7 @@ class KubernetesSpec(Section):
     stage: StageSpec | None = Field(
         default=None,
         description="Copy the checkpoint to each node's own disk first, and read it there.",
-        examples=[{"source": "/models/deepseek-r1", "host_path": "/mnt/nvme/deepseek-r1"}],
+        examples=[{"source": "/models/weights", "host_path": "/mnt/nvme/weights"}],
     )
     kernel_cache: str | None = Field(
         default=None,

@@ -110,11 +110,11 @@ class StageSpec(Section):
     """A copy of the checkpoint on each node's own disk, made before its ranks start."""
 
     source: str = Field(
-        description="The checkpoint to copy, in one of volumes as pods see it.", examples=["/models/deepseek-r1"]
+        description="The checkpoint to copy, in one of volumes as pods see it.", examples=["/models/weights"]
     )
     host_path: str = Field(
         description="Folder of the node's own disk that gets the copy; pods see it at model.checkpoint.",
-        examples=["/mnt/nvme/deepseek-r1"],
+        examples=["/mnt/nvme/weights"],
     )
     image: str | None = Field(
         default=None,

@@ -75,11 +75,11 @@ def test_up_refuses_an_edited_plan(plan, tmp_path, capsys):
 
 def test_up_refuses_a_plan_that_the_runtime_cannot_run(write_spec, tmp_path, capsys):
     """S910: exit 3, with the reason that the plan tells."""
-    cli.main(["plan", str(write_spec(cluster__gpu="h800")), "-o", str(tmp_path / "plan.json")])
+    cli.main(["plan", str(write_spec(cluster__gpu="mi300x")), "-o", str(tmp_path / "plan.json")])
     capsys.readouterr()
 
     assert cli.main(["up", str(tmp_path / "plan.json")]) == 3
-    assert "cluster.gpu (h800) must be cpu to run" in capsys.readouterr().err
+    assert "cluster.gpu (mi300x) must be cpu or an NVIDIA GPU to run" in capsys.readouterr().err
 
 
 @pytest.fixture
