@@ -1,10 +1,11 @@
-"""What a probe says: nodes where no pod starts, nodes that others do not reach, nodes that are slow. Pure."""
+"""What a probe says: what kept it from running; nodes where no pod starts, that others do not reach, that are slow. Pure."""
 
 import statistics
 from collections.abc import Iterator, Mapping
 
 from stacks.doctor.findings import Finding, split_sentence
 from stacks.doctor.probing import Probe
+from stacks.kube.manifest import Reference
 
 __all__ = ["probe_findings", "probe_summary"]
 
@@ -13,6 +14,10 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 def probe_findings(probe: Probe) -> Iterator[Finding]:
     """Each node that keeps a unit from working as planned, once."""
+    for each in probe.in_the_way:
+        reason = "it has a name that the probe gives its own, and this run has not made it"
+        fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
+        yield Finding("owner", str(each), reason, fix)
     for node, why in probe.not_started.items():
         reason, fix = split_sentence(why)
         yield Finding("image", f"Node {node}", f"a pod with the units' image does not start there: {reason}", fix)
@@ -25,6 +30,8 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
 
 def probe_summary(probe: Probe) -> str:
     """What was measured, in a line."""
+    if probe.in_the_way:
+        return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
         return f"nothing was measured between {len(probe.nodes)} nodes"
     worst = min(probe.mb_per_s, key=lambda pair: probe.mb_per_s[pair])
@@ -68,6 +75,11 @@ def _slow(probe: Probe) -> Iterator[Finding]:
 
 def _rates_of(node: str, rates: Mapping[tuple[str, str], float]) -> list[float]:
     return [rate for pair, rate in rates.items() if node in pair]
+
+
+def _delete_command(each: Reference) -> str:
+    within = f" --namespace {each.namespace}" if each.namespace else ""
+    return f"kubectl delete {each.kind.lower()} {each.name}{within}"
 
 
 def _counted(nodes: tuple[str, ...]) -> str:

@@ -5,6 +5,10 @@ ask for no resources, so that GPUs that others hold do not matter, and they run 
 
     namespace (one of its own where the plan's is not there yet) -> Service -> pods -> their last words -> all deleted
 
+The pods, the Service and the namespace carry `tidemill.dev/probe`, with the plan's name, and are named after the plan.
+What has one of their names without that label is somebody's: then nothing is started and nothing deleted. At the end
+go exactly the objects that this run has made.
+
 What was measured is judged in `probe_checks.py`. Sockets between pods are measured; RDMA is the engine's to try.
 """
 
@@ -17,14 +21,14 @@ from typing import Any
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.needs import Needs, PodSet
 from stacks.kube.api import Api
-from stacks.kube.lifecycle import delete_all
-from stacks.kube.manifest import Manifest
+from stacks.kube.drift import FIELD_MANAGER
+from stacks.kube.lifecycle import delete_exactly
+from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.pods import cannot_start, reasons
 from stacks.kube.waiting import Patience
 
 __all__ = ["Probe", "probe"]
 
-NAME = "tidemill-probe"
 LABEL = "tidemill.dev/probe"
 PORT = 29499  # below those of ranks: a node's own may be taken where pods share its network
 SECONDS = 3.0
@@ -41,6 +45,7 @@ class Probe:
     not_started: Mapping[str, str]  # node -> why its pod has no last words
     unreached: Mapping[str, tuple[str, ...]]  # node -> the nodes that it has no connection with
     mb_per_s: Mapping[tuple[str, str], float]  # (from, to), while all sent to all
+    in_the_way: tuple[Reference, ...] = ()  # objects of others that have the names of the probe's; then nothing ran
 
     @property
     def median(self) -> float | None:
@@ -50,21 +55,50 @@ class Probe:
 
 
 def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Probe:
-    """Start the pods, wait until they have ended or cannot start, and delete everything again."""
+    """Start the pods, wait until they have ended or cannot start, and delete everything again.
+
+    Nothing is started, and nothing deleted, where objects of others have the names of the probe's.
+    """
     own_space = facts.namespace is None
-    namespace = f"{needs.plan}-probe" if own_space else needs.namespace
+    namespace = name_of(needs) if own_space else needs.namespace
     places = list(_places(needs))
     manifests = list(_manifests(needs, places, namespace, patience.timeout_s))
     if own_space:
         manifests.insert(0, _namespace(needs, namespace))
-    delete_all(api, manifests, patience)  # what a killed run has left
+    names = {
+        str(each["metadata"]["name"]): node for each, (node, _) in zip(manifests[-len(places) :], places, strict=True)
+    }
+    found = [live for each in manifests if (live := api.get(Reference.of(each))) is not None]
+    if foreign := tuple(Reference.of(each) for each in found if not _is_left_over(each, needs)):
+        return Probe(tuple(names.values()), {}, {}, {}, foreign)
+    delete_exactly(api, found, patience)
+    delete_exactly(api, [] if own_space else _pods(api, needs, namespace), patience)  # of an earlier, larger plan
+    made: list[Manifest] = []
     try:
         for each in manifests:
-            api.apply(each, force=False)
-        patience.until_none(lambda: _still_running(_pods(api, namespace)))
-        return _read([node for node, _ in places], _pods(api, namespace))
+            stored = api.apply(each, force=False)
+            if not _is_made_by_us_alone(stored):
+                return Probe(tuple(names.values()), {}, {}, {}, (Reference.of(stored),))
+            made.append(stored)
+        patience.until_none(lambda: _still_running(_pods(api, needs, namespace)))
+        return _read(names, _pods(api, needs, namespace))
     finally:
-        delete_all(api, manifests[::-1], patience)
+        delete_exactly(api, made[::-1], patience)
+
+
+def name_of(needs: Needs) -> str:
+    """The name of the probe's Service and namespace, and the beginning of its pods' names."""
+    return f"{needs.plan}-probe"
+
+
+def _is_left_over(live: Manifest, needs: Needs) -> bool:
+    """Whether a killed run has left it. A namespace is nobody's to delete who has not made it: much may be in it."""
+    return live["kind"] != "Namespace" and (live["metadata"].get("labels") or {}).get(LABEL) == needs.plan
+
+
+def _is_made_by_us_alone(stored: Manifest) -> bool:
+    """Whether an apply has made it, and not added our fields to what somebody made in the same moment."""
+    return {each["manager"] for each in stored["metadata"].get("managedFields") or []} <= {FIELD_MANAGER}
 
 
 def _places(needs: Needs) -> Iterator[tuple[str, PodSet]]:
@@ -82,20 +116,21 @@ def _manifests(
 ) -> Iterator[Manifest]:
     """The Service that gives the pods their names, and the pods."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: needs.plan}}
-    yield {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(needs, NAME, namespace), "spec": spec}
+    service = name_of(needs)
+    yield {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(needs, service, namespace), "spec": spec}
     script = resources.files("stacks.doctor").joinpath("probe_pod.py").read_text(encoding="utf-8")
     secrets = [secret for each in needs.objects for secret in each.get("imagePullSecrets") or []]
     for index, (node, pod_set) in enumerate(places):
-        words = [str(index), str(len(places)), NAME, str(PORT), str(SECONDS), str(timeout_s / 2)]
+        words = [str(index), str(len(places)), service, str(PORT), str(SECONDS), str(timeout_s / 2)]
         template = pod_set.template
         annotations = (template.get("metadata") or {}).get("annotations") or {}
-        metadata = _metadata(needs, f"probe-{index}", namespace) | ({"annotations": annotations} if annotations else {})
+        metadata = _metadata(needs, f"{service}-{index}", namespace)
         yield {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": metadata,
+            "metadata": metadata | ({"annotations": annotations} if annotations else {}),
             "spec": _spec(template["spec"], node, ["python3", "-c", script, *words])
-            | {"hostname": f"probe-{index}", "subdomain": NAME}
+            | {"hostname": f"probe-{index}", "subdomain": service}
             | ({"imagePullSecrets": secrets} if secrets else {}),
         }
 
@@ -129,11 +164,15 @@ def _namespace(needs: Needs, name: str) -> Manifest:
     planned = [each["metadata"].get("labels") or {} for each in needs.objects if each["kind"] == "Namespace"]
     labels = planned[0] if planned else {}
     security = {key: value for key, value in labels.items() if key.startswith("pod-security.kubernetes.io/")}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": security}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": security | {LABEL: needs.plan}},
+    }
 
 
-def _pods(api: Api, namespace: str) -> list[Manifest]:
-    return api.list_all("v1", "Pod", namespace, labelSelector=LABEL)
+def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
+    return api.list_all("v1", "Pod", namespace, labelSelector=f"{LABEL}={needs.plan}")
 
 
 def _still_running(found: Sequence[Manifest]) -> str | None:
@@ -153,14 +192,14 @@ def _last_words(pod: Manifest) -> str | None:
     return None if ended is None else str(ended.get("message") or "")
 
 
-def _read(nodes: Sequence[str], found: Sequence[Manifest]) -> Probe:
-    """Make sense of the pods' last words."""
-    by_index = {int(each["metadata"]["name"].rpartition("-")[2]): each for each in found}
+def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
+    """Make sense of the pods' last words, given which node each pod, by name, was for: the first has index 0."""
+    nodes, by_name = list(names.values()), {each["metadata"]["name"]: each for each in found}
     not_started: dict[str, str] = {}
     unreached: dict[str, tuple[str, ...]] = {}
     rates: dict[tuple[str, str], float] = {}
-    for index, node in enumerate(nodes):
-        pod = by_index.get(index)
+    for name, node in names.items():
+        pod = by_name.get(name)
         said = _last_words(pod) if pod else None
         if pod is not None and said is None and pod["status"].get("phase") == "Running":
             continue  # it waits for those that cannot start, and is all right

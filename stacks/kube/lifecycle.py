@@ -9,7 +9,7 @@ What is looked at and what is changed are one object: the server gets its uid wi
 is ours. Nothing here knows Pulumi.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -38,6 +38,7 @@ __all__ = [
     "create",
     "delete",
     "delete_all",
+    "delete_exactly",
     "foresee_create",
     "foresee_update",
     "frozen",
@@ -162,19 +163,35 @@ def delete(api: Api, manifest: Manifest, patience: Patience, spared: Collection[
         live = api.get(reference)
         if live is None or _uid(live) in spared or not is_still_ours(live, manifest):
             return
-        _require_unshared(api, reference, plan_of(manifest))
-        api.delete(reference, _uid(live))
-        _await_gone(api, reference, _uid(live), patience)
+        _delete(api, reference, _uid(live), plan_of(manifest), patience)
     except NotServedError:
         return
 
 
 def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
     """Make them all go at once, each as `delete` does. Raises what one of them raises, after all were tried."""
+    _at_once(lambda each: delete(api, each, patience), manifests)
+
+
+def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
+    """Make these objects go at once, by their uids: what has come under one of their names since stays.
+
+    Raises what one of them raises, after all were tried.
+    """
+    _at_once(lambda each: _delete(api, Reference.of(each), _uid(each), plan_of(each), patience), stored)
+
+
+def _at_once(act: Callable[[Manifest], None], manifests: Sequence[Manifest]) -> None:
     with ThreadPoolExecutor(max(1, len(manifests))) as threads:
-        ended = [threads.submit(delete, api, each, patience) for each in manifests]
+        ended = [threads.submit(act, each) for each in manifests]
     for each in ended:
         each.result()
+
+
+def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience: Patience) -> None:
+    _require_unshared(api, reference, plan)
+    api.delete(reference, uid)
+    _await_gone(api, reference, uid, patience)
 
 
 def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | None:

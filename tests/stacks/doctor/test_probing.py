@@ -5,10 +5,11 @@ import json
 import pytest
 
 from stacks.doctor.probe_checks import probe_findings, probe_summary
-from stacks.doctor.probing import NAME, Probe, _manifests, _places, _read, _still_running
+from stacks.doctor.probing import Probe, _manifests, _places, _read, _still_running
 from tests.stacks.doctor.clusters import changed_pods, demo_needs
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
+NAMES = {"demo-probe-0": "node-0", "demo-probe-1": "node-1"}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_there_is_a_pod_for_each_planned_node(needs):
         ["node-2"],
     ]
     assert [(each["spec"]["hostname"], each["spec"]["subdomain"]) for each in pods] == [
-        (f"probe-{number}", NAME) for number in range(3)
+        (f"probe-{number}", "demo-probe") for number in range(3)
     ]
     command = pods[1]["spec"]["containers"][0]["command"]
     assert command[:2] == ["python3", "-c"]
@@ -69,7 +70,7 @@ def pod(index, phase="Succeeded", said=None, waiting=None):
     state = {"terminated": {"message": json.dumps(said)}} if said else {"waiting": waiting} if waiting else {}
     container = {"name": "probe", "image": "x", "state": state}
     status = {"phase": phase, "containerStatuses": [container] if state else []}
-    return {"metadata": {"name": f"probe-{index}"}, "spec": {"nodeName": NODES[index]}, "status": status}
+    return {"metadata": {"name": f"demo-probe-{index}"}, "spec": {"nodeName": NODES[index]}, "status": status}
 
 
 def test_last_words_become_rates_from_node_to_node():
@@ -79,7 +80,7 @@ def test_last_words_become_rates_from_node_to_node():
         pod(1, said={"missing": [], "mb_per_s": [90.0, None]}),
     ]
 
-    probe = _read(NODES[:2], pods)
+    probe = _read(NAMES, pods)
 
     assert probe.mb_per_s == {("node-1", "node-0"): 100.0, ("node-0", "node-1"): 90.0}
     assert found(probe) == []
@@ -96,7 +97,7 @@ def test_a_node_that_cannot_have_the_image_is_said_alone():
     pods = [pod(0, "Running"), pod(1, "Pending", waiting=NO_IMAGE)]
 
     assert _still_running(pods) is None
-    probe = _read(NODES[:2], pods)
+    probe = _read(NAMES, pods)
     (finding,) = probe_findings(probe)
     assert (finding.check, finding.object) == ("image", "Node node-1")
     assert "image x cannot be had (not found)" in finding.reason
