@@ -193,6 +193,25 @@ def networks_are_listed_one_by_one(networks: Sequence[str]) -> Broken | None:
     return _one_by_one("kubernetes.networks", networks, "a network")
 
 
+@_reads("kubernetes.networks")
+def networks_are_multus_names(networks: Sequence[str]) -> Iterator[Broken]:
+    """Multus does not start a pod whose annotation has others, and reads JSON where it starts with a bracket."""
+    for index, network in enumerate(networks):
+        if not re.fullmatch(r"[^\s,]+", network) or _is_network(network):
+            continue  # the former is said by another rule
+        right = network.lower().replace("_", "-")
+        fix = nearest(right) if _is_network(right) else removal(f"kubernetes.networks.{index}")
+        rule = "S467 must be NAME, NAMESPACE/NAME or either with @INTERFACE, of lower-case letters, digits and hyphens"
+        yield Broken(rule, "Multus takes no other network", fix, f"kubernetes.networks.{index}", network)
+
+
+def _is_network(text: str) -> bool:
+    """As Multus takes one apart."""
+    network, at, interface = text.partition("@")
+    labels = [*network.split("/", 1), *([interface] if at else [])]
+    return all(len(label) <= MAX_DNS_LABEL and DNS_1123.fullmatch(label) for label in labels)
+
+
 @_reads("kubernetes.nics.hca")
 def devices_are_listed_one_by_one(hca: Sequence[str]) -> Broken | None:
     """They end up in one variable, between commas."""
