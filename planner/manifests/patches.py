@@ -2,8 +2,8 @@
 
 A strategic merge, as kubectl and kustomize do it, as far as it needs no schema: mappings are merged key by key, null
 removes a key, and lists whose items have names are merged item by item. Every other list is replaced. The names of
-items are Kubernetes' own (`MERGE_KEYS`). Kinds that are not Kubernetes' are merged by the same ones, because their pods
-are its pods.
+items are Kubernetes' own (`spec/merge_keys.py`). Kinds that are not Kubernetes' are merged by the same ones, because
+their pods are its pods.
 
 What a patch must leave alone is a matter of the spec's rules (`spec/patch_rules.py`). A patched object is written anew,
 without the comments of its template.
@@ -14,23 +14,11 @@ from typing import Any
 
 import yaml
 
+from planner.spec.merge_keys import MERGE_KEYS, PORT_KEYS
 from planner.spec.pods import PatchSpec
 
 __all__ = ["merged", "patched"]
 
-# Source: github.com/kubernetes/kubernetes 001a778f staging/src/k8s.io/api/core/v1/types.go, `patchMergeKey`
-MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "env": "name",
-    "volumes": "name",
-    "volumeMounts": "mountPath",
-    "imagePullSecrets": "name",
-    "resourceClaims": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-}
-PORT_KEYS = ("containerPort", "port")  # of a container's, or of a Service's
 NOTE = "# Changed by kubernetes.patches of the spec.\n"
 
 

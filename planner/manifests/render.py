@@ -6,6 +6,7 @@ use, `templates/` puts them into YAML, and `patches.py` merges what the spec add
 
 import json
 import posixpath
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = ["KUSTOMIZATION", "MARK", "render_files"]
 
 KUSTOMIZATION = "kustomization.yaml"
 MARK = "# Written by tidemill render"  # its first line says so, with the digest of the others
+PAST_ASCII = re.compile(r"[^ -~]")
 MARK_ENDS = ", which replaces and removes the files listed here. Change the spec instead."
 
 
@@ -84,8 +86,18 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["quoted"] = json.dumps  # a JSON string is a YAML string, whatever is in it
+    environment.filters["quoted"] = _quoted
     return environment
+
+
+def _quoted(value: Any) -> str:
+    """`value` as JSON, which YAML reads as the same, whatever is in it.
+
+    But for characters that JSON writes as two surrogates: YAML joins none, and has an escape for the whole character.
+    A surrogate by itself is no text; neither a spec nor a plan that is read can hold one.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return PAST_ASCII.sub(lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
 def _manifests(plan: Deployable) -> Iterator[Manifest]:

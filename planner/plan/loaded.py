@@ -13,6 +13,7 @@ Nothing here plans: a loaded plan is carried out as it stands.
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from planner.spec.schema import Spec
 __all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
 NO_PLAN = "S906 must be JSON of tidemill plan"
 WRITE_ONE = "write one with tidemill plan -o"
 ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
@@ -221,6 +223,8 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     try:
         data = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=_each_once)
         is_deep = not _is_shallow(data, MAX_DEPTH)
+        if SURROGATE.search(content) and not is_deep:
+            json.dumps(data, ensure_ascii=False).encode()  # ValueError, if it is not one of a pair
     except _GivenTwice as error:
         raise _refused(path, NO_PLAN, f"it has two keys {error}") from None
     except (ValueError, RecursionError):

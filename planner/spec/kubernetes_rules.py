@@ -25,6 +25,16 @@ def namespace_is_a_dns_label(namespace: str) -> Broken | None:
 @_reads("kubernetes.image")
 def image_is_one_word(image: str) -> Broken | None:
     """An image reference has no spaces; whether it exists only the cluster knows."""
+    return _one_word(image)
+
+
+@_reads("kubernetes.stage.image")
+def staging_image_is_one_word(image: str | None) -> Broken | None:
+    """The same of the image that copies."""
+    return None if image is None else _one_word(image)
+
+
+def _one_word(image: str) -> Broken | None:
     without_spaces = "".join(image.split())
     if image == without_spaces:
         return None

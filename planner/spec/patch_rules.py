@@ -4,13 +4,15 @@
 or finds its objects by, stays: names, counts, selectors and our labels.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.facts import names
 from planner.facts.catalog import Gpu
 from planner.facts.terms import Phase
-from planner.problems.fix import Fix, did_you_mean, nearest, removal
+from planner.problems.fix import HERE, Fix, did_you_mean, nearest, removal
+from planner.spec.merge_keys import MERGE_KEYS, PORT_KEYS
 from planner.spec.pods import PATCHED_KINDS
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
@@ -47,6 +49,13 @@ def patches_leave_alone_what_is_planned(patches: Patches) -> Iterator[Broken]:
             where = ".".join(["kubernetes.patches", str(index), "patch", *path])
             rule = f"S460 must leave {'.'.join(path)} alone"
             yield Broken(rule, "the plan decides it, or finds the object by it", removal(), where, _at(patch, path))
+
+
+@_reads("kubernetes.patches")
+def patched_items_have_names(patches: Patches) -> Iterator[Broken]:
+    """By which the items of a list are merged."""
+    for index, each in enumerate(patches):
+        yield from _unnamed(f"kubernetes.patches.{index}.patch", each.get("patch"))
 
 
 @_reads("kubernetes.patches", "kubernetes.unit_kind", "kubernetes.monitors", "kubernetes.create_namespace")
@@ -120,6 +129,37 @@ def _object_names(plan: str, num_units: Mapping[Phase, int], namespace: str) -> 
 def _some(known: Sequence[str]) -> str:
     more = len(known) - MAX_LISTED
     return f"{', '.join(known[:MAX_LISTED])} and {more} more" if more > 0 else ", ".join(known)
+
+
+def _unnamed(path: str, value: Any, field: str = "") -> Iterator[Broken]:
+    """What is wrong with the items, anywhere in `value`, of lists whose items Kubernetes knows by a key."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from _unnamed(f"{path}.{key}", below, key)
+        return
+    keys = PORT_KEYS if field == "ports" else [MERGE_KEYS[field]] if field in MERGE_KEYS else []
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        where = f"{path}.{index}"
+        yield from _unnamed(where, item)
+        if keys and not isinstance(item, dict):
+            rule, fix = "S466 must be a mapping", removal(where, words="remove the item")
+            yield Broken(rule, f"{field} are merged by {' or '.join(keys)}", fix, where, item)
+        for key in keys:
+            if isinstance(item, dict) and key in item:
+                yield from _odd_name(f"{where}.{key}", item[key], field)
+
+
+def _odd_name(path: str, value: Any, field: str) -> Iterator[Broken]:
+    """What is wrong with a name of another kind than the items of `field` have."""
+    kind, words = (int, "a whole number") if field == "ports" else (str, "text")
+    if type(value) is kind:
+        return
+    fix = removal(path.rpartition(".")[0], words="remove the item")
+    if kind is int and isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}", value):
+        fix = nearest(int(value))
+    elif kind is str and type(value) in (int, float):
+        fix = Fix(f'nearest: "{value}"', ({HERE: str(value)},))
+    yield Broken(f"S466 must be {words}", f"{field} are merged by it", fix, path, value)
 
 
 def _decided(patch: Mapping[str, Any], parents: Path = ()) -> Iterator[Path]:

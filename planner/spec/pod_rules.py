@@ -1,6 +1,7 @@
 """The rules about what `kubernetes` says of a unit's pods: `layout_rules.py` asks them with the others."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -9,7 +10,17 @@ from planner.facts.names import CONTAINER_VARIABLES, DOMAIN, NETWORKS_ANNOTATION
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import PHASES
 from planner.problems.fix import HERE, Fix, nearest, removal
-from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
+from planner.spec.object_names import (
+    DNS_1123,
+    MAX_DNS_LABEL,
+    MAX_NAME_PART,
+    is_label_value,
+    is_object_name,
+    is_qualified_name,
+    no_object_name,
+    qualified_part,
+    slug,
+)
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
 __all__ = ["RULES"]
@@ -17,6 +28,7 @@ __all__ = ["RULES"]
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESOURCE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 MAX_RESOURCE_NAME = 63
+NAME_FORM = "letters and digits, with hyphens, dots and _ between them"
 REFERENCE = {"secret": "tokens", "key": "token"}
 
 RULES: list[Rule] = []
@@ -83,6 +95,49 @@ def labels_are_text(labels: Mapping[str, Any]) -> Iterator[Broken]:
         yield from _text(f"kubernetes.node_selector.{name}", value)
 
 
+@_reads("kubernetes.annotations")
+def annotations_have_names(annotations: Mapping[str, Any]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    return _qualified("kubernetes.annotations", annotations, "annotation")
+
+
+@_reads("kubernetes.node_selector")
+def labels_have_names(labels: Mapping[str, Any]) -> Iterator[Broken]:
+    """As the API server will insist."""
+    return _qualified("kubernetes.node_selector", labels, "label")
+
+
+@_reads("kubernetes.node_selector")
+def labels_have_values(labels: Mapping[str, Any]) -> Iterator[Broken]:
+    """A pod that asks for another value is refused."""
+    for name, value in labels.items():
+        if isinstance(value, str) and not is_label_value(value):
+            right = qualified_part(value)
+            rule = f"S465 must be at most {MAX_NAME_PART} {NAME_FORM}"
+            fix = nearest(right) if right else removal()
+            yield Broken(rule, "no node has another value of a label", fix, f"kubernetes.node_selector.{name}", value)
+
+
+def _qualified(section: str, values: Mapping[str, Any], what: str) -> Iterator[Broken]:
+    """What is wrong with keys that are no names of Kubernetes. A change renames all: no path leads to one with dots."""
+    meant = {key: _meant_name(key) for key in values if not is_qualified_name(key)}
+    taken = Counter([*values, *meant.values()])
+    renamed = {key: right for key, right in meant.items() if right is not None and taken[right] == 1}
+    change = {section: {renamed.get(key, key): value for key, value in values.items()}}
+    for key in meant:
+        fix = Fix(f"did you mean {renamed[key]}?", (change,)) if key in renamed else removal()
+        rule = f"S464 must be at most {MAX_NAME_PART} {NAME_FORM}, or PREFIX/ and such a name"
+        yield Broken(rule, f"Kubernetes has no {what} of another name", fix, f"{section}.{key}", values[key])
+
+
+def _meant_name(key: str) -> str | None:
+    """The name that `key` is probably; None where there is none, or only one that no spec may have."""
+    prefix, slash, name = key.rpartition("/")
+    right = f"{prefix.lower()}{slash}{qualified_part(name)}"
+    is_ours = right.startswith(f"{DOMAIN}/") or right == NETWORKS_ANNOTATION
+    return right if is_qualified_name(right) and not is_ours else None
+
+
 def _text(path: str, value: Any) -> Iterator[Broken]:
     """What is wrong with a value that is no text."""
     if isinstance(value, str):
@@ -136,6 +191,25 @@ def networks_are_of_pods_with_their_own(networks: Sequence[str], host_network: b
 def networks_are_listed_one_by_one(networks: Sequence[str]) -> Broken | None:
     """They end up in one annotation, between commas."""
     return _one_by_one("kubernetes.networks", networks, "a network")
+
+
+@_reads("kubernetes.networks")
+def networks_are_multus_names(networks: Sequence[str]) -> Iterator[Broken]:
+    """Multus does not start a pod whose annotation has others, and reads JSON where it starts with a bracket."""
+    for index, network in enumerate(networks):
+        if not re.fullmatch(r"[^\s,]+", network) or _is_network(network):
+            continue  # the former is said by another rule
+        right = network.lower().replace("_", "-")
+        fix = nearest(right) if _is_network(right) else removal(f"kubernetes.networks.{index}")
+        rule = "S467 must be NAME, NAMESPACE/NAME or either with @INTERFACE, of lower-case letters, digits and hyphens"
+        yield Broken(rule, "Multus takes no other network", fix, f"kubernetes.networks.{index}", network)
+
+
+def _is_network(text: str) -> bool:
+    """As Multus takes one apart."""
+    network, at, interface = text.partition("@")
+    labels = [*network.split("/", 1), *([interface] if at else [])]
+    return all(len(label) <= MAX_DNS_LABEL and DNS_1123.fullmatch(label) for label in labels)
 
 
 @_reads("kubernetes.nics.hca")

@@ -11,6 +11,9 @@ from planner.spec.rule import Broken, Partial, Rule, declare_in
 
 __all__ = ["RULES", "volume_of"]
 
+NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
+OF_PODS = "the pod's own files are there"
+
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
@@ -38,18 +41,21 @@ def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
     for index, volume in enumerate(volumes):
         for key in ("mount_path", "host_path"):
             path = volume.get(key)
-            broken = None if path is None else _not_absolute(f"kubernetes.volumes.{index}.{key}", path)
-            yield from [broken] if broken else []
+            if path is not None and not _is_absolute(path):
+                right = _absolute(path)
+                if key == "mount_path" and _is_taken_by_pods(right):
+                    right = _free_path("/models", volumes)
+                yield _not_absolute(f"kubernetes.volumes.{index}.{key}", path, right)
 
 
 @_reads("kubernetes.volumes")
 def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
     """Not over what the pods have already."""
     for index, volume in enumerate(volumes):
-        if volume.get("mount_path") in names.MOUNTED:
-            rule, fix = f"S413 must not be {' or '.join(names.MOUNTED)}", nearest(_free_path("/models", volumes))
-            path = f"kubernetes.volumes.{index}.mount_path"
-            yield Broken(rule, "the pod's own files are there", fix, path, volume["mount_path"])
+        path = volume.get("mount_path")
+        if path is not None and _is_absolute(path) and _is_taken_by_pods(path):
+            where = f"kubernetes.volumes.{index}.mount_path"
+            yield Broken(NOT_FREE, OF_PODS, nearest(_free_path("/models", volumes)), where, path)
 
 
 @_reads("kubernetes.volumes")
@@ -69,19 +75,19 @@ def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
 @_reads("kubernetes.stage.source")
 def staged_checkpoints_are_absolute(source: str) -> Broken | None:
     """A pod has no current folder."""
-    return _not_absolute("kubernetes.stage.source", source)
+    return None if _is_absolute(source) else _not_absolute("kubernetes.stage.source", source)
 
 
 @_reads("kubernetes.stage.host_path")
 def staged_folders_are_absolute(host_path: str) -> Broken | None:
     """A node has no current folder."""
-    return _not_absolute("kubernetes.stage.host_path", host_path)
+    return None if _is_absolute(host_path) else _not_absolute("kubernetes.stage.host_path", host_path)
 
 
 @_reads("kubernetes.kernel_cache")
 def cached_kernels_have_an_absolute_folder(folder: str | None) -> Broken | None:
     """A node has no current folder."""
-    return None if folder is None else _not_absolute("kubernetes.kernel_cache", folder)
+    return None if folder is None or _is_absolute(folder) else _not_absolute("kubernetes.kernel_cache", folder)
 
 
 @_reads("kubernetes.stage.source", "kubernetes.volumes")
@@ -104,8 +110,12 @@ def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken 
 @_reads("model.checkpoint", "kubernetes.stage.source", "kubernetes.volumes")
 def staged_checkpoints_have_a_place(checkpoint: str | None, source: str, volumes: Volumes) -> Broken | None:
     """Ranks read the copy where the spec has the checkpoint, and a volume would be there already."""
-    if checkpoint is None or (_is_absolute(checkpoint) and volume_of(checkpoint, volumes) is None):
+    if checkpoint is None:
         return None
+    if _is_absolute(checkpoint) and volume_of(checkpoint, volumes) is None:
+        if not _is_taken_by_pods(checkpoint):
+            return None
+        return Broken(NOT_FREE, OF_PODS, nearest(_free_path("/checkpoint", volumes)))
     rule = "S458 must be an absolute path outside kubernetes.volumes, where kubernetes.stage copies it"
     reason = "pods see the copy there, and the original in a volume"
     return Broken(rule, reason, nearest(_free_path("/checkpoint", volumes)))
@@ -123,11 +133,15 @@ def _is_in(path: str, folder: str | None) -> bool:
     return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
 
 
-def _not_absolute(where: str, path: str) -> Broken | None:
-    if _is_absolute(path):
-        return None
-    rule = "S412 must be an absolute path below /, without .. or a closing /"
-    return Broken(rule, "pods and nodes have no current folder", nearest(_absolute(path)), where, path)
+def _is_taken_by_pods(path: str) -> bool:
+    """Whether pods have files of their own there; above such a place nothing could be mounted in what is read-only."""
+    return any(_is_in(path, mounted) or _is_in(mounted, path) for mounted in names.MOUNTED)
+
+
+def _not_absolute(where: str, path: str, right: str | None = None) -> Broken:
+    rule = "S412 must be an absolute path below /, without //, .., : or a closing /"
+    reason = "one place has one path" if path.startswith("/") else "pods and nodes have no current folder"
+    return Broken(rule, reason, nearest(right or _absolute(path)), where, path)
 
 
 def _free_path(path: str, volumes: Volumes) -> str:
@@ -137,11 +151,15 @@ def _free_path(path: str, volumes: Volumes) -> str:
 
 
 def _is_absolute(path: str) -> bool:
-    """Without `..`, double or closing slashes, so that one place has one name."""
-    return path.startswith("/") and path == posixpath.normpath(path) != "/"
+    """Without `..`, double or closing slashes, so that one place has one name. `normpath` would leave two at the start.
+
+    A colon ends the path where a container runtime takes a mount as one word.
+    """
+    is_plain = path.startswith("/") and not path.startswith("//") and ":" not in path
+    return is_plain and path == posixpath.normpath(path) != "/"
 
 
 def _absolute(path: str) -> str:
     """The absolute path that was probably meant."""
-    nearest = posixpath.normpath("/" + path.lstrip("/"))
+    nearest = posixpath.normpath("/" + path.replace(":", "-").lstrip("/"))
     return "/models" if nearest == "/" else nearest

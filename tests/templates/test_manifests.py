@@ -350,6 +350,33 @@ def test_text_of_a_spec_cannot_become_yaml(tmp_path):
     assert pod_of(deployment)["containers"][0]["image"] == image
 
 
+@pytest.mark.parametrize("text", ["\U0001f600", "a\U0010ffff\u00e9\u2028\x7f\x85\t\\U0001f600", "[1]: x\n- y"])
+def test_every_character_stays_itself(text, tmp_path):
+    """Those past 16 bits too, which JSON writes as two surrogates that YAML does not join."""
+    more = f"  env: {{A: {escaped(text)}}}\n  annotations: {{a: {escaped(text)}}}\n"
+    unit = next(each for each in rendered_with(tmp_path, more) if each["kind"] == "LeaderWorkerSet")
+    template = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+
+    assert template["metadata"]["annotations"] == {"a": text}
+    assert {"name": "A", "value": text} in template["spec"]["containers"][0]["env"]
+
+
+def escaped(text):
+    """As YAML has it in quotes, in ASCII."""
+    return '"' + "".join(f"\\U{ord(each):08x}" for each in text) + '"'
+
+
+@pytest.mark.parametrize("key", ["null", "true", "on", "1", "1.5", "1e3", "0x1f", "12_0"])
+def test_keys_of_a_spec_stay_text(key, tmp_path):
+    """Also those that YAML reads as something else without quotes."""
+    more = f'  annotations: {{"{key}": a}}\n  node_selector: {{"{key}": b}}\n'
+    unit = next(each for each in rendered_with(tmp_path, more) if each["kind"] == "LeaderWorkerSet")
+    template = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+
+    assert template["metadata"]["annotations"] == {key: "a"}
+    assert template["spec"]["nodeSelector"] == {key: "b"}
+
+
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_templates_only_have_holes(template):
     """No arithmetic, no defaults, branches only on presence; and each parses."""

@@ -442,7 +442,7 @@ def test_inputs_are_the_files_that_the_spec_names(plan_of, spec_text, spec_folde
 
 NO_JSON = [
     "NaN", "Infinity", "-Infinity", "1e400", "9" * 5000, "[" * 100 + "]" * 100, '{"a":' * 50 + "1" + "}" * 50, '"', "",
-    "[" * 100_000,
+    "[" * 100_000, '"\\ud800"', '"\\uDFFF\\uD800"',
 ]  # fmt: skip
 
 
