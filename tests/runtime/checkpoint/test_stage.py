@@ -172,3 +172,39 @@ def test_the_command_copies(tmp_path, capsys):
 
     assert "there is no checkpoint folder" in capsys.readouterr().err
     assert len(read_shards(tmp_path / "copy")) == len(read_shards(checkpoint.resolve("bundled:demo")))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("tokenizer.json", lambda path: path.write_text("{} "), "grew while it was copied: it had 2 bytes"),
+        ("tokenizer.json", lambda path: path.write_text("{"), "became shorter while it was copied: it had 2 bytes"),
+        (
+            "model-00001-of-00003.safetensors",
+            lambda path: os.truncate(path, 5000),
+            "became shorter while it was copied",
+        ),
+        ("model-00001-of-00003.safetensors", lambda path: flip(path, 3), "its header's length is sha256"),
+        ("model-00001-of-00003.safetensors", lambda path: flip(path, 20), "its header is sha256"),
+    ],
+)
+def test_a_file_that_changes_after_it_was_looked_at_is_refused(name, change, words, source, tmp_path, monkeypatch):
+    """No log says that it was compared, and it gets no name."""
+    usage = shutil.disk_usage
+
+    def changes(path):  # asked for between the look and the copy
+        change(source / name)
+        return usage(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", changes)
+    with pytest.raises(CheckpointError, match=words):
+        stage(str(source), tmp_path / "copy", 1)
+
+    assert not (tmp_path / "copy" / name).exists()
+
+
+def flip(path, at):
+    """Change one bit of the byte at `at`."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
