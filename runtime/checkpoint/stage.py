@@ -6,50 +6,114 @@ that was interrupted goes on, and of two pods on one node the second waits for t
     .NAME.partial       a file on its way; it gets its name once it is whole and on the disk
     .tidemill-staged    which source the files are of: its files, their sizes and times, and its manifest
 
-Where the checkpoint has a manifest, the bytes of every tensor are compared with it while they are copied. Ranks compare
-the copy again as they load it: the manifest is copied too.
+It removes only files that `.tidemill-staged` lists, and refuses a folder that has others. Where the checkpoint has a
+manifest, its files' bytes are compared with it while they are copied. Ranks compare the copy again as they load it: the
+manifest is copied too.
 """
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from runtime.checkpoint.copying import copy_files, say
-from runtime.checkpoint.folder import digest_of_bytes, resolve
+from runtime.checkpoint.copying import copy_files, partial_name, say, written_whole
+from runtime.checkpoint.folder import digest_of_bytes, read_bytes, read_json, resolve
 from runtime.checkpoint.manifest import MANIFEST, read_manifest
-from runtime.checkpoint.tensors import read_shards
-from runtime.errors import RuntimeFailure
+from runtime.checkpoint.tensors import Shard, read_shards
+from runtime.errors import CheckpointError, RuntimeFailure
 
 __all__ = ["stage"]
 
-STAGED = ".tidemill-staged"
-LOCK = ".tidemill-stage.lock"
+OWN = ".tidemill-stage"  # what staging keeps for itself begins with it
+STAGED = f"{OWN}d"
+LOCK = f"{OWN}.lock"
 
 
 def stage(source: str, destination: Path, num_threads: int) -> None:
     """Make `destination` hold the checkpoint at `source`. Raises CheckpointError, and RuntimeFailure."""
     folder = resolve(source)
-    shards = {shard.path.name: shard for shard in read_shards(folder)}
+    shards = read_shards(folder)
     manifest = read_manifest(folder)
     if manifest is not None:
-        manifest.check_headers(list(shards.values()))
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+        manifest.check_headers(shards)
+    files = _files_of(folder)
+    _refuse_links_elsewhere(folder, list(files))
+    _refuse_changed(shards, files)
+    _refuse_overlap(folder, destination)
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with _alone_in(destination):
-            _forget_other_sources(destination, _identity(folder, sizes), sizes)
-            missing = [name for name, size in sizes.items() if _size(destination / name) != size]
-            copy_files(folder, destination, {name: sizes[name] for name in missing}, shards, manifest, num_threads)
+            _forget_other_sources(destination, _identity(folder, files))
+            missing = {name: file.st_size for name, file in files.items() if _size(destination / name) != file.st_size}
+            copy_files(folder, destination, missing, {each.path.name: each for each in shards}, manifest, num_threads)
     except OSError as error:
         raise RuntimeFailure(f"cannot write {error.filename or destination}: {error.strerror}") from None
+
+
+def _files_of(folder: Path) -> dict[str, os.stat_result]:
+    """Return the source's files by name, without what staging keeps in a folder. Raises CheckpointError."""
+    try:
+        paths = [path for path in sorted(folder.iterdir()) if not _is_own(path.name) and path.is_file()]
+        return {path.name: path.stat() for path in paths}
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename or folder}: {error.strerror}") from None
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(OWN) or (name.startswith(".") and name.endswith(".partial"))
+
+
+def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
+    """Refuse to copy other files of this machine: links stay in the folder, or lead to `../../blobs`.
+
+    The second is the layout of Hugging Face's cache. Source: Hub documentation, "Hub Local Cache". Raises
+    CheckpointError.
+    """
+    whole = Path(os.path.realpath(folder))
+    blobs = Path(os.path.realpath(whole.parent.parent / "blobs"))
+    for name in names:
+        target = Path(os.path.realpath(whole / name))
+        if whole not in target.parents and target.parent != blobs:
+            fix = "copy the file there, or stage the folder that has it"
+            raise CheckpointError(f"{folder / name} is a link to {target}, outside the checkpoint's folder: {fix}")
+
+
+def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]) -> None:
+    """Refuse a checkpoint that is being written: its headers were read a moment ago. Raises CheckpointError."""
+    for shard in shards:
+        file = files.get(shard.path.name)
+        if file is None:
+            raise CheckpointError(f"{shard.path} cannot be staged: it is gone, or has a name that staging itself uses")
+        if file.st_size != shard.num_bytes:
+            sizes = f"from {shard.num_bytes:,} bytes to {file.st_size:,}"
+            raise CheckpointError(f"{shard.path} changed {sizes} while it was read: stage it once it is whole")
+
+
+def _refuse_overlap(folder: Path, destination: Path) -> None:
+    """Refuse to copy a folder over itself, through links or two mounts of it too. Raises RuntimeFailure."""
+    if _is_in(folder, destination) or _is_in(destination, folder):
+        where = "the same folder, or one is in the other"
+        raise RuntimeFailure(f"{folder} and {destination} are {where}: name a folder elsewhere for the copy")
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    """Whether `path` is `folder` or below it; either may not be there yet."""
+    whole = Path(os.path.realpath(path))
+    above = [each for each in (whole, *whole.parents) if os.path.exists(each)]
+    return os.path.exists(folder) and any(os.path.samefile(each, folder) for each in above)
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Keep other pods of this node out, which may stage the same. The kernel lets go of the lock with the process."""
-    with (folder / LOCK).open("w") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # else a FIFO would be waited for here
+    with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise RuntimeFailure(f"{folder / LOCK} is not a regular file: remove it")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,25 +122,52 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def _identity(folder: Path, sizes: Mapping[str, int]) -> str:
+def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
     """What tells this source from another of the same sizes, without reading it."""
-    times = {name: (folder / name).stat().st_mtime_ns for name in sizes}
-    manifest = digest_of_bytes((folder / MANIFEST).read_bytes()) if MANIFEST in sizes else None
-    return json.dumps({"files": sizes, "times": times, "manifest": manifest}, sort_keys=True)
+    return {
+        "files": {name: file.st_size for name, file in files.items()},
+        "times": {name: file.st_mtime_ns for name, file in files.items()},
+        "manifest": digest_of_bytes(read_bytes(folder / MANIFEST)) if MANIFEST in files else None,
+    }
 
 
-def _forget_other_sources(destination: Path, identity: str, sizes: Mapping[str, int]) -> None:
-    """Remove the files of another source, and note which one those to come are of."""
-    staged = destination / STAGED
-    if staged.exists() and staged.read_text() == identity:
+def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> None:
+    """Remove the files of another source, and note which one those to come are of. Raises RuntimeFailure."""
+    known = _read_record(destination)
+    if known == identity:
         return
-    staged.unlink(missing_ok=True)  # first: what is removed halfway is of no source
-    for name in sizes:
-        (destination / name).unlink(missing_ok=True)
-    unfinished = destination / f"{STAGED}.partial"
-    unfinished.write_text(identity)
-    unfinished.replace(staged)
+    written = {*known["files"], STAGED}
+    ours = written | {partial_name(name) for name in written}
+    there = [path for path in destination.iterdir() if path.is_symlink() or not path.is_dir()]
+    there = sorted(path for path in there if not path.name.startswith(OWN))
+    if others := [path.name for path in there if path.name not in ours]:
+        has = f"has files that staging did not copy, such as {others[0]}"
+        raise RuntimeFailure(f"{destination} {has}: empty it, or name another folder for the copy")
+    _write_record(destination, {"files": known["files"]})  # what is removed halfway is of no source
+    for path in there:
+        path.unlink()
+    _write_record(destination, identity)
+
+
+def _read_record(destination: Path) -> dict[str, Any]:
+    """Return what was staged; no files where nothing was. Raises RuntimeFailure for what staging does not write."""
+    path = destination / STAGED
+    if not os.path.lexists(path):
+        return {"files": {}}
+    try:
+        record = read_json(path)
+    except CheckpointError as error:
+        raise RuntimeFailure(f"{error}: empty {destination}") from None
+    if not isinstance(record.get("files"), dict):
+        raise RuntimeFailure(f"{path} has no files: empty {destination}")
+    return record
+
+
+def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
+    with written_whole(destination / STAGED) as file:
+        file.write(json.dumps(record).encode())
 
 
 def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
+    """Return the size of a file that staging may have written: a link is none."""
+    return path.stat().st_size if path.is_file() and not path.is_symlink() else None
