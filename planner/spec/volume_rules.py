@@ -17,6 +17,8 @@ OF_PODS = "the pod's own files are there"
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
+EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # one path is never in both
+
 Volumes = Sequence[Mapping[str, Any]]  # as written
 
 
@@ -107,6 +109,19 @@ def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken 
     return Broken(rule, reason, fix)
 
 
+@_reads("kubernetes.stage.host_path", "kubernetes.stage.source", "kubernetes.volumes")
+def copies_are_not_made_over_their_source(host_path: str, source: str, volumes: Volumes) -> Broken | None:
+    """A volume and the copy may be the same folder of a node under two names."""
+    original = _on_nodes(source, volumes)
+    if original is None or not (_is_in(host_path, original) or _is_in(original, host_path)):
+        return None
+    rule = f"S463 must be outside {original}, and not above it"
+    reason = f"kubernetes.stage.source ({source}) is there on the nodes, and would be copied over itself"
+    places = (f"{disk}/{posixpath.basename(source)}" for disk in EXAMPLE_DISKS)
+    free = next(place for place in places if not (_is_in(place, original) or _is_in(original, place)))
+    return Broken(rule, reason, for_example(f"host_path: {free}"))
+
+
 @_reads("model.checkpoint", "kubernetes.stage.source", "kubernetes.volumes")
 def staged_checkpoints_have_a_place(checkpoint: str | None, source: str, volumes: Volumes) -> Broken | None:
     """Ranks read the copy where the spec has the checkpoint, and a volume would be there already."""
@@ -127,6 +142,15 @@ def volume_of(path: str, volumes: Volumes) -> int | None:
         index: volume["mount_path"] for index, volume in enumerate(volumes) if _is_in(path, volume.get("mount_path"))
     }
     return max(above, key=lambda index: len(above[index]), default=None)
+
+
+def _on_nodes(path: str, volumes: Volumes) -> str | None:
+    """Return the nodes' folder that pods see at `path`; None for a claim, and where there is none below `/`."""
+    index = volume_of(path, volumes)
+    host_path = None if index is None else volumes[index].get("host_path")
+    if index is None or host_path is None or not (_is_absolute(path) and _is_absolute(host_path)):
+        return None
+    return posixpath.normpath(posixpath.join(host_path, posixpath.relpath(path, volumes[index]["mount_path"])))
 
 
 def _is_in(path: str, folder: str | None) -> bool:

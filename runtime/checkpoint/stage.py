@@ -6,217 +6,168 @@ that was interrupted goes on, and of two pods on one node the second waits for t
     .NAME.partial       a file on its way; it gets its name once it is whole and on the disk
     .tidemill-staged    which source the files are of: its files, their sizes and times, and its manifest
 
-Where the checkpoint has a manifest, the bytes of every tensor are compared with it while they are copied. Ranks compare
-the copy again as they load it: the manifest is copied too.
+It removes only files that `.tidemill-staged` lists, and refuses a folder that has others. Where the checkpoint has a
+manifest, its files' bytes are compared with it while they are copied. Ranks compare the copy again as they load it: the
+manifest is copied too.
 """
 
 import fcntl
-import hashlib
 import json
 import os
-import shutil
-import sys
-import time
+import stat
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from typing import Any
 
-from runtime.checkpoint.folder import digest_of_bytes, open_file, resolve
-from runtime.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from runtime.checkpoint.copying import copy_files, partial_name, say, written_whole
+from runtime.checkpoint.folder import digest_of_bytes, read_bytes, read_json, resolve
+from runtime.checkpoint.manifest import MANIFEST, read_manifest
 from runtime.checkpoint.tensors import Shard, read_shards
 from runtime.errors import CheckpointError, RuntimeFailure
 
 __all__ = ["stage"]
 
-STAGED = ".tidemill-staged"
-LOCK = ".tidemill-stage.lock"
-PART_BYTES = 8 * 2**20
-SAY_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A run of bytes of a file, and the digest that the manifest has of it."""
-
-    name: str
-    end: int
-    digest: str
+OWN = ".tidemill-stage"  # what staging keeps for itself begins with it
+STAGED = f"{OWN}d"
+LOCK = f"{OWN}.lock"
 
 
 def stage(source: str, destination: Path, num_threads: int) -> None:
     """Make `destination` hold the checkpoint at `source`. Raises CheckpointError, and RuntimeFailure."""
     folder = resolve(source)
-    shards = {shard.path.name: shard for shard in read_shards(folder)}
+    shards = read_shards(folder)
     manifest = read_manifest(folder)
     if manifest is not None:
-        manifest.check_headers(list(shards.values()))
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+        manifest.check_headers(shards)
+    files = _files_of(folder)
+    _refuse_links_elsewhere(folder, list(files))
+    _refuse_changed(shards, files)
+    _refuse_overlap(folder, destination)
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with _alone_in(destination):
-            _forget_other_sources(destination, _identity(folder, sizes), sizes)
-            missing = [name for name, size in sizes.items() if _size(destination / name) != size]
-            _copy_all(folder, destination, {name: sizes[name] for name in missing}, shards, manifest, num_threads)
+            _forget_other_sources(destination, _identity(folder, files))
+            missing = {name: file.st_size for name, file in files.items() if _size(destination / name) != file.st_size}
+            copy_files(folder, destination, missing, {each.path.name: each for each in shards}, manifest, num_threads)
     except OSError as error:
         raise RuntimeFailure(f"cannot write {error.filename or destination}: {error.strerror}") from None
+
+
+def _files_of(folder: Path) -> dict[str, os.stat_result]:
+    """Return the source's files by name, without what staging keeps in a folder. Raises CheckpointError."""
+    try:
+        paths = [path for path in sorted(folder.iterdir()) if not _is_own(path.name) and path.is_file()]
+        return {path.name: path.stat() for path in paths}
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename or folder}: {error.strerror}") from None
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(OWN) or (name.startswith(".") and name.endswith(".partial"))
+
+
+def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
+    """Refuse to copy other files of this machine: links stay in the folder, or lead to `../../blobs`.
+
+    The second is the layout of Hugging Face's cache. Source: Hub documentation, "Hub Local Cache". Raises
+    CheckpointError.
+    """
+    whole = Path(os.path.realpath(folder))
+    blobs = Path(os.path.realpath(whole.parent.parent / "blobs"))
+    for name in names:
+        target = Path(os.path.realpath(whole / name))
+        if whole not in target.parents and target.parent != blobs:
+            fix = "copy the file there, or stage the folder that has it"
+            raise CheckpointError(f"{folder / name} is a link to {target}, outside the checkpoint's folder: {fix}")
+
+
+def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]) -> None:
+    """Refuse a checkpoint that is being written: its headers were read a moment ago. Raises CheckpointError."""
+    for shard in shards:
+        file = files.get(shard.path.name)
+        if file is None:
+            raise CheckpointError(f"{shard.path} cannot be staged: it is gone, or has a name that staging itself uses")
+        if file.st_size != shard.num_bytes:
+            sizes = f"from {shard.num_bytes:,} bytes to {file.st_size:,}"
+            raise CheckpointError(f"{shard.path} changed {sizes} while it was read: stage it once it is whole")
+
+
+def _refuse_overlap(folder: Path, destination: Path) -> None:
+    """Refuse to copy a folder over itself, through links or two mounts of it too. Raises RuntimeFailure."""
+    if _is_in(folder, destination) or _is_in(destination, folder):
+        where = "the same folder, or one is in the other"
+        raise RuntimeFailure(f"{folder} and {destination} are {where}: name a folder elsewhere for the copy")
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    """Whether `path` is `folder` or below it; either may not be there yet."""
+    whole = Path(os.path.realpath(path))
+    above = [each for each in (whole, *whole.parents) if os.path.exists(each)]
+    return os.path.exists(folder) and any(os.path.samefile(each, folder) for each in above)
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Keep other pods of this node out, which may stage the same. The kernel lets go of the lock with the process."""
-    with (folder / LOCK).open("w") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # else a FIFO would be waited for here
+    with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise RuntimeFailure(f"{folder / LOCK} is not a regular file: remove it")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"waiting for another pod that copies to {folder}")
+            say(f"waiting for another pod that copies to {folder}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _identity(folder: Path, sizes: Mapping[str, int]) -> str:
+def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
     """What tells this source from another of the same sizes, without reading it."""
-    times = {name: (folder / name).stat().st_mtime_ns for name in sizes}
-    manifest = digest_of_bytes((folder / MANIFEST).read_bytes()) if MANIFEST in sizes else None
-    return json.dumps({"files": sizes, "times": times, "manifest": manifest}, sort_keys=True)
+    return {
+        "files": {name: file.st_size for name, file in files.items()},
+        "times": {name: file.st_mtime_ns for name, file in files.items()},
+        "manifest": digest_of_bytes(read_bytes(folder / MANIFEST)) if MANIFEST in files else None,
+    }
 
 
-def _forget_other_sources(destination: Path, identity: str, sizes: Mapping[str, int]) -> None:
-    """Remove the files of another source, and note which one those to come are of."""
-    staged = destination / STAGED
-    if staged.exists() and staged.read_text() == identity:
+def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> None:
+    """Remove the files of another source, and note which one those to come are of. Raises RuntimeFailure."""
+    known = _read_record(destination)
+    if known == identity:
         return
-    staged.unlink(missing_ok=True)  # first: what is removed halfway is of no source
-    for name in sizes:
-        (destination / name).unlink(missing_ok=True)
-    unfinished = destination / f"{STAGED}.partial"
-    unfinished.write_text(identity)
-    unfinished.replace(staged)
+    written = {*known["files"], STAGED}
+    ours = written | {partial_name(name) for name in written}
+    there = [path for path in destination.iterdir() if path.is_symlink() or not path.is_dir()]
+    there = sorted(path for path in there if not path.name.startswith(OWN))
+    if others := [path.name for path in there if path.name not in ours]:
+        has = f"has files that staging did not copy, such as {others[0]}"
+        raise RuntimeFailure(f"{destination} {has}: empty it, or name another folder for the copy")
+    _write_record(destination, {"files": known["files"]})  # what is removed halfway is of no source
+    for path in there:
+        path.unlink()
+    _write_record(destination, identity)
 
 
-def _copy_all(
-    folder: Path,
-    destination: Path,
-    sizes: Mapping[str, int],
-    shards: Mapping[str, Shard],
-    manifest: Manifest | None,
-    num_threads: int,
-) -> None:
-    """Copy the files in `sizes`, several at a time."""
-    total = sum(sizes.values())
-    free = shutil.disk_usage(destination).free
-    if total > free:
-        raise RuntimeFailure(f"{destination} has {free:,} bytes free, and {total:,} are to be copied to it: make room")
-    if not sizes:
-        _say(f"{destination} has the checkpoint already")
-        return
-    progress = _Progress(total)
-    threads = ThreadPoolExecutor(num_threads)
+def _read_record(destination: Path) -> dict[str, Any]:
+    """Return what was staged; no files where nothing was. Raises RuntimeFailure for what staging does not write."""
+    path = destination / STAGED
+    if not os.path.lexists(path):
+        return {"files": {}}
     try:
-        copies = [
-            threads.submit(_copy, folder / name, destination / name, _pieces(shards.get(name), manifest), progress)
-            for name in sizes
-        ]
-        for copy in copies:
-            copy.result()
-    finally:  # what has not begun is not waited for
-        threads.shutdown(cancel_futures=True)
-    checked = "compared with its manifest" if manifest else f"not compared: it has no {MANIFEST}"
-    _say(f"copied {total / 1e9:,.1f} GB from {folder} to {destination}, {checked}")
+        record = read_json(path)
+    except CheckpointError as error:
+        raise RuntimeFailure(f"{error}: empty {destination}") from None
+    if not isinstance(record.get("files"), dict):
+        raise RuntimeFailure(f"{path} has no files: empty {destination}")
+    return record
 
 
-def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
-    """The tensors of a file in the order in which they lie there, without gaps; nothing to compare without a manifest.
-
-    Its header was compared before.
-    """
-    if shard is None or manifest is None:
-        return ()
-    digests = manifest.files[shard.path.name].tensors
-    tensors = sorted(shard.tensors.items(), key=lambda named: (named[1].start, named[1].num_bytes))
-    header = _Piece("", shard.num_bytes - sum(tensor.num_bytes for tensor in shard.tensors.values()), "")
-    return [header, *(_Piece(name, tensor.start + tensor.num_bytes, digests[name]) for name, tensor in tensors)]
-
-
-def _copy(source: Path, destination: Path, pieces: Sequence[_Piece], progress: "_Progress") -> None:
-    """Copy one file, under another name until it is whole. Raises CheckpointError, and OSError about `destination`."""
-    partial = destination.with_name(f".{destination.name}.partial")
-    check = _Check(source, pieces)
-    with partial.open("wb") as file:
-        for part in _parts(source):
-            check.take(part)
-            file.write(part)
-            progress.add(len(part))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.chmod(0o644)  # ranks are another user
-    partial.replace(destination)
-
-
-def _parts(path: Path) -> Iterator[bytes]:
-    """The bytes of a file. Raises CheckpointError: what cannot be read is the source."""
-    try:
-        with open_file(path) as file:
-            while part := file.read(PART_BYTES):
-                yield part
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-
-
-class _Check:
-    """Compares the tensors of a file with their digests while its bytes go by."""
-
-    def __init__(self, path: Path, pieces: Sequence[_Piece]) -> None:
-        self._path = path
-        self._left = list(reversed(pieces))
-        self._at = 0
-        self._hash = hashlib.sha256()
-
-    def take(self, part: bytes) -> None:
-        """Take the next bytes. Raises CheckpointError at the end of a tensor that is another."""
-        rest = memoryview(part)
-        while rest and self._left:
-            piece = self._left[-1]
-            own = rest[: piece.end - self._at]
-            self._hash.update(own)
-            self._at += len(own)
-            rest = rest[len(own) :]
-            while self._left and self._left[-1].end == self._at:  # tensors may be empty
-                self._compare(self._left.pop())
-
-    def _compare(self, piece: _Piece) -> None:
-        found, self._hash = f"sha256:{self._hash.hexdigest()}", hashlib.sha256()
-        if piece.digest and found != piece.digest:
-            where = f"{self._path}: {piece.name} is {found}, and {piece.digest} in {MANIFEST}"
-            raise CheckpointError(f"{where}: copy the checkpoint there again")
-
-
-class _Progress:
-    """Says on stderr how far the copy is, one line at a time: a pod's log is no terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._lock = total, 0, Lock()
-        self._began = self._said = time.monotonic()
-
-    def add(self, num_bytes: int) -> None:
-        """Count bytes that are copied."""
-        with self._lock:
-            self._done += num_bytes
-            now = time.monotonic()
-            if now - self._said < SAY_EVERY_S:
-                return
-            self._said = now
-            rate = self._done / (now - self._began)
-            left_s = (self._total - self._done) / rate
-        amount = f"{self._done / 1e9:,.1f} of {self._total / 1e9:,.1f} GB"
-        _say(f"copied {amount}, {rate / 1e9:.2f} GB/s, {left_s:,.0f} s left")
+def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
+    with written_whole(destination / STAGED) as file:
+        file.write(json.dumps(record).encode())
 
 
 def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
-def _say(sentence: str) -> None:
-    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
+    """Return the size of a file that staging may have written: a link is none."""
+    return path.stat().st_size if path.is_file() and not path.is_symlink() else None

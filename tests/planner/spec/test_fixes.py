@@ -30,6 +30,7 @@ NEEDS_KNOWLEDGE = {
     "S312": "what the weights are in",
     "S406": "where the weights are",
     "S417": "how fast the links are",
+    "S463": "which folder is on the nodes' own disks",
     "S514": "how many units are on",
     "S516": "where the nodes stand",
     "S530": "which nodes have which GPUs",

@@ -1,5 +1,6 @@
 """A checkpoint on a node's own disk: whole, compared, and copied once."""
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from runtime import checkpoint
 from runtime.__main__ import main
 from runtime.checkpoint import MANIFEST, make_manifest, read_shards, write_manifest
-from runtime.checkpoint.stage import STAGED, stage
+from runtime.checkpoint.stage import LOCK, STAGED, stage
 from runtime.errors import CheckpointError, RuntimeFailure
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
@@ -172,3 +173,208 @@ def test_the_command_copies(tmp_path, capsys):
 
     assert "there is no checkpoint folder" in capsys.readouterr().err
     assert len(read_shards(tmp_path / "copy")) == len(read_shards(checkpoint.resolve("bundled:demo")))
+
+
+@pytest.mark.parametrize("way", ["same", "link", "inside", "around"])
+def test_a_checkpoint_is_never_copied_over_itself(way, source, tmp_path):
+    """Nothing of it is removed, whichever name it goes by."""
+    (tmp_path / "link").symlink_to(source)
+    before = versions(source)
+    destination = {"same": source, "link": tmp_path / "link", "inside": source / "new" / "copy", "around": tmp_path}
+    with pytest.raises(RuntimeFailure, match=r"are the same folder, or one is in the other: name a folder elsewhere"):
+        stage(str(source), destination[way], 1)
+
+    assert versions(source) == before
+    assert not (source / "new").exists()
+
+
+def test_files_that_staging_did_not_copy_are_left_alone(source, tmp_path):
+    """A copy that was made by hand is refused; a folder of the file system's own is none."""
+    copy = shutil.copytree(source, tmp_path / "copy")
+    before = versions(copy)
+    with pytest.raises(RuntimeFailure, match=r"has files that staging did not copy, such as config.json: empty it, or"):
+        stage(str(source), copy, 1)
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+    stage(str(source), tmp_path / "disk", 1)
+
+    assert versions(copy) == before
+    assert len(read_shards(tmp_path / "disk")) == 3
+
+
+def test_nothing_of_the_old_checkpoint_stays_beside_the_new_one(source, tmp_path, monkeypatch):
+    """An old index names old files: ranks would load those. An interrupted removal goes on."""
+    stage(str(source), tmp_path / "copy", 2)
+    (tmp_path / "copy" / ".gone.safetensors.partial").write_text("of an interrupted copy")
+    record = json.loads((tmp_path / "copy" / STAGED).read_text())
+    record["files"] |= {"gone.safetensors": 1, "../precious": 1, "..": 1, "\0": 1, "\ud800": 1}
+    (tmp_path / "copy" / STAGED).write_text(json.dumps(record))
+    (tmp_path / "precious").write_text("")
+    new = write_checkpoint(tmp_path / "new", V3, num_shards=1)
+    real, removed = Path.unlink, []
+
+    def dies_at_the_second(self, *, missing_ok=False):
+        if self.suffix == ".safetensors":
+            removed.append(self)
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        real(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dies_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        stage(str(new), tmp_path / "copy", 2)
+    monkeypatch.undo()
+    stage(str(new), tmp_path / "copy", 2)
+
+    assert contents(tmp_path / "copy") == contents(new)
+    assert not list((tmp_path / "copy").glob(".*.partial"))
+    assert (tmp_path / "precious").exists()
+
+
+def test_what_staging_keeps_for_itself_is_not_copied(source, tmp_path):
+    """So a copy can be staged again, from one node's disk to another's."""
+    stage(str(source), tmp_path / "copy", 2)
+    (tmp_path / "copy" / ".config.json.partial").write_text("{")
+    stage(str(tmp_path / "copy"), tmp_path / "again", 2)
+    there = versions(tmp_path / "again")
+    stage(str(tmp_path / "copy"), tmp_path / "again", 2)
+
+    assert contents(tmp_path / "again") == contents(source)
+    assert versions(tmp_path / "again") == there
+    assert not (tmp_path / "again" / ".config.json.partial").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"[]", b"{}", b'{"files": [1]}', b"[" * 10**5, None])
+def test_a_record_that_staging_did_not_write_is_refused(content, source, tmp_path):
+    """Neither a traceback nor a wait for a FIFO, and nothing is removed."""
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "config.json").write_text("{}")
+    if content is None:
+        os.mkfifo(tmp_path / "copy" / STAGED)
+    else:
+        (tmp_path / "copy" / STAGED).write_bytes(content)
+    with pytest.raises(RuntimeFailure, match=rf"{STAGED} .*: empty {tmp_path / 'copy'}$"):
+        stage(str(source), tmp_path / "copy", 1)
+
+    assert (tmp_path / "copy" / "config.json").exists()
+
+
+def test_a_lock_that_staging_did_not_make_is_refused(source, tmp_path):
+    """A FIFO has nobody at its other end, and a link may lead to any file of the node."""
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    for name, make in {"fifo": os.mkfifo, "link": lambda path: path.symlink_to(precious)}.items():
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / LOCK)
+        with pytest.raises(RuntimeFailure, match=LOCK):
+            stage(str(source), tmp_path / name, 1)
+
+    assert precious.read_text() == "kept"
+
+
+def test_links_in_the_destination_are_replaced_not_followed(source, tmp_path):
+    """Neither for a file on its way, nor for one that has its name."""
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "precious").chmod(0o600)
+    stage(str(source), tmp_path / "copy", 1)
+    shutil.copy(tmp_path / "copy" / "config.json", tmp_path / "other")
+    (tmp_path / "copy" / "config.json").unlink()
+    (tmp_path / "copy" / "config.json").symlink_to(tmp_path / "other")
+    (tmp_path / "copy" / ".config.json.partial").symlink_to(tmp_path / "precious")
+    stage(str(source), tmp_path / "copy", 1)
+
+    assert not (tmp_path / "copy" / "config.json").is_symlink()
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert (tmp_path / "precious").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("tokenizer.json", lambda path: path.write_text("{} "), "grew while it was copied: it had 2 bytes"),
+        ("tokenizer.json", lambda path: path.write_text("{"), "became shorter while it was copied: it had 2 bytes"),
+        (
+            "model-00001-of-00003.safetensors",
+            lambda path: os.truncate(path, 5000),
+            "became shorter while it was copied",
+        ),
+        ("model-00001-of-00003.safetensors", lambda path: flip(path, 3), "its header's length is sha256"),
+        ("model-00001-of-00003.safetensors", lambda path: flip(path, 20), "its header is sha256"),
+    ],
+)
+def test_a_file_that_changes_after_it_was_looked_at_is_refused(name, change, words, source, tmp_path, monkeypatch):
+    """No log says that it was compared, and it gets no name."""
+    usage = shutil.disk_usage
+
+    def changes(path):  # asked for between the look and the copy
+        change(source / name)
+        return usage(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", changes)
+    with pytest.raises(CheckpointError, match=words):
+        stage(str(source), tmp_path / "copy", 1)
+
+    assert not (tmp_path / "copy" / name).exists()
+
+
+def test_a_shard_that_changes_between_two_looks_is_refused(source, tmp_path, monkeypatch):
+    """Its header was read, and then it is of another size: it is still on its way."""
+    shards = read_shards(source)
+    os.truncate(shards[0].path, 5000)
+    monkeypatch.setattr("runtime.checkpoint.stage.read_shards", lambda _: shards)
+    with pytest.raises(CheckpointError, match=r"changed from [\d,]+ bytes to 5,000 while it was read"):
+        stage(str(source), tmp_path / "copy", 1)
+
+
+def test_links_out_of_the_checkpoint_are_refused(source, tmp_path):
+    """They would make any file of the machine readable by all; those within it, and to the cache's blobs, are not."""
+    (tmp_path / "secret").write_text("x")
+    (source / "LICENSE").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=rf"LICENSE is a link to {tmp_path / 'secret'}, outside the checkpoint's"):
+        stage(str(source), tmp_path / "copy", 1)
+    (source / "LICENSE").unlink()
+    (source / "LICENSE").symlink_to("tokenizer.json")
+    stage(str(source), tmp_path / "copy", 1)
+
+    assert (tmp_path / "copy" / "LICENSE").read_text() == "{}"
+
+
+def test_a_checkpoint_in_hugging_faces_cache_is_copied(source, tmp_path):
+    """Every file of a snapshot is a link to a blob; a blob that is a link itself is refused as any other."""
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0a1b", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(source.iterdir())):
+        path.rename(blobs / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    stage(str(snapshot), tmp_path / "copy", 2)
+    expected = contents(snapshot)
+    (tmp_path / "secret").write_text("x")
+    (blobs / "secret").symlink_to(tmp_path / "secret")
+    (snapshot / "LICENSE").symlink_to("../../blobs/secret")
+    with pytest.raises(CheckpointError, match="outside the checkpoint's folder"):
+        stage(str(snapshot), tmp_path / "copy", 2)
+
+    assert contents(tmp_path / "copy") == expected
+
+
+def test_a_source_that_cannot_be_read_is_a_sentence(source, tmp_path, monkeypatch):
+    """A folder that may be entered and not listed, and a file that vanishes between two looks."""
+
+    def closed(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    with pytest.raises(CheckpointError, match=rf"cannot read {source}: Permission denied"):
+        stage(str(source), tmp_path / "copy", 1)
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "is_file", lambda self: not self.name.startswith("."))
+    (source / "vanished.json").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=r"cannot read .*vanished.json: No such file or directory"):
+        stage(str(source), tmp_path / "copy", 1)
+
+
+def flip(path, at):
+    """Change one bit of the byte at `at`."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)

@@ -1,0 +1,184 @@
+"""Copying a checkpoint's files, several at a time, and comparing them with the manifest as their bytes go by.
+
+A file is `.NAME.partial` until it is whole and on the disk. What the destination had under that name is never written
+to: it may be a link. Which files are copied, and when, is decided in `stage.py`.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+from runtime.checkpoint.folder import digest_of_bytes, open_file
+from runtime.checkpoint.manifest import MANIFEST, Manifest
+from runtime.checkpoint.tensors import Shard
+from runtime.errors import CheckpointError, RuntimeFailure
+
+__all__ = ["copy_files", "partial_name", "say", "written_whole"]
+
+PART_BYTES = 8 * 2**20
+SAY_EVERY_S = 10.0
+LENGTH_BYTES = 8  # of a safetensors header, before it
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A run of bytes of a file, and the digest that the manifest has of it."""
+
+    name: str
+    end: int
+    digest: str
+
+
+def copy_files(
+    folder: Path,
+    destination: Path,
+    sizes: Mapping[str, int],
+    shards: Mapping[str, Shard],
+    manifest: Manifest | None,
+    num_threads: int,
+) -> None:
+    """Copy the files in `sizes`, several at a time. Raises CheckpointError, RuntimeFailure and OSError."""
+    total = sum(sizes.values())
+    free = shutil.disk_usage(destination).free
+    if total > free:
+        raise RuntimeFailure(f"{destination} has {free:,} bytes free, and {total:,} are to be copied to it: make room")
+    if not sizes:
+        say(f"{destination} has the checkpoint already")
+        return
+    progress = _Progress(total)
+    threads = ThreadPoolExecutor(num_threads)
+    try:
+        copies = [
+            threads.submit(
+                _copy, folder / name, destination / name, size, _pieces(shards.get(name), manifest), progress
+            )
+            for name, size in sizes.items()
+        ]
+        for copy in copies:
+            copy.result()
+    finally:  # what has not begun is not waited for
+        threads.shutdown(cancel_futures=True)
+    checked = "compared with its manifest" if manifest else f"not compared: it has no {MANIFEST}"
+    say(f"copied {total / 1e9:,.1f} GB from {folder} to {destination}, {checked}")
+
+
+def partial_name(name: str) -> str:
+    """Return what a file is called until it is whole."""
+    return f".{name}.partial"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` once it is whole and on the disk. Raises OSError."""
+    partial = path.with_name(partial_name(path.name))
+    partial.unlink(missing_ok=True)
+    with partial.open("xb") as file:  # never what a link there points to
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), 0o644)  # ranks are another user
+    partial.replace(path)
+
+
+def say(sentence: str) -> None:
+    """Write a line to the pod's log."""
+    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
+
+
+def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
+    """Return all of a file, header and tensors as they follow each other; nothing to compare without a manifest."""
+    if shard is None or manifest is None:
+        return ()
+    expected = manifest.files[shard.path.name]
+    tensors = sorted(shard.tensors.items(), key=lambda named: (named[1].start, named[1].num_bytes))
+    data = shard.num_bytes - sum(tensor.num_bytes for tensor in shard.tensors.values())
+    length = (data - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+    return [
+        _Piece("its header's length", LENGTH_BYTES, digest_of_bytes(length)),
+        _Piece("its header", data, expected.header),
+        *(_Piece(name, tensor.start + tensor.num_bytes, expected.tensors[name]) for name, tensor in tensors),
+    ]
+
+
+def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], progress: "_Progress") -> None:
+    """Copy one file of `size` bytes. Raises CheckpointError, and OSError about `destination`."""
+    check = _Check(source, pieces)
+    with written_whole(destination) as file:
+        for part in _parts(source, size):
+            check.take(part)
+            file.write(part)
+            progress.add(len(part))
+
+
+def _parts(path: Path, size: int) -> Iterator[bytes]:
+    """Yield the `size` bytes of a file. Raises CheckpointError: what cannot be read, or has others, is the source."""
+    left = size
+    try:
+        with open_file(path) as file:
+            while part := file.read(min(PART_BYTES, left + 1)):  # one more, to see that it ends there
+                left -= len(part)
+                if left < 0:
+                    raise CheckpointError(f"{path} grew while it was copied: it had {size:,} bytes")
+                yield part
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    if left:
+        raise CheckpointError(f"{path} became shorter while it was copied: it had {size:,} bytes")
+
+
+class _Check:
+    """Compares the pieces of a file with their digests while its bytes go by."""
+
+    def __init__(self, path: Path, pieces: Sequence[_Piece]) -> None:
+        self._path = path
+        self._left = list(reversed(pieces))
+        self._at = 0
+        self._hash = hashlib.sha256()
+
+    def take(self, part: bytes) -> None:
+        """Take the next bytes. Raises CheckpointError at the end of a piece that is another."""
+        rest = memoryview(part)
+        while rest and self._left:
+            piece = self._left[-1]
+            own = rest[: piece.end - self._at]
+            self._hash.update(own)
+            self._at += len(own)
+            rest = rest[len(own) :]
+            while self._left and self._left[-1].end == self._at:  # tensors may be empty
+                self._compare(self._left.pop())
+
+    def _compare(self, piece: _Piece) -> None:
+        found, self._hash = f"sha256:{self._hash.hexdigest()}", hashlib.sha256()
+        if found != piece.digest:
+            where = f"{self._path}: {piece.name} is {found}, and {piece.digest} in {MANIFEST}"
+            raise CheckpointError(f"{where}: copy the checkpoint there again")
+
+
+class _Progress:
+    """Says on stderr how far the copy is, one line at a time: a pod's log is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._lock = total, 0, Lock()
+        self._began = self._said = time.monotonic()
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that are copied."""
+        with self._lock:
+            self._done += num_bytes
+            now = time.monotonic()
+            if now - self._said < SAY_EVERY_S:
+                return
+            self._said = now
+            rate = self._done / (now - self._began)
+            left_s = (self._total - self._done) / rate
+        amount = f"{self._done / 1e9:,.1f} of {self._total / 1e9:,.1f} GB"
+        say(f"copied {amount}, {rate / 1e9:.2f} GB/s, {left_s:,.0f} s left")
