@@ -29,6 +29,8 @@ from runtime.protocol.sockets import notice_a_vanished_peer
 __all__ = ["Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
+MAX_SHOWN = 63  # characters of a unit that is refused
+MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +147,8 @@ class Registry:
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
             writer.write(encode_frame(Rejected(refusal.to_the_rank)))
-            raise WireError(f"rank {hello.rank} of unit {hello.unit} is refused: {refusal.to_the_log}")
+            unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
+            raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
         return rank
@@ -200,6 +203,9 @@ def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal |
 
 def _what_is_wrong(hello: Hello) -> str | None:
     """What no rank may say of itself, whoever else is there."""
+    for field, name in (("unit", hello.unit), ("node", hello.node), ("for_node", hello.for_node or "")):
+        if len(name) > MAX_NAME or not name.isprintable():
+            return f"its {field} is no name of at most {MAX_NAME} characters that can be shown"
     if not 0 <= hello.rank < hello.num_ranks:
         return f"it counts {hello.num_ranks} ranks"
     if hello.phase != "decode":

@@ -1,7 +1,8 @@
 """Lines about connections that were closed, and no flood of them.
 
 Whoever can reach a port can open it a thousand times a second: a scanner, a probe of another protocol, a pod of another
-plan. Each connection ends with one line; beyond `MAX_LINES` in a minute they are only counted.
+plan. Each connection ends with one line; beyond `MAX_LINES` in a minute they are only counted. What the other side sent
+may be in a line: it is cut, and no character of it starts another line.
 """
 
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 __all__ = ["Complaints"]
 
 MAX_LINES = 100
+MAX_LINE = 500  # characters
 PERIOD_S = 60.0
 
 
@@ -30,4 +32,11 @@ class Complaints:
             self._began, self._num_lines = now, 0
         self._num_lines += 1
         if self._num_lines <= MAX_LINES:
-            self._say(sentence)
+            self._say(_one_line(sentence))
+
+
+def _one_line(sentence: str) -> str:
+    """`sentence`, no longer than `MAX_LINE`, with escapes for what terminals do not show."""
+    start = sentence[: MAX_LINE + 1]
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
+    return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 3]}..."

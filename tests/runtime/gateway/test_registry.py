@@ -138,6 +138,10 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
     [
         ({"kv_digest": "sha256:other"}, "its kv_digest is sha256:other, the gateway's is sha256:aaa"),
         ({"rank": 2, "num_ranks": 2}, "it counts 2 ranks"),
+        ({"unit": "x" * 1_000_000}, "its unit is no name of at most 253 characters that can be shown"),
+        ({"node": "n" * 254}, "its node is no name of at most 253 characters"),
+        ({"node": "a\nWARNING all is lost"}, "its node is no name"),
+        ({"for_node": "\x1b[31m"}, "its for_node is no name"),
         ({"phase": "decode", "kv_host": None}, "it is a decode rank and takes no KV"),
         ({"phase": "decode", "kv_port": 70000}, "it takes KV where nobody can send it: 70000 is not a port"),
         ({"phase": "decode", "kv_port": -1}, "it takes KV where nobody can send it: -1 is not a port"),
@@ -148,11 +152,13 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
 )
 def test_a_rank_that_does_not_fit_is_refused_with_a_reason(gateway, join, until, hello, reason):
     """The connection is closed, the log says why, and /readyz never shows the rank."""
-    rank = join(unit="stranger", **hello)
+    rank = join(**({"unit": "stranger"} | hello))
 
     until(rank.is_closed_by_gateway, "the gateway closes the connection")
     until(lambda: reason in gateway.log(), f"the log says {reason!r}")
     assert gateway.state_of("stranger") is None
+    assert max(map(len, gateway.log().splitlines())) < 1_000
+    assert "\nWARNING all is lost" not in gateway.log()
 
 
 @pytest.mark.parametrize(

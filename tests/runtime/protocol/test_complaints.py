@@ -1,6 +1,6 @@
 """Whoever opens a port again and again fills no log."""
 
-from runtime.protocol.complaints import MAX_LINES, PERIOD_S, Complaints
+from runtime.protocol.complaints import MAX_LINE, MAX_LINES, PERIOD_S, Complaints
 
 
 def test_a_flood_is_said_up_to_a_number_and_then_counted():
@@ -26,3 +26,18 @@ def test_what_is_rare_is_all_said():
         now[0] += 2 * PERIOD_S / MAX_LINES
 
     assert said == [str(number) for number in range(3 * MAX_LINES)]
+
+
+def test_a_line_stays_one_short_line():
+    """Megabytes that a stranger sent are cut, and its line ends and colours are escaped."""
+    said = []
+    complain = Complaints(said.append)
+    complain("x" * 10_000_000)
+    complain("\n" * MAX_LINE)
+    complain("a\r\nWARNING all is lost\x1b[31m\u2028\u00e9")
+    complain("y" * MAX_LINE)
+
+    assert said[0] == "x" * (MAX_LINE - 3) + "..."
+    assert (said[1][:4], len(said[1])) == ("\\n\\n", MAX_LINE)
+    assert said[2] == "a\\r\\nWARNING all is lost\\x1b[31m\\u2028\u00e9"
+    assert said[3] == "y" * MAX_LINE
