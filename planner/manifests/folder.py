@@ -65,13 +65,19 @@ def _list_of_last_run(folder: Path) -> str:
 
 
 def _files_in(text: str) -> set[str]:
-    """The names in a list of ours, its own included."""
+    """The names in a list of ours, its own included; what else somebody wrote there names no file of ours."""
     try:
-        resources = yaml.load(text, Loader=yaml.CSafeLoader).get("resources", [])
-    except (yaml.YAMLError, AttributeError):
-        resources = []
-    names = {name for name in resources if isinstance(name, str) and Path(name).name == name}
+        document = yaml.load(text, Loader=yaml.CBaseLoader)  # noqa: S506 - it makes text, lists and maps only
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError):
+        document = {}
+    resources = document.get("resources") if isinstance(document, dict) else None
+    names = set(filter(_is_plain, resources if isinstance(resources, list) else []))
     return names | {KUSTOMIZATION} if text else set()
+
+
+def _is_plain(name: object) -> bool:
+    """Whether it names a file in the folder itself."""
+    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name and "\0" not in name
 
 
 def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
@@ -87,7 +93,7 @@ def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> 
     changed = [KUSTOMIZATION] if of_list and of_list[1] != digest_of_text(rest) else []
     for name, digest in OF_FILE.findall(text):
         path = folder / name
-        if path.is_file():
+        if _is_plain(name) and path.is_file():
             found = path.read_text(encoding="utf-8", errors="replace")
             if found != files.get(name) and digest_of_text(found) != digest:
                 changed.append(name)

@@ -15,8 +15,10 @@ from typing import Any
 
 from planner.facts.names import PLAN_LABEL, UNIT_LABEL
 from planner.plan.deployable import Deployable
-from stacks.kube.manifest import Manifest
+from planner.problems.errors import InfeasibleError, Violation
+from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.quantities import Amounts, amounts
+from stacks.kube.shape import WORKLOADS, misfit
 from stacks.program.plan_objects import plan_objects
 
 __all__ = ["Named", "Needs", "PodSet", "limits_of", "needs_of", "requests_of", "summed"]
@@ -25,6 +27,8 @@ __all__ = ["Named", "Needs", "PodSet", "limits_of", "needs_of", "requests_of", "
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 # A label: github.com/kubernetes-sigs/kueue 003ea96 pkg/controller/constants/constants.go
 QUEUE = "kueue.x-k8s.io/queue-name"
+
+CORRECT = "correct what kubernetes.patches or the other fields of kubernetes write there"
 
 Template = dict[str, Any]  # of pods: their metadata and spec
 
@@ -95,10 +99,14 @@ class Needs:
 
 
 def needs_of(plan: Deployable) -> Needs:
-    """Read off what `plan` asks for. Raises InfeasibleError when it cannot be rendered."""
+    """Read off what `plan` asks for. Raises InfeasibleError when it cannot be rendered, or holds no pods.
+
+    A patch may write anything at any place, and `up` would hear of it from the server.
+    """
     rendered = plan_objects(plan)
     in_order = [*rendered.shared, *rendered.gateway, *(each for unit in rendered.units.values() for each in unit)]
     objects = tuple(each.manifest for each in in_order)
+    _require_readable(plan, objects)
     places = {unit.name: (unit.nodes, tuple(plan.unit_document(unit)["spares"])) for unit in plan.units}
     pod_sets = tuple(_pod_set(each, places) for each in objects if _template(each) is not None)
     namespace = plan.kubernetes.namespace
@@ -143,6 +151,38 @@ def _of_pod(spec: Template, of_container: Callable[[Template], Amounts]) -> Amou
         for name, amount in of_container(each.get("resources") or {}).items():
             total[name] = max(total.get(name, Decimal(0)), amount)
     return total
+
+
+def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
+    """Raises InfeasibleError with each object that no server would take, for what `doctor` reads of it."""
+    problems = [
+        Violation("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, CORRECT).at(plan.name)
+        for each in objects
+        if (wrong := _wrong_with(each))
+        for reason in [f"{Reference.of(each)} would be refused"]
+    ]
+    if problems:
+        raise InfeasibleError(problems)
+
+
+def _wrong_with(manifest: Manifest) -> str | None:
+    """What is wrong with the shape of an object, or with what its pods ask of Multus."""
+    if wrong := misfit(manifest, WORKLOADS.get("", {}), WORKLOADS.get(manifest["kind"], {})):
+        return wrong
+    metadata = (_template(manifest) or {}).get("metadata") or {}
+    annotation = (metadata.get("annotations") or {}).get(NETWORKS, "")
+    if not annotation.startswith("["):
+        return None
+    try:
+        wrong = misfit({NETWORKS: _listed_networks(annotation)}, {NETWORKS: [{"name": str, "namespace?": str}]})
+    except (ValueError, RecursionError):
+        wrong = f"{NETWORKS} must be a JSON list, and is {annotation[:60]!r}"
+    return wrong
+
+
+def _listed_networks(annotation: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(annotation)
+    return found
 
 
 def _pod_set(workload: Manifest, places: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> PodSet:
@@ -207,7 +247,7 @@ def _secrets(spec: Template) -> Iterator[str]:
 def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:
     """Read (namespace, name) from either form that Multus takes: `a, other/b@net1`, or a JSON list."""
     if annotation.startswith("["):
-        yield from ((each.get("namespace", namespace), each["name"]) for each in json.loads(annotation))
+        yield from ((each.get("namespace") or namespace, each["name"]) for each in _listed_networks(annotation))
         return
     for part in filter(None, map(str.strip, annotation.split(","))):
         within, _, name = part.partition("@")[0].rpartition("/")

@@ -1,4 +1,4 @@
-"""What a probe says: what kept it from running; nodes where no pod starts, that others do not reach, that are slow. Pure."""
+"""What a probe says: what kept it from running; where no pod starts, where none is reached, what is slow. Pure."""
 
 import statistics
 from collections.abc import Iterator, Mapping

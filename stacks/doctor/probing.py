@@ -25,6 +25,7 @@ from stacks.kube.drift import FIELD_MANAGER
 from stacks.kube.lifecycle import delete_exactly
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.pods import cannot_start, reasons
+from stacks.kube.shape import misfit
 from stacks.kube.waiting import Patience
 
 __all__ = ["Probe", "probe"]
@@ -33,6 +34,8 @@ LABEL = "tidemill.dev/probe"
 PORT = 29499  # below those of ranks: a node's own may be taken where pods share its network
 SECONDS = 3.0
 STARTED_TIMEOUT_S = 600.0  # for pulling images
+WORDS = {"missing": [int], "mb_per_s": list}  # those of `probe_pod.py`
+LARGEST_RATE = 1e9  # MB/s; assumed: no link carries a thousandth of it
 KEPT = ("hostNetwork", "dnsPolicy", "nodeSelector", "priorityClassName", "runtimeClassName", "securityContext")
 OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
 
@@ -177,12 +180,16 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
 
 def _still_running(found: Sequence[Manifest]) -> str | None:
     """What is waited for; pods that cannot start are waited for no longer than the others."""
-    running = [each for each in found if _last_words(each) is None and each["status"].get("phase") != "Failed"]
+    running = [each for each in found if _last_words(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
     stuck = len(running) - len(waiting)
-    if not waiting or (stuck and all(each["status"].get("phase") == "Running" for each in waiting)):
+    if not waiting or (stuck and all(_phase(each) == "Running" for each in waiting)):
         return None
     return f"{len(waiting)} of {len(found)} probes run"
+
+
+def _phase(pod: Manifest) -> str:
+    return str((pod.get("status") or {}).get("phase") or "Pending")
 
 
 def _last_words(pod: Manifest) -> str | None:
@@ -201,18 +208,36 @@ def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
     for name, node in names.items():
         pod = by_name.get(name)
         said = _last_words(pod) if pod else None
-        if pod is not None and said is None and pod["status"].get("phase") == "Running":
+        if pod is not None and said is None and _phase(pod) == "Running":
             continue  # it waits for those that cannot start, and is all right
         if not said:
             not_started[node] = _why_silent(pod)
             continue
-        answer = json.loads(said)
-        if answer["missing"]:
-            unreached[node] = tuple(nodes[peer] for peer in answer["missing"])
-        for peer, rate in enumerate(answer["mb_per_s"]):
-            if rate is not None:
-                rates[nodes[peer], node] = rate
+        answer = _answer(said, len(nodes))
+        if answer is None:
+            not_started[node] = (
+                f"its container ended with {said[:60]!r}; run python3 in the image by hand, and see what it says"
+            )
+            continue
+        missing, received = answer
+        if missing:
+            unreached[node] = tuple(nodes[peer] for peer in missing)
+        rates |= {(nodes[peer], node): rate for peer, rate in enumerate(received) if rate is not None}
     return Probe(tuple(nodes), not_started, unreached, rates)
+
+
+def _answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None]] | None:
+    """The peers that a probe misses, and what it received from each; None for words that no probe writes."""
+    try:
+        answer = json.loads(said)
+    except (ValueError, RecursionError):
+        return None
+    if misfit(answer, WORDS) is not None:
+        return None
+    missing, rates = answer["missing"], answer["mb_per_s"]
+    are_peers = all(0 <= peer < num_nodes for peer in missing) and len(rates) == num_nodes
+    are_rates = all(each is None or (type(each) in (int, float) and 0 <= each < LARGEST_RATE) for each in rates)
+    return (missing, rates) if are_peers and are_rates else None
 
 
 def _why_silent(pod: Manifest | None) -> str:

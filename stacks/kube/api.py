@@ -5,6 +5,7 @@ every kind of the cluster first and keeps them in a file that other programs sha
 """
 
 import threading
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -13,12 +14,13 @@ from stacks.kube.connection import CONNECT_TIMEOUT_S, Connection
 from stacks.kube.drift import FIELD_MANAGER
 from stacks.kube.errors import NotServedError, RefusedError
 from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.shape import GROUP, KINDS, REVIEW, STORED, Shape, list_shapes, misfit, object_shapes
 
 __all__ = ["DEFAULT_NAMESPACE", "Api", "connect"]
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 DEFAULT_NAMESPACE = "default"
-REVIEWS, REVIEW = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
+REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
 def connect(context: str | None) -> "Api":
@@ -46,7 +48,7 @@ class Api:
     def versions(self, group: str) -> list[str]:
         """Return the versions of an API group that the cluster serves, the preferred one first; none without it."""
         try:
-            found = self._object("GET", f"/apis/{group}", f"versions of {group}")
+            found = self._object("GET", f"/apis/{group}", f"versions of {group}", (GROUP,))
         except RefusedError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return []
@@ -64,14 +66,16 @@ class Api:
         attributes = {"verb": verb, "group": group, "resource": resource["name"]}
         if resource["namespaced"]:
             attributes["namespace"] = namespace
-        review = {"apiVersion": REVIEWS, "kind": REVIEW, "spec": {"resourceAttributes": attributes}}
+        review = {"apiVersion": REVIEWS, "kind": REVIEW_KIND, "spec": {"resourceAttributes": attributes}}
         path = f"{_root(REVIEWS)}/selfsubjectaccessreviews"
-        return bool(self._object("POST", path, "question about rights", body=review)["status"]["allowed"])
+        answer = self._object("POST", path, "question about rights", (REVIEW,), body=review)
+        return bool(answer["status"]["allowed"])
 
     def get(self, reference: Reference) -> Manifest | None:
         """The live object, or None."""
         try:
-            return self._object("GET", self._path(reference), str(reference))
+            shapes = (*object_shapes(reference.kind), STORED)
+            return _named(reference, self._object("GET", self._path(reference), str(reference), shapes))
         except RefusedError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
@@ -80,7 +84,8 @@ class Api:
     def list_all(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
         """All of a kind in `namespace` (or everywhere, when empty); selectors as `labelSelector="a=b"`."""
         path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=not namespace)
-        items = self._object("GET", path, f"list of {kind}s", query=list(selectors.items()))["items"] or []
+        query = list(selectors.items())
+        items = self._object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
@@ -95,7 +100,9 @@ class Api:
         if dry_run:
             query.append(("dryRun", "All"))
         path, subject = self._path(reference), str(reference)
-        return self._object("PATCH", path, subject, query=query, body=manifest, content_type=APPLY)
+        shapes = object_shapes(reference.kind) if dry_run else (*object_shapes(reference.kind), STORED)
+        answer = self._object("PATCH", path, subject, shapes, query=query, body=manifest, content_type=APPLY)
+        return _named(reference, answer)
 
     def delete(self, reference: Reference, uid: str) -> None:
         """Begin to delete in the foreground: it stays until what it owns is gone. Nothing to do when it is gone.
@@ -125,13 +132,13 @@ class Api:
             known = self._find(api_version, kind)
         if known is None:
             try:
-                listed = self._object("GET", _root(api_version), f"kinds of {api_version}")
+                listed = self._object("GET", _root(api_version), f"kinds of {api_version}", (KINDS,))
             except RefusedError as error:
                 if error.status == HTTPStatus.NOT_FOUND:
                     raise NotServedError(api_version, kind) from error
                 raise
             with self._lock:
-                self._kinds[api_version] = listed["resources"]
+                self._kinds[api_version] = listed["resources"] or []
                 known = self._find(api_version, kind)
         if known is None:
             raise NotServedError(api_version, kind)
@@ -141,10 +148,20 @@ class Api:
         listed = self._kinds.get(api_version, [])
         return next((each for each in listed if each["kind"] == kind and "/" not in each["name"]), None)
 
-    def _object(self, verb: str, path: str, subject: str, **more: Any) -> Manifest:
-        """The answer to a request that has an object or a list as its answer."""
+    def _object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
+        """The answer to a request that has an object or a list as its answer, checked for all that is read of it.
+
+        Raises UnreachableError for what does not fit: whoever answers so is no API server.
+        """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
+        if wrong := misfit(answer, *shapes):
+            raise self._connection.no_api_server(f"{subject}: {wrong}")
         return answer
+
+
+def _named(reference: Reference, answer: Manifest) -> Manifest:
+    """An object with what the request has asked for, however little the answer says of it."""
+    return answer | {"apiVersion": reference.api_version, "kind": reference.kind}
 
 
 def _root(api_version: str) -> str:

@@ -108,16 +108,21 @@ class Connection:
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             raise RefusedError(subject, response.status, answer)
         if not isinstance(answer, dict):
-            sentence = f"{self.address} answers, but not as an API server does; correct the kubeconfig's server"
-            raise UnreachableError(sentence)
+            raise self.no_api_server(f"its answer to {verb} {path} is no JSON object")
         return answer
+
+    def no_api_server(self, why: str) -> UnreachableError:
+        """The error for an answer that no API server gives."""
+        return UnreachableError(
+            f"{self.address} answers, but not as an API server does ({why}); correct the kubeconfig's server"
+        )
 
 
 def _document(body: bytes) -> Any:
-    """JSON, or the text that stands there instead."""
+    """JSON, or the text that stands there instead: also where it is nested deeper than anybody reads."""
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode(errors="replace")
 
 

@@ -58,6 +58,8 @@ FIELD = re.compile(r"([A-Za-z][\w.\[\]]*): (?:Invalid value|Forbidden)")
 
 OTHER_UID = re.compile(r"UID in precondition|uid mismatch|metadata\.uid: Invalid value")
 
+LONGEST_MESSAGE = 500  # characters of what a server says; assumed: whole pages come from proxies, not from servers
+
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 UNDECIDED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)  # who says this gave up before the work was done
@@ -132,7 +134,7 @@ class RefusedError(ProviderError):
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer
-        self.server_message = str(document.get("message") or answer or HTTPStatus(status).phrase).strip()
+        self.server_message = _cut(str(document.get("message") or answer or _phrase(status)).strip())
         self.sentence = _explained(status, self.server_message)
         super().__init__(f"{subject}: {self.sentence}")
 
@@ -170,9 +172,19 @@ class RefusedError(ProviderError):
     @property
     def fields(self) -> list[str]:
         """The fields that it names: `spec.selector`. A webhook names them in its text only."""
-        details = (self.answer.get("details") or {}) if isinstance(self.answer, dict) else {}
-        named = [each["field"] for each in details.get("causes") or [] if each.get("field")]
-        return named or FIELD.findall(self.server_message)
+        details = self.answer.get("details") if isinstance(self.answer, dict) else None
+        causes = details.get("causes") if isinstance(details, dict) else None
+        fields = [each.get("field") for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
+        return [each for each in fields if each and isinstance(each, str)] or FIELD.findall(self.server_message)
+
+
+def _phrase(status: int) -> str:
+    """What a status says of itself; no more than its number where HTTP knows none such."""
+    return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"status {status}"
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
 
 
 def _explained(status: int, message: str) -> str:

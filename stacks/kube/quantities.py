@@ -5,20 +5,32 @@ Reading them is the Kubernetes client's, which knows every suffix; it gives no t
 
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-__all__ = ["Amounts", "amount_text", "amounts"]
+from stacks.kube.errors import ProviderError
+
+__all__ = ["Amounts", "amount_text", "amounts", "is_quantity"]
 
 Amounts = Mapping[str, Decimal]  # resource -> how much of it
 
+LARGEST, FINEST = Decimal(2**63), Decimal("1e-9")  # kubernetes 1.36 apimachinery/pkg/api/resource/quantity.go
 BINARY = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 
 
 def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
-    """Read `{"cpu": "500m", "nvidia.com/gpu": "8"}`; nothing is an empty mapping."""
-    return {name: Decimal(parse_quantity(value)) for name, value in (quantities or {}).items()}  # type: ignore[no-untyped-call]
+    """Read `{"cpu": "500m", "nvidia.com/gpu": "8"}`; nothing is an empty mapping.
+
+    Raises ProviderError for what is no quantity.
+    """
+    return {name: _amount(name, value) for name, value in (quantities or {}).items()}
+
+
+def is_quantity(value: Any) -> bool:
+    """Whether Kubernetes would take it for an amount: finite, no larger than 2^63, and no finer than a billionth."""
+    return _read(value) is not None
 
 
 def amount_text(amount: Decimal) -> str:
@@ -27,3 +39,25 @@ def amount_text(amount: Decimal) -> str:
         if amount and amount % size == 0:
             return f"{amount // size}{suffix}"
     return f"{amount.normalize():f}"
+
+
+def _amount(name: str, value: Any) -> Decimal:
+    amount = _read(value)
+    if amount is None:
+        raise ProviderError(f"{name} is {str(value)[:60]!r}, which is no quantity; write it as 500m, 8 or 2Gi")
+    return amount
+
+
+def _read(value: Any) -> Decimal | None:
+    is_number = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    return _parsed(value) if is_number else None
+
+
+@lru_cache(maxsize=4096)  # a large cluster's pods ask for few different amounts
+def _parsed(value: str | float) -> Decimal | None:
+    try:
+        amount = Decimal(parse_quantity(value))  # type: ignore[no-untyped-call]
+        is_in_range = amount.is_finite() and (not amount or FINEST <= abs(amount) <= LARGEST)
+    except (ValueError, ArithmeticError):
+        return None
+    return amount if is_in_range else None

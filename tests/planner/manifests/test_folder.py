@@ -120,3 +120,39 @@ def test_nothing_is_written_through_a_link(name, files, folder, tmp_path):
 
     assert elsewhere.read_text() == "precious"
     assert text_of(folder) == dict(files)
+
+
+HOSTILE = [
+    "resources: 5\n",
+    'resources: ["a\\0b"]\n',
+    "x: 2020-13-45\nresources: []\n",
+    "resources: [2020-99-99]\n",
+    "resources: " + "[" * 20_000 + "\n",
+    'resources: ["", ".", ".."]\n',
+    "- 1\n",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_list_that_names_no_files_is_replaced(text, files, tmp_path):
+    """Its first line says that the folder is ours; what follows may be anything."""
+    (tmp_path / "kustomization.yaml").write_text(f"{writer.MARK}\n{text}")
+
+    write_folder(tmp_path, files)
+
+    assert text_of(tmp_path) == dict(files)
+
+
+def test_a_list_reaches_no_file_outside_its_folder(files, tmp_path):
+    """Whether somebody changed that is not ours to say."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    outside = tmp_path / "precious"
+    outside.write_text("mine")
+    entry = f'  - "../precious"  # sha256:{"0" * 64}'
+    (folder / "kustomization.yaml").write_text(f"{writer.MARK}\nresources:\n{entry}\n")
+
+    write_folder(folder, files)
+
+    assert outside.read_text() == "mine"
+    assert text_of(folder) == dict(files)

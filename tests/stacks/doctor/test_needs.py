@@ -1,10 +1,16 @@
 """What a plan asks of a cluster, read off its objects."""
 
+import json
 from decimal import Decimal
 
 import pytest
+import yaml
 
+from planner.compiler import compile_plan
+from planner.problems.errors import InfeasibleError
+from planner.spec.check import check_spec
 from stacks.doctor.needs import limits_of, needs_of, requests_of
+from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.doctor.clusters import demo_needs
 
 
@@ -12,6 +18,17 @@ from tests.stacks.doctor.clusters import demo_needs
 def needs():
     """The demo's."""
     return demo_needs()
+
+
+def patched_needs(patch, folder):
+    """The demo's, with a patch of its Deployment."""
+    document = yaml.safe_load(DEMO_SPEC.read_text())
+    for section, key in (("model", "config"), ("expert_load", "file")):
+        document[section][key] = str((DEMO_SPEC.parent / document[section][key]).resolve())
+    document.setdefault("kubernetes", {})["patches"] = [{"kind": "Deployment", "patch": patch}]
+    spec = folder / "spec.json"
+    spec.write_text(json.dumps(document))
+    return needs_of(compile_plan(check_spec(spec)).deployable)
 
 
 def test_each_workload_is_a_set_of_pods_on_its_nodes(needs):
@@ -117,3 +134,38 @@ def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
 
     with pytest.raises(InfeasibleError):
         needs_of(refused)
+
+
+def template(**spec):
+    return {"spec": {"template": {"spec": spec}}}
+
+
+def networks(value):
+    return {"spec": {"template": {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": value}}}}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "wrong"),
+    [
+        (template(containers="abc"), "containers must be a list, and is 'abc'"),
+        (template(containers=[5]), "must be a map, and is 5"),
+        (template(containers=[{"name": "gateway", "env": [5]}]), "must be a map, and is 5"),
+        (
+            template(containers=[{"name": "gateway", "resources": {"requests": {"cpu": "abc"}}}]),
+            "resources.requests.cpu must be a quantity, and is 'abc'",
+        ),
+        (template(nodeSelector="x"), "nodeSelector must be a map, and is 'x'"),
+        ({"spec": {"template": "abc"}}, "spec.template must be a map, and is 'abc'"),
+        (networks("[bad"), "k8s.v1.cni.cncf.io/networks must be a JSON list, and is '[bad'"),
+        (networks("[1]"), "must be a map, and is 1"),
+    ],
+)
+def test_a_patch_that_no_server_takes_is_a_problem(patch, wrong, tmp_path):
+    """With the object and the place, instead of a traceback."""
+    with pytest.raises(InfeasibleError) as caught:
+        patched_needs(patch, tmp_path)
+
+    (problem,) = caught.value.problems
+    assert problem.rule.startswith("R202 ")
+    assert problem.rule.endswith(wrong)
+    assert problem.reason == "Deployment tidemill/demo-gateway would be refused"

@@ -145,3 +145,28 @@ def test_a_slow_node_is_a_note():
 
     assert found(Probe(NODES, {}, {}, rates)) == []
     assert found(Probe(NODES, {}, {}, slow)) == [("slow", "Node node-3", False)]
+
+
+ODD_WORDS = [
+    "Traceback x",
+    "[]",
+    "{}",
+    '{"missing": [99], "mb_per_s": [null, 1]}',
+    '{"missing": [], "mb_per_s": [1, 1, 1, 1, 1]}',
+    '{"missing": "ab", "mb_per_s": [null, 1]}',
+    '{"missing": [], "mb_per_s": ["x", null]}',
+    '{"missing": [], "mb_per_s": [NaN, 1e400]}',
+    "[" * 5000,
+]
+
+
+@pytest.mark.parametrize("words", ODD_WORDS)
+def test_words_that_no_probe_writes_are_a_finding(words):
+    """An image's entrypoint may write anything; what others measured stands."""
+    odd = pod(0, said=["x"])
+    odd["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = words
+
+    probe = _read(NAMES, [odd, pod(1, said={"missing": [], "mb_per_s": [90.0, None]})])
+
+    assert found(probe) == [("image", "Node node-0", True)]
+    assert probe.mb_per_s == {("node-0", "node-1"): 90.0}
