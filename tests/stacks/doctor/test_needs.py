@@ -148,8 +148,6 @@ def networks(value):
     ("patch", "wrong"),
     [
         (template(containers="abc"), "containers must be a list, and is 'abc'"),
-        (template(containers=[5]), "must be a map, and is 5"),
-        (template(containers=[{"name": "gateway", "env": [5]}]), "must be a map, and is 5"),
         (
             template(containers=[{"name": "gateway", "resources": {"requests": {"cpu": "abc"}}}]),
             "resources.requests.cpu must be a quantity, and is 'abc'",

@@ -86,7 +86,7 @@ def test_units_may_be_stateful_sets(plan):
 def test_a_node_that_is_down_is_named_first(server, plan):
     """Whatever its pods still claim."""
     fake, api = server
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}, "spec": {}}
     fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
 
     assert states(look_at(plan, api))["demo-decode-0"] == ("failed", "node node-2 is not ready")
@@ -96,7 +96,7 @@ def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys
     """Ready there, while the planned node is down; in words and in JSON."""
     fake, api = server
     spared = with_spare(plan, "demo-decode-0", "node-7")
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}, "spec": {}}
     fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
     for number, name in enumerate(("node-1", "node-7")):
         labels = {"leaderworkerset.sigs.k8s.io/name": "demo-decode-0"}

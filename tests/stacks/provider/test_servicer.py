@@ -67,7 +67,7 @@ def delete(servicer, manifest):
 
 def group(unit):
     metadata = {"name": unit, "namespace": "demo", "labels": LABELS}
-    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": metadata}
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": metadata, "spec": {}}
 
 
 def listed(*units):
