@@ -100,8 +100,11 @@ def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys
     fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
     for number, name in enumerate(("node-1", "node-7")):
         labels = {"leaderworkerset.sigs.k8s.io/name": "demo-decode-0"}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}", "labels": labels}}
-        fake.store(f"{NAMESPACE}/pods/pod-{number}", pod | {"spec": {"nodeName": name}})
+        metadata = {"name": f"pod-{number}", "namespace": "tidemill", "labels": labels}
+        spec = {"nodeName": name, "containers": [{"name": "runtime"}]}
+        fake.store(
+            f"{NAMESPACE}/pods/pod-{number}", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        )
     monkeypatch.setattr(status, "connect", lambda context: api)
     monkeypatch.setattr(cli, "deployable_from", lambda given: spared)
 
