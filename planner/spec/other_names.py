@@ -11,7 +11,10 @@ python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.facts.quantities import as_we_spell
 from planner.facts.terms import PHASES
+from planner.spec.meant import fraction, thousandths
+from planner.spec.schema import MAX_ATTENTION_TP
 
 __all__ = [
     "KUBERNETES_KEYS",
@@ -21,6 +24,7 @@ __all__ = [
     "qualifiers_of",
     "said_by_flag",
     "said_by_object",
+    "said_by_resources",
     "unwrapped",
     "value_as_we_say",
     "what_instead_of",
@@ -29,6 +33,7 @@ __all__ = [
 ]
 
 TENSOR_FLAGS = ("tensor_parallel_size", "tp_size", "tp")
+QUANTITIES = ("requests", "limits")  # of a container, in Kubernetes
 DATA_FLAGS = ("data_parallel_size", "dp_size", "dp")
 KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
 
@@ -60,6 +65,9 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
         said = {} if has_ep_size else {"ep_size": tensor}
         said |= {"attention_tp": attention_tp} if attention_tp > 1 and "attention_tp" not in flags else {}
         return said, f"attention_tp is {key} / dp_size, {attention_tp} beside data-parallel attention"
+    if _plain(key) in TENSOR_FLAGS and tensor is not None and tensor > MAX_ATTENTION_TP:
+        reason = f"it counts the GPUs of a unit, as ep_size does, and no attention is shared by {tensor} of them"
+        return {} if has_ep_size else {"ep_size": tensor}, reason
     if _plain(key) in DATA_FLAGS and data is not None and not has_ep_size and not (is_inside and tensor):
         return {"ep_size": data * (tensor or 1)}, "experts are spread over all GPUs of a unit, which ep_size counts"
     return None
@@ -76,6 +84,23 @@ def unwrapped(value: Any) -> Any:
         return f"{value['key']}{'=' if value.get('value') else ''}{value.get('value') or ''}:{value['effect']}"
     keys = ("name",) if value.keys() == {"name"} else ("path", "claimName")
     return next((value[key] for key in keys if isinstance(value.get(key), str)), value)
+
+
+def said_by_resources(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Kubernetes' `requests` and `limits` say of a unit's pods: CPUs and memory, where they have both.
+
+    CPUs are requested here and memory is limited, so of two values these count. GPUs follow from the plan.
+    """
+    written_of: list[dict[str, Any]] = [
+        each if isinstance(each := section.get(key), dict) else {} for key in QUANTITIES
+    ]
+    requests, limits = written_of
+    cpus, memory = (limits | requests).get("cpu"), (requests | limits).get("memory")
+    written = fraction(str(cpus)) if thousandths(cpus) is None else thousandths(cpus)
+    spelled = as_we_spell("bytes", memory)
+    if written is None or spelled is None:
+        return {}
+    return {"cpus": int(written) if written == int(written) else written, "memory": spelled}
 
 
 def qualifiers_of(key: str) -> frozenset[str]:

@@ -17,12 +17,14 @@ from planner.spec.instead import as_yaml
 from planner.spec.meant import time_of_day
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
+    QUANTITIES,
     as_we_say,
     is_not_planned_yet,
     of_the_server,
     qualifiers_of,
     said_by_flag,
     said_by_object,
+    said_by_resources,
     unwrapped,
     value_as_we_say,
     what_instead_of,
@@ -86,6 +88,9 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     if ours in free:
         path = path_of((*parents, ours))
         return {path: _in_our_form(path, detail["input"])}
+    if path.startswith("kubernetes.resources.") and key in QUANTITIES and "unit" in free:
+        said = said_by_resources(given)
+        return {"kubernetes.resources.unit": said} if said else {}
     folder = unwrapped(detail["input"])
     if path == "kubernetes.hostPath" and "volumes" in free and isinstance(folder, str):
         return {"kubernetes.volumes": [{"host_path": folder, "mount_path": folder}]}

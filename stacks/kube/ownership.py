@@ -28,7 +28,7 @@ def require_takeable(live: Manifest, manifest: Manifest) -> None:
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
     """Whether `live` is what was made from one of `manifests`, whoever has edited it since."""
     plan = plan_of(live)
-    return bool(owned_fields(live)) if plan is None else plan in set(map(plan_of, manifests))
+    return plan in set(map(plan_of, manifests)) or (plan is None and bool(owned_fields(live)))
 
 
 def require_still_ours(live: Manifest, *manifests: Manifest) -> None:

@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from kubernetes import client, config
+from kubernetes.client.exceptions import ConflictException
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
@@ -48,6 +49,7 @@ def spec(cluster, core, tmp_path_factory):
     change(path, lambda document: document["kubernetes"].update(create_namespace=False))
     yield path
     core.delete_namespace(NAMESPACE)
+    wait_until(lambda: NAMESPACE not in {each.metadata.name for each in core.list_namespace().items}, GONE_TIMEOUT_S)
 
 
 def change(path, edit):
@@ -323,7 +325,8 @@ def test_a_user_without_rights_hears_which(control_plane, needs):
 def test_rights_in_a_namespace_are_enough_there(control_plane, needs):
     """With a Role for the plan's kinds, and the namespace made by somebody else, no finding blocks."""
     core, rbac = client.CoreV1Api(control_plane.api), client.RbacAuthorizationV1Api(control_plane.api)
-    core.create_namespace({"metadata": {"name": "tidemill"}})
+    with suppress(ConflictException):  # other tests plan for that namespace too
+        core.create_namespace({"metadata": {"name": "tidemill"}})
     rules = [
         {"apiGroups": ["", "apps", "leaderworkerset.x-k8s.io"], "resources": ["*"], "verbs": [*VERBS, "list"]},
     ]
@@ -337,7 +340,8 @@ def test_rights_in_a_namespace_are_enough_there(control_plane, needs):
     try:
         found = findings(guest, read_facts(api_of(control_plane, "adam"), guest))
     finally:
-        core.delete_namespace("tidemill")
+        rbac.delete_namespaced_role_binding("adam", "tidemill")
+        rbac.delete_namespaced_role("deployer", "tidemill")
 
     assert [each for each in found if each.blocks] == []
     assert {each.object for each in found} == {"nodes", "pods", "storage classes"}

@@ -193,31 +193,19 @@ def test_an_object_of_nobody_s_plan_is_refused_too(server):
     assert verbs(fake) == []
 
 
-def test_of_manifests_without_a_plan_only_a_field_of_ours_is_proof(server):
-    """No plan on either side is no plan in common."""
-    fake, api = server
-    stored = fake.store(MAP_PATH, config_map(None, a="1"), manager="someone")
-
-    lifecycle.delete(api, config_map(None, a="1"), patience())
-    assert fake.objects == {MAP_PATH: stored}
-
-    fake.store(MAP_PATH, config_map(None, a="1"))
-    lifecycle.delete(api, config_map(None, a="1"), patience())
-    assert fake.objects == {}
-
-
-def test_an_object_of_the_state_stays_ours_whoever_has_edited_it(server):
+@pytest.mark.parametrize("plan", ["demo", None])
+def test_an_object_of_the_state_stays_ours_whoever_has_edited_it(server, plan):
     """Another program may own every field; a lost state takes up nothing in which we own none."""
     fake, api = server
-    fake.store(MAP_PATH, config_map(a="9"), manager="kubectl-edit")
+    fake.store(MAP_PATH, config_map(plan, a="9"), manager="kubectl-edit")
 
     with pytest.raises(ForeignError, match="its fields are managed by: kubectl-edit"):
-        lifecycle.create(api, config_map(a="1"), patience())
-    assert lifecycle.read(api, config_map(a="1")) is not None
-    lifecycle.update(api, config_map(a="1"), config_map(a="1"), patience())
+        lifecycle.create(api, config_map(plan, a="1"), patience())
+    assert lifecycle.read(api, config_map(plan, a="1")) is not None
+    lifecycle.update(api, config_map(plan, a="1"), config_map(plan, a="1"), patience())
     assert fake.objects[MAP_PATH]["data"] == {"a": "1"}
-    fake.store(MAP_PATH, config_map(a="9"), manager="kubectl-edit")
-    lifecycle.delete(api, config_map(a="1"), patience())
+    fake.store(MAP_PATH, config_map(plan, a="9"), manager="kubectl-edit")
+    lifecycle.delete(api, config_map(plan, a="1"), patience())
 
     assert fake.objects == {}
 
