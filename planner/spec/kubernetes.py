@@ -204,7 +204,7 @@ class KubernetesSpec(Section):
         examples=["10min"],
     )
     drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
-        default="60s",
+        default="30s",
         validate_default=True,
         description="Time that a unit which is told to end gets for the answers that it has begun; an idle one ends at "
         "once.",

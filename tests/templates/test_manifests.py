@@ -238,7 +238,7 @@ def test_pods_are_told_the_runtimes_command_line(applied):
         "--address=$(POD_IP)",
         "--leader=$(LWS_LEADER_ADDRESS)",
         "--gateway=demo-registry",
-        "--drain=60",
+        "--drain=30",
     ]
     assert {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]} == {
         "NODE_NAME": "spec.nodeName",
