@@ -32,6 +32,7 @@ from planner.plan.given import read_given
 from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
+from planner.problems.calls import Parser
 from planner.problems.errors import (
     CallError,
     InfeasibleError,
@@ -41,7 +42,6 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
-from planner.problems.fix import close_to
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
@@ -63,29 +63,6 @@ EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
 )
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises CallError, so that a wrong call is reported like any other mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing and leaving."""
-        self._refuse(message, f"see {self.prog} --help")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse what is unknown where it was written: the command knows its options, the top parser only commands."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            options = [each for action in self._actions for each in action.option_strings]
-            meant = close_to(unknown[0].partition("=")[0], options, cutoff=0.7)
-            self._refuse(
-                f"{' '.join(unknown)} is not known",
-                f"did you mean {meant}?" if meant else f"see {self.prog} --help",
-            )
-        return found, unknown
-
-    def _refuse(self, reason: str, fix: str) -> NoReturn:
-        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at(self.prog)])
 
 
 class _SayVersion(argparse.Action):
