@@ -9,6 +9,7 @@ This file prints and decides nothing. It alone looks at a clock, to say how long
 """
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -276,6 +277,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
     spec = _read_spec(arguments.spec)
+    if arguments.output:
+        _require_writable(arguments.output)
     with announce_compiling():
         plan = compile_plan(spec, previous)
     if arguments.output:
@@ -299,6 +302,8 @@ def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:
 
 def _experts(arguments: argparse.Namespace) -> None:
     job = check_call(call_from(arguments))
+    if arguments.output:
+        _require_writable(arguments.output)
     with announce_compiling():
         prepare(  # compiling, and loading what is compiled, is not computing
             with_previous=job.previous is not None,
@@ -340,12 +345,25 @@ def _render(arguments: argparse.Namespace) -> None:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
 
 
+def _require_writable(path: Path) -> None:
+    """Raise OutputError where `path` surely cannot be written, before anybody waits for what would stand in it."""
+    if path.is_dir():
+        raise _unwritable(path, os.strerror(errno.EISDIR))
+    if not path.parent.is_dir():
+        raise _unwritable(path, os.strerror(errno.ENOTDIR if path.parent.exists() else errno.ENOENT))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, os.strerror(errno.EACCES))
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        violation = Violation("", None, "S904 must be a writable file", error.strerror or str(error), "choose another")
-        raise OutputError([violation.at(str(path))]) from None
+        raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def _unwritable(path: Path, reason: str) -> OutputError:
+    return OutputError([Violation("", None, "S904 must be a writable file", reason, "choose another").at(str(path))])
 
 
 def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
