@@ -8,9 +8,9 @@ since the engines' own parsers take them.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from planner.engines import sglang
+from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens
 from planner.facts.engines import ENGINES
-from planner.facts.terms import EngineName
+from planner.facts.terms import EngineName, Phase
 from planner.problems.errors import Violation
 from planner.problems.fix import Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
@@ -91,17 +91,26 @@ def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
             yield Violation(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
 
 
-def _dispatched_tokens(spec: ResolvedSpec) -> Found:
+def _shared_tokens(spec: ResolvedSpec) -> Found:
+    """A group's GPUs share its tokens."""
     for phase in spec.phases:
-        section, most = spec.phase(phase), sglang.MAX_DISPATCHED_TOKENS
-        sends_single_tokens = phase == "decode" or (phase == "mixed" and spec.written.engine_name == "sglang")
-        is_dispatched = sends_single_tokens and section.ep_size > section.attention_tp
-        if is_dispatched and sglang.dispatched_tokens(section) > most:
-            rule = f"S746 must be at most {most * section.attention_tp:,} to run on {spec.written.engine_name}"
-            reason = f"DeepEP's low-latency kernels take {most:,} tokens of a GPU"
-            yield Violation(
-                f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most * section.attention_tp)
-            )
+        section = spec.phase(phase)
+        if phase != "prefill" and dispatched_tokens(section) > MAX_DISPATCHED_TOKENS:
+            yield from _too_many_tokens(spec, phase, MAX_DISPATCHED_TOKENS * section.attention_tp)
+
+
+def _tokens_of_groups(spec: ResolvedSpec) -> Found:
+    """Each GPU keeps room for all tokens of its group."""
+    if "decode" in spec.phases and spec.phase("decode").max_requests > MAX_DISPATCHED_TOKENS:
+        yield from _too_many_tokens(spec, "decode", MAX_DISPATCHED_TOKENS)
+
+
+def _too_many_tokens(spec: ResolvedSpec, phase: Phase, most: int) -> Found:
+    section = spec.phase(phase)
+    if section.ep_size > section.attention_tp:
+        rule = f"S746 must be at most {most:,} to run on {spec.written.engine_name}"
+        reason = f"DeepEP's low-latency kernels take {MAX_DISPATCHED_TOKENS:,} tokens of a GPU"
+        yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
 
 
 def _five_stages(spec: ResolvedSpec) -> Found:
@@ -157,7 +166,7 @@ LIMITS = (
     Limit("sglang", _SGLANG, _LWS, _covered_racks),
     Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
-    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _dispatched_tokens),
+    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _shared_tokens),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
@@ -172,7 +181,12 @@ LIMITS = (
     Limit("vllm", _VLLM, "vllm 0.33.0 config/vllm.py, backends of use_ubatching", _overlap_of_one_group),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/vllm.py, backends of use_ubatching", _overlap_of_mixed),
     Limit("vllm", _VLLM, "vllm 0.33.0 v1/worker/ubatching.py", _five_stages),
-    Limit("vllm", _VLLM, f"{_DISPATCHER}: DeepEP's own limit", _dispatched_tokens),
+    Limit(
+        "vllm",
+        _VLLM,
+        f"{_DISPATCHER}: DeepEP's own limit; vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py",
+        _tokens_of_groups,
+    ),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
 )
