@@ -98,5 +98,6 @@ def _without_names(patch: Mapping[str, Any]) -> dict[str, Any]:
     """`patch` without what says which object it is about."""
     rest = {key: value for key, value in patch.items() if key not in ("apiVersion", "kind", "metadata")}
     metadata = patch.get("metadata")
-    kept = {key: value for key, value in metadata.items() if key not in ("name", "namespace")} if metadata else {}
+    marks = metadata if isinstance(metadata, dict) else {}
+    kept = {key: value for key, value in marks.items() if key not in ("name", "namespace")}
     return {"metadata": kept, **rest} if kept else rest

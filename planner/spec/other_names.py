@@ -137,7 +137,7 @@ def as_we_say(key: str) -> str | None:
 def said_better(key: str, beside: Iterable[str]) -> str | None:
     """Return the key beside `key` that means the same field and says it better: vLLM's quantization, beside dtype."""
     ours, names = as_we_say(key), list(OTHER_NAMES)
-    rivals = [each for each in beside if ours and as_we_say(each) == ours]
+    rivals = [each for each in beside if as_we_say(each) == ours] if ours else []
     best = max(rivals, key=lambda each: names.index(_plain(each)), default=key)
     return None if best == key else best
 
