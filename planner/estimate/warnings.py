@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_of
+from planner.estimate.loosened import loosened_by
 from planner.facts.terms import Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
@@ -42,6 +43,7 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
         _image_for_cpus(spec.written),
+        loosened_by(spec.written.kubernetes.patches),
     )
     return tuple(map(spec.problem, found))
 
