@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
+from planner.estimate.loosened import loosened_by
+from planner.estimate.unknown_fields import unknown_fields_of
 from planner.facts.terms import Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
@@ -41,6 +43,8 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
         _image_for_cpus(spec.written),
+        loosened_by(spec.written.kubernetes.patches),
+        unknown_fields_of(spec.written.kubernetes.patches),
     )
     return tuple(map(spec.problem, found))
 
