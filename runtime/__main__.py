@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from runtime.checkpoint import MANIFEST
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
@@ -33,6 +33,18 @@ TRACE_FOLDER = (
 
 class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError, so that a wrong call is one sentence, as everywhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown words by the command they were given to, with the options that they begin."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            begun = [each for each in self._option_string_actions if each.startswith(unknown[0].partition("=")[0])]
+            meant = f"; did you mean {' or '.join(begun)}?" if begun else ""
+            self.error(f"{' '.join(unknown)} is not known{meant}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"was called wrongly; {message}; see {self.prog} --help [S900]")

@@ -13,10 +13,11 @@ from typing import Literal
 
 from planner.cluster.taints import kept_away_by
 from planner.facts import names
+from planner.spec.check import ResolvedSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.schema import ClusterSpec, NodeSpec
 
-__all__ = ["Node", "PlaceKind", "named_places", "nodes_of", "spares_with"]
+__all__ = ["Node", "PlaceKind", "named_places", "nodes_for", "nodes_of", "spares_with"]
 
 PlaceKind = Literal["leaf", "rack", "power"]
 
@@ -57,6 +58,11 @@ def nodes_of(
     return tuple(
         replace(node, unusable=SPARE) if node.name in spares and node.unusable is None else node for node in nodes
     )
+
+
+def nodes_for(spec: ResolvedSpec) -> tuple[Node, ...]:
+    """Return all nodes, in the order of the spec, as the pods of its units can use them."""
+    return nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
 
 
 def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[TolerationSpec] = ()) -> tuple[str, ...]:

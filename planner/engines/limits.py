@@ -41,11 +41,7 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:
     name, reason = spec.written.engine_name, "experts are exchanged by DeepEP, between GPUs of NVIDIA"
-    for path in dict.fromkeys(f"{phase}.gpu" if spec.phase(phase).gpu else "cluster.gpu" for phase in spec.phases):
-        phase = next((each for each in spec.phases if path == f"{each}.gpu"), spec.phases[0])
-        gpu, written = spec.gpu_of(phase), spec.written.gpu_name(phase)
-        if path == "cluster.gpu":
-            gpu, written = spec.gpu, spec.cluster.gpu_name
+    for path, written, gpu in spec.named_gpus():
         if gpu.device == "cpu":
             fix = removal("engine", words="leave engine out, for the bundled runtime")
             yield Violation(path, written, f"S740 must not be cpu to run on {name}", reason, fix)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from planner.cluster.inventory import Node, PlaceKind, nodes_of
+from planner.cluster.inventory import Node, PlaceKind, nodes_for
 from planner.facts.terms import Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
@@ -32,8 +32,7 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
 
     `memory_of` says what a phase of another spec would have.
     """
-    nodes = nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
-    nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
+    nodes = tuple(node for node in nodes_for(spec) if node.unusable is None or node.is_spare)
     found = chain(
         _limits(spec, memory, memory_of),
         _overlaps(spec),

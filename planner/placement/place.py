@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from planner.cluster.domains import nvlink_domains
-from planner.cluster.inventory import Node, nodes_of
+from planner.cluster.inventory import Node, nodes_for
 from planner.facts import names
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -61,7 +61,7 @@ def place_units(
     """
     check_room(spec, layouts)
     pools = _pools(layouts)
-    nodes = nodes_of(spec.cluster, pools, spec.written.kubernetes.tolerations)
+    nodes = nodes_for(spec)
     before = _of_one_unit_each(previous or {})
     placed = [_place_pool(spec, own, [node for node in nodes if node.gpu == gpu], before) for gpu, own in pools.items()]
     together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
@@ -75,7 +75,7 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return
     pools = _pools(layouts)
-    nodes = nodes_of(cluster, pools, spec.written.kubernetes.tolerations)
+    nodes = nodes_for(spec)
     short = [
         (gpu, own)
         for gpu, own in pools.items()

@@ -20,7 +20,7 @@ from itertools import islice, product
 from operator import itemgetter
 from typing import Any
 
-from planner.cluster.inventory import nodes_of
+from planner.cluster.inventory import nodes_for
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
@@ -399,10 +399,7 @@ def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
 
 def _num_usable(spec: ResolvedSpec) -> int:
     """Nodes that units may be placed on."""
-    return sum(
-        node.unusable is None
-        for node in nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
-    )
+    return sum(node.unusable is None for node in nodes_for(spec))
 
 
 def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
