@@ -8,6 +8,7 @@ since the engines' own parsers take them.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from planner.engines import sglang
 from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
@@ -113,6 +114,26 @@ def _too_many_tokens(spec: ResolvedSpec, phase: Phase, most: int) -> Found:
         yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
 
 
+def _map_in_one_file(spec: ResolvedSpec) -> Found:
+    """A map that no ConfigMap holds. Ours are cut in parts; SGLang reads one file."""
+    most = sglang.most_redundant_experts(spec.model)
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        if section.redundant_experts > most:
+            rule = f"S754 must be at most {most:,} to run on {spec.written.engine_name}"
+            reason = f"it reads all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
+            yield Violation(
+                f"{phase}.redundant_experts", section.redundant_experts, rule, reason, _fewer(spec, phase, most)
+            )
+
+
+def _fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
+    """The most redundant experts that the unit's GPUs can share, at most `most`; none where it has too many GPUs."""
+    ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
+    fitting = (num_experts + most) // ep_size * ep_size - num_experts
+    return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
+
+
 def _five_stages(spec: ResolvedSpec) -> Found:
     for phase in spec.phases:
         if spec.phase(phase).overlap == "five_stage":
@@ -168,6 +189,12 @@ LIMITS = (
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
     Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _shared_tokens),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
+    Limit(
+        "sglang",
+        _SGLANG,
+        "sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap",
+        _map_in_one_file,
+    ),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
     Limit(

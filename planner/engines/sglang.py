@@ -42,19 +42,24 @@ from planner.engines.container import (
 )
 from planner.engines.deep_ep import dispatched_tokens
 from planner.facts import names
+from planner.facts.catalog import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.memory import KV_PAGE_TOKENS, in_pages
 from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
 
-__all__ = ["captured_batches", "router", "unit_container"]
+__all__ = ["MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"]
 
 HTTP_PORT = 30000
 BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ranks have a request's KV
 RENDEZVOUS_PORT = 20000
 ROUTER_METRICS_PORT = 29000
 HEALTH_SECONDS = 30  # /health waits up to 20 s for a token of its own
+
+# A ConfigMap takes 1,048,576, and SGLang reads one file: launch files of ours are cut in parts instead.
+MAX_MAP_BYTES = 1_000_000
+MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
 
 DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "prefill": "normal",
@@ -138,6 +143,17 @@ def router(spec: Spec, image: str) -> Container:
         drains_on_term=True,
         watches_pods=True,
     )
+
+
+def most_redundant_experts(model: Model) -> int:
+    """Return how many redundant experts an expert location file has room for, whichever they are: 3,044 of V3.
+
+    A row of `--init-expert-location` is a list of numbers: each has its digits, a comma and a space.
+    """
+    longest = len(str(model.num_routed_experts - 1)) + 2
+    each_once = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
+    row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
+    return (row - each_once) // longest
 
 
 def captured_batches(max_requests: int) -> list[int]:
