@@ -82,17 +82,17 @@ class Api:
             raise
 
     def list_all(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-        """Return all objects of a kind in `namespace`, everywhere if it is empty; selectors as `labelSelector="a=b"`."""
+        """Return all objects of a kind in `namespace`, everywhere if empty; selectors as `labelSelector="a=b"`."""
         path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=not namespace)
         query = list(selectors.items())
         items = self._object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
-        """Apply server-side, strictly, and return what the server makes of it. Without `force` no one else's field is
-        taken.
+        """Apply server-side, strictly, and return what the server makes of it.
 
-        With `uid` the server refuses an object with any other uid, and also when there is no object.
+        Without `force` the server takes no field that another manager owns. With `uid` it refuses an object with any
+        other uid, and also when there is no object.
         """
         reference = Reference.of(manifest)
         if uid is not None:
