@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tensors(self) -> dict[str, str]:
-        """Return the digest of every tensor."""
+        """The digest of every tensor."""
         return {name: digest for file in self.files.values() for name, digest in file.tensors.items()}
 
     def check_headers(self, shards: Sequence[Shard]) -> None:
