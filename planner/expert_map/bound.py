@@ -49,9 +49,9 @@ ROUNDING = 1e-9  # every quotient errs by less, and always to the side that keep
 
 
 def bind(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """The highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
+    """Return the highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
 
-    `within_nodes`: of maps that keep groups on nodes.
+    `within_nodes`: only maps that keep groups on nodes count.
     """
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_per_gpu = min(sizes.slots_per_gpu, loads_LE.shape[1])

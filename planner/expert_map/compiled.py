@@ -65,4 +65,4 @@ class _Listener(event.Listener):
             self.tell()
 
     def on_end(self, _: event.Event) -> None:
-        """Nothing to say."""
+        """Ignore the end of an event."""

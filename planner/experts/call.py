@@ -93,7 +93,7 @@ class ExpertsCall:
             return math.nan
 
     def domains(self) -> Domains:
-        """The failure domains that experts are spread over; empty when they are not."""
+        """Return the failure domains that experts are spread over; empty when they are not."""
         per_node = self.gpus // self.nodes
         per_domain = {"none": 0, "node": per_node, "rack": per_node * (self.nodes_per_rack or 1)}[self.coverage]
         return consecutive_domains(self.gpus, per_domain) if per_domain else ()

@@ -38,7 +38,7 @@ class Program:
     """Whole columns between bounds, linear rows, and one objective at a time."""
 
     def __init__(self, options: Mapping[str, bool | int | float]) -> None:
-        """`options`: of HiGHS, beside those that make it repeatable."""
+        """Make an empty program. `options` are HiGHS's, beside those that make it repeatable."""
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
         for name, value in {**OPTIONS, **options}.items():
             assert self._solver.setOptionValue(name, value) == highspy.HighsStatus.kOk, name

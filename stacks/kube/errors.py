@@ -130,7 +130,7 @@ class RefusedError(ProviderError):
     """The server answered with an error."""
 
     def __init__(self, subject: str, status: int, answer: Any) -> None:
-        """`answer` is the body: a Kubernetes Status, or whatever stood there instead."""
+        """Take the body of the answer: a Kubernetes Status, or whatever stood there instead."""
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer

@@ -35,7 +35,7 @@ class Patience:
 
     @property
     def spent(self) -> str:
-        """Return why a wait ended without success: `after 10 min`, `when cancelled`."""
+        """The reason why a wait ended without success: `after 10 min`, `when cancelled`."""
         if self.cancelled.is_set():
             return "when cancelled"
         minutes, seconds = divmod(round(self.timeout_s), 60)
