@@ -52,10 +52,12 @@ def in_our_form(path: str, value: Any) -> Any:
     """What stood under another name, as the field at `path` takes it: `fp8_e4m3` is `fp8` here; else `value` itself."""
     field, choices = field_at(path), choices_at(path)
     if choices and isinstance(value, str):
-        is_known = not (may_be_auto(field) and value == AUTO) and not is_not_planned_yet(path, value)
-        return (close_to(value_as_we_say(path, value), choices) if is_known else None) or value
+        to_come = is_not_planned_yet(path, value)
+        return (None if to_come else close_to(value_as_we_say(path, value), choices)) or value
     meant = None if value is None or is_quantity(field) else _meant_value(path, field, value)
-    return unwrapped(value) if meant is None else meant
+    if meant is None:
+        return value if place_of(path) in FORMS else unwrapped(value)  # a label may be called name, too
+    return meant
 
 
 def instead_of_empty_text(path: str) -> Fix:
@@ -93,12 +95,12 @@ def as_yaml(value: Any) -> str:
 
 def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
     """What `value` would be in the field's type and form; None where nobody can tell."""
+    if form := FORMS.get(place_of(path)):
+        return form(value)
     wrapped = _wrapped(path, field, value)
     if wrapped is not None:
         return wrapped
     types = list(types_in(field.annotation))
-    if form := FORMS.get(place_of(path)):
-        return form(value)
     if bool in types:
         return truth(value)
     number = _number(path, types, value)

@@ -29,7 +29,7 @@ from planner.spec.other_names import (
     what_instead_of,
     why_we_have_no,
 )
-from planner.spec.schema import AUTO, UNION_TAGS, Spec
+from planner.spec.schema import AUTO, UNION_TAGS, PhaseSpec, Spec
 
 __all__ = ["fields_meant", "is_told_elsewhere", "unknown_key"]
 
@@ -129,8 +129,8 @@ def _of_kustomize(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, .
 
 def _is_left_to_us(detail: ErrorDetails) -> bool:
     """Whether a key of another tool asks for the default of a field that has one, and knows no `auto`."""
-    ours, section = as_we_say(str(detail["loc"][-1])), section_at(detail["loc"])
-    field = section.model_fields.get(ours or "")
+    ours, section = as_we_say(str(detail["loc"][-1])) or "", section_at(detail["loc"])
+    field = section.model_fields.get(ours) or PhaseSpec.model_fields.get(ours)
     return detail["input"] == AUTO and field is not None and not field.is_required() and not may_be_auto(field)
 
 
