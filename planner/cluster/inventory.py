@@ -26,7 +26,7 @@ SPARE = "a spare"
 
 @dataclass(frozen=True)
 class Node:
-    """Where it stands, in the order of the spec; names of places are empty where the spec does not say."""
+    """A node and where it stands, in the order of the spec; names of places are empty where the spec does not say."""
 
     index: int
     name: str
@@ -38,16 +38,16 @@ class Node:
 
     @property
     def is_spare(self) -> bool:
-        """Whether a unit may move to it later."""
+        """True if a unit may move to the node later."""
         return self.unusable == SPARE
 
 
 def nodes_of(
     cluster: ClusterSpec, gpus: Collection[str] = (), tolerations: Sequence[TolerationSpec] = ()
 ) -> tuple[Node, ...]:
-    """All nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given.
+    """Return all nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given.
 
-    `tolerations`: of the pods of units. Only whether a node can be used depends on them.
+    `tolerations` are those of the units' pods. Only whether a node can be used depends on them.
     """
     spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
     nodes = (
@@ -106,7 +106,7 @@ def _listed(
 
 
 def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None) -> str | None:
-    """Why `node` may not be used: a unit takes whole nodes, with the GPUs that were planned for."""
+    """Return why `node` may not be used, if so: a unit takes whole nodes, with the GPUs that were planned for."""
     if node.cordoned:
         return "cordoned"
     if gpu not in used:

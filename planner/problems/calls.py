@@ -1,4 +1,4 @@
-"""A command line that is wrong: what argparse makes of it, said as any other mistake.
+"""A wrong command line: what argparse finds, reported like any other mistake.
 
 It knows no command: `cli.py` and `stacks/cli.py` build theirs from this parser.
 """
@@ -29,9 +29,9 @@ class Parser(argparse.ArgumentParser):
         self._refuse(message, f"see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse what is unknown where it was written: the command knows its options, the top parser only commands.
+        """Refuse unknown words where they were written: the command knows its options, the top parser only commands.
 
-        A wrong name of an option is refused first, since the right one may be missing for its sake.
+        A wrong name of an option is refused first, since the right one may be missing because of it.
         """
         wrong = self._unknown_option(sys.argv[1:] if args is None else args)
         found, unknown = (namespace, [wrong]) if wrong else super().parse_known_args(args, namespace)
@@ -42,13 +42,16 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _unknown_option(self, words: Sequence[str]) -> str | None:
-        """The first of `words` that looks like an option of this parser and is none; the rest is the command's."""
+        """Return the first of `words` that looks like an option but is none of this parser's.
+
+        Words after a command are the command's.
+        """
         ours = takewhile(lambda word: self._subparsers is None or word.startswith("-"), words)
         options = (word for word in takewhile(lambda word: word != "--", ours) if word.startswith("--"))
         return next((word for word in options if word.partition("=")[0] not in self._option_string_actions), None)
 
     def _nearest(self, word: str) -> list[str]:
-        """The options that `word` begins, else the one that it is like."""
+        """Return the options that begin with `word`, else the one that it is like."""
         begun = [option for option in self._option_string_actions if option.startswith(word)]
         close = close_to(word, list(self._option_string_actions), cutoff=0.7)
         return begun or ([close] if close else [])
