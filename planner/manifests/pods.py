@@ -94,6 +94,7 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
         "stage": _stage(plan),
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
+        "shares_processes": plan.engine != OURS,
         "pod_annotations": {**container.annotations, **_annotations(kubernetes)},
         **_scheduling(kubernetes),
     }

@@ -151,6 +151,13 @@ def test_engines_and_routers_listen_on_their_pods_own_address(objects, engine):
         )
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_engine_that_starts_can_be_ended(objects, engine):
+    """It is not process 1, which the kernel spares every signal that it has no handler for."""
+    for unit in UNITS:
+        assert pod_of(objects[engine], unit)[0]["spec"]["shareProcessNamespace"] is True
+
+
 def test_sglangs_router_may_see_pods_and_nothing_else(objects):
     """It finds the servers by label, so that its account reads pods of its own namespace."""
     role, binding = (objects["sglang"][kind, "pair-gateway"] for kind in ("Role", "RoleBinding"))
