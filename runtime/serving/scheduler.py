@@ -37,7 +37,7 @@ class Batch:
 
 
 class Scheduler:
-    """The policy. Nobody else gives pages and takes them."""
+    """The policy. Only the scheduler gives pages and takes them back."""
 
     def __init__(self, cache: LatentCache, limits: Limits) -> None:
         self.cache = cache

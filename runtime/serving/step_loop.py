@@ -26,7 +26,7 @@ Arriving = TypeVar("Arriving")
 
 
 class Outbox(Protocol):
-    """The way out for a phase's messages. Nobody waits for their arrival."""
+    """Sends a phase's messages. Nobody waits for their arrival."""
 
     def say(self, message: msgspec.Struct) -> None:
         """Tell the gateway something about a request."""
@@ -36,7 +36,7 @@ class Outbox(Protocol):
 
 
 class StepCounters(Protocol):
-    """Measures a phase."""
+    """Measures the steps of a phase."""
 
     def watch_requests(self, scheduler: Scheduler) -> None:
         """Show the rank's requests and its KV cache from now on."""

@@ -26,7 +26,7 @@ class Line(Protocol):
 
 
 class Leaving:
-    """The leaving of one rank."""
+    """One rank's part in the end of its unit."""
 
     def __init__(self, line: Line) -> None:
         self._line = line

@@ -30,7 +30,7 @@ RETRY_S = 0.5
 
 
 class Membership:
-    """The membership of one node. Its connection is on a thread of its own."""
+    """One node's place in its unit. Its connection is on a thread of its own."""
 
     def __init__(self, launch: UnitLaunch, node: str, address: str, leader: str) -> None:
         self._launch, self._leader = launch, leader

@@ -58,7 +58,7 @@ class _Member:
 class Roll:
     """The leader's list of the nodes that are here. Used from one event loop.
 
-    Every node listens; one that is not the leader sends callers away.
+    Every node listens; it sends callers away until it is the leader.
     """
 
     def __init__(self, launch: UnitLaunch) -> None:
