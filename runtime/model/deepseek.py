@@ -128,7 +128,7 @@ class DeepseekV3(nn.Module):
     def _hidden_states(self, step: ForwardBatch, cache: LatentCache, answering: ForwardBatch) -> Flow[Tensor]:
         """Return the flow to the hidden states of `answering`.
 
-        In the last layer nobody reads other tokens but their latents.
+        In the last layer nobody reads anything of the other tokens except their latents.
         """
         cos, sin = self.rotary.at(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)

@@ -58,7 +58,7 @@ class LatentAttention(nn.Module):
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
     def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Compute the second half, [T, D]: attend to what is cached of the tokens' requests, and of the tokens too."""
+        """Compute the second half, [T, D]: attend to all cached latents of the tokens' requests, their own included."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
         if expanded_THQ is not None:

@@ -59,7 +59,7 @@ class FrameReader(Generic[Message]):
     async def read_header(self) -> tuple[Message, int] | None:
         """Return the next message and its payload's size.
 
-        The caller must read or skip the payload before the next one.
+        The caller must read or skip the payload before it reads the next message.
         """
         try:
             prefix = await self._stream.readexactly(FRAME_PREFIX_BYTES)

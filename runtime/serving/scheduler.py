@@ -47,7 +47,7 @@ class Scheduler:
         self.num_preemptions = 0
 
     def has_work(self) -> bool:
-        """True if a request waits or runs."""
+        """Return whether a request waits or runs."""
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:

@@ -69,7 +69,7 @@ class Phase(ABC, Generic[Arriving]):
         return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
-        """True if a request runs or waits."""
+        """Return whether a request runs or waits."""
         return self._scheduler.has_work()
 
     def step(self) -> None:
