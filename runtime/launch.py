@@ -50,7 +50,7 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """The place of the weights, and the digests of `config.json` and of the manifest if the plan knows them."""
+    """The location of the weights, and the digests of `config.json` and of the manifest if the plan knows them."""
 
     uri: str
     config_digest: str | None

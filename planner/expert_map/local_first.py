@@ -47,7 +47,7 @@ NONE = -1
 
 
 class Places(NamedTuple):
-    """The GPUs a node has, and whether its tokens go to the first replica there only."""
+    """The number of GPUs in a node, and whether its tokens go to the first replica there only."""
 
     gpus_per_node: int
     first_only: bool  # `first_on_node`, else `local_first`

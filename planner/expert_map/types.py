@@ -83,7 +83,7 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class WindowsOutcome:
-    """The max over mean of a map in each of several windows of load (`windows`), `[windows][layers]`."""
+    """The result of a map in each of several windows of load (`windows`), `[windows][layers]`."""
 
     quantile: float | None  # over windows, that the map makes small; None: it is for their mean
     max_over_mean: tuple[tuple[float, ...], ...]

@@ -186,6 +186,6 @@ class _InnerRacks:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Return the racks that hold no, one, two ... nodes; nodes beyond those that there are take all racks."""
+    """Return the fewest racks that hold no, one, two ... nodes; all racks for more nodes than there are."""
     racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
     return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -32,7 +32,7 @@ LEAVES: dict[LeafKind, str] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A count and its bound: no placement that is as good in the counts before it is below."""
+    """A count and its bound. No placement that is as good in the counts before it gets below the bound."""
 
     name: str
     value: int
@@ -140,7 +140,7 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
 def _moves(task: Task, assignment: Assignment) -> Objective | None:
     """Return the nodes that units did not have before, counted as if they took their previous nodes first.
 
-    A node that is gone is no move, nor are those by which a unit was larger before.
+    Only gains count: to lose a node that is gone, or to get smaller, is no move.
     """
     if not task.had_nodes:
         return None

@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Places:
-    """The leaves, racks or power domains of the cells."""
+    """The leaves, racks or power domains of the cells. A task has none where no usable node's is known."""
 
     of_cell: tuple[int, ...]  # cell -> its place
     sizes: tuple[int, ...]  # place -> usable nodes

@@ -177,7 +177,7 @@ class RowFormat(Protocol):
 
 
 class PlainRows:
-    """Rows sent without any change."""
+    """Rows that travel as they are."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -1,5 +1,6 @@
-"""What the experts of one rank received, and where this rank's tokens went: counted where the rows are, while a step
-only adds.
+"""The rows that the experts of one rank received, and where this rank's tokens went.
+
+They are counted where the rows are, while a step only adds.
 
     rows    computed here by each local slot; summed over ranks and slots by expert, the load of a logical expert
     sent    by this rank's tokens to each rank of the unit; how uneven that is, is the imbalance that they met

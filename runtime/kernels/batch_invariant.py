@@ -1,4 +1,4 @@
-"""How the tokens of a step are computed: all together, or so that none of them notices the others.
+"""Two ways to compute the tokens of a step: all together, or so that none of them notices the others.
 
 A matmul kernel is chosen by its shape, and another kernel adds in another order. Computed together, a token's bits thus
 depend on how many tokens are beside it, and at a near tie its text does. In deterministic mode every kernel sees one

@@ -61,7 +61,7 @@ class LatentCache:
             table.append(self._free.pop())
 
     def free(self, table: PageTable) -> None:
-        """Take all pages of a table back; its request needs them no more."""
+        """Take all pages of a table back, because its request needs them no more; the table is empty afterwards."""
         assert set(table).isdisjoint(self._free)
         self._free += table
         table.clear()

@@ -160,7 +160,7 @@ def why_refused(
 
 
 class _Room:
-    """The number of handovers, and of their bytes, that may be held at a time.
+    """The limit on handovers that are held at a time, and on their bytes.
 
     Room is taken on the network's thread, and given back on whichever drops the last reference to the latents; the
     garbage collector may do that at any moment. So what is given back goes through a queue that allows for it.

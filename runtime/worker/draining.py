@@ -25,7 +25,10 @@ BROKEN_S = 5.0  # assumed: ranks that have left together end within it, and a br
 
 
 class Drain:
-    """One node's, from SIGTERM on and for `longest_s` at most. `is_whole` says whether the unit has all its nodes."""
+    """The drain of one node, from SIGTERM on and for `longest_s` at most.
+
+    `is_whole` asks whether the unit has all nodes.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Drain:
         self._has_begun = False
 
     def begin(self, _: int, __: FrameType | None) -> None:
-        """Let the ranks answer the requests that they have. Installed as the handler of SIGTERM."""
+        """Let the ranks answer the requests that they have. It is installed as the handler of SIGTERM."""
         signal.signal(signal.SIGTERM, end_at_once)
         signal.signal(signal.SIGALRM, end_at_once)
         signal.setitimer(signal.ITIMER_REAL, self._longest_s)
@@ -48,7 +51,7 @@ class Drain:
             rank.process.terminate()
 
     def check(self) -> None:
-        """Call this now and then. Raises PeerLost when there is nothing to wait for: the unit lost a node for good."""
+        """Raise PeerLost when there is nothing to wait for: the unit lost a node for good. Call this now and then."""
         if self._is_whole():
             self._last_whole = self._now()
         elif self._has_begun and self._now() - self._last_whole >= BROKEN_S:

@@ -24,7 +24,7 @@ __all__ = ["run_node"]
 def run_node(
     launch: UnitLaunch, launch_path: Path, node: str, membership: Membership, addresses: list[str], drain_s: float
 ) -> None:
-    """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raises RuntimeFailure.
+    """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raise RuntimeFailure.
 
     SIGTERM lets the ranks answer their requests, for `drain_s` at most, and ends node and ranks. The first process of a
     pod has to ask for the signal, or the kernel ignores it.

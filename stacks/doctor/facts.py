@@ -25,7 +25,7 @@ class Denied:
 
 @dataclass(frozen=True)
 class Refused:
-    """An object that the server refuses in a dry run, or that our rules refuse because of whose is there already."""
+    """An object that the server refuses in a dry run, or that our rules refuse because someone else's is there."""
 
     object: str  # `ServiceAccount tidemill/demo-runtime`; of a pod that was tried, its component
     error: ProviderError

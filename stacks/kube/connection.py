@@ -31,7 +31,7 @@ UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 
 
 class Retries(urllib3.Retry):
-    """Repeat a call after a dropped connection, and when an overloaded server says so; any call may be repeated.
+    """Repeats a call after a dropped connection, and when an overloaded server says so. Any call may be repeated.
 
     A server that hangs is not asked again: it would only hang for longer.
     """

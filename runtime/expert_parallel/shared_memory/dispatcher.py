@@ -68,7 +68,7 @@ class _WayBack:
 
 
 class SharedDispatcher:
-    """Dispatch like `normal`, which steps in when the ranks turn out to have no memory in common."""
+    """Dispatches like `normal`, which steps in when the ranks turn out to have no memory in common."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = True

@@ -160,7 +160,10 @@ def tma_aligned(rows: int, element_bytes: int) -> int:
 
 
 def _matrix(kernel: str, codes: Tensor, dimensions: int) -> torch.Size:
-    """Check codes, whose rows must lie as TMA reads them: csrc/utils/layout.hpp, major_check and check_ab_fp8_fp4."""
+    """Check codes, whose rows must lie as TMA reads them, and return their shape.
+
+    Source: csrc/utils/layout.hpp, major_check and check_ab_fp8_fp4.
+    """
     _require(kernel, codes.dim() == dimensions, f"codes are {list(codes.shape)}, not of {dimensions} dimensions")
     _require(kernel, codes.dtype == E4M3, f"codes are {codes.dtype}, not e4m3")
     _require(kernel, codes.shape[-1] % BLOCK == 0, f"{codes.shape[-1]} channels are no multiple of {BLOCK}")

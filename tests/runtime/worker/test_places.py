@@ -77,7 +77,7 @@ def test_as_many_nodes_as_places_have_them_all(here):
 
 @pytest.fixture
 def launch(tmp_path, free_port):
-    """Of a unit of two places and a spare, on a port of our own."""
+    """The launch file of a unit of two places and a spare, on a port of our own."""
     return read_unit_launch(write(tmp_path, sealed(UNIT, ports__places=free_port())))
 
 
@@ -444,7 +444,7 @@ def scripted_leader(launch, *answers):
 
 
 def wait_until(is_so):
-    """For a thread that hears of it soon."""
+    """Wait for a thread that should soon make `is_so` true."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline
