@@ -1,8 +1,8 @@
-"""What a patch of the spec takes away of the security that pods are rendered with.
+"""Warn of patches of the spec that loosen the security which pods are rendered with.
 
 Pods run as a user without rights, with no capability, and see nothing of their node but what a field of the spec names.
-A patch may undo any of it, since some site will need it. It should not go unseen in a review of the spec, so that each
-field that loosens something is a warning.
+A patch may undo any of it, since some site will need it. It should not go unseen in a review of the spec, so each field
+that loosens something is a warning.
 
 Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy: the fields that the
 baseline and the restricted standard forbid, as its check_*.go files name them.
@@ -30,7 +30,7 @@ def loosened_by(patches: Sequence[PatchSpec]) -> Iterator[Violation]:
 
 
 def _loosened(value: Any, path: Path) -> Iterator[tuple[Path, Any, str]]:
-    """Each field at or below `path` that loosens something: its path, its value, and what that gives away."""
+    """Yield each field at or below `path` that loosens something: its path, its value, and what that gives away."""
     is_loose, reason = LOOSENING.get(path[-1] if path else "", (None, ""))
     if is_loose is not None and is_loose(value):
         yield path, value, reason
@@ -65,7 +65,7 @@ def _is_root(value: Any) -> bool:
 
 
 def _adds_or_keeps(value: Any) -> bool:
-    """Of capabilities: some are added, or not all are dropped."""
+    """Return whether some capabilities are added, or not all are dropped."""
     if not isinstance(value, dict):
         return True
     return bool(value.get("add")) or ("drop" in value and "ALL" not in (value["drop"] or ()))

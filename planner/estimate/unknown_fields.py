@@ -31,7 +31,7 @@ def unknown_fields_of(patches: Sequence[PatchSpec]) -> Iterator[Violation]:
 
 
 def _unknown(path: str, value: Any, type_name: str) -> Iterator[Violation]:
-    """What `value`, or an item of it, has that a `type_name` has not, at any depth."""
+    """Warn of each field of `value`, or of its items, that a `type_name` does not have, at any depth."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown(f"{path}.{index}", item, type_name)
@@ -48,7 +48,7 @@ def _unknown(path: str, value: Any, type_name: str) -> Iterator[Violation]:
 
 
 def _instead(path: str, key: str, beside: Mapping[str, Any], fields: Sequence[str]) -> Fix:
-    """The field that `key` is like, unless it is there as well."""
+    """Offer the field that `key` is like, unless it is there as well; else offer to remove `key`."""
     meant = close_to(key, [each for each in fields if each not in beside], cutoff=CUTOFF)
     if meant is None:
         return removal()
