@@ -38,6 +38,7 @@ class Handler(BaseHTTPRequestHandler):
     """What the router and the kubelet ask a server."""
 
     protocol_version = "HTTP/1.1"
+    timeout = 2  # of a connection that nobody asks anything on: its thread would be waited for
 
     def do_GET(self):
         """Health, metrics, and what the server is."""

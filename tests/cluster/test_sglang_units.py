@@ -29,7 +29,7 @@ from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.spec.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
-from stacks.kube.lifecycle import delete
+from stacks.kube.lifecycle import delete, delete_all
 from stacks.kube.manifest import Reference
 from stacks.kube.readiness import missing
 from stacks.kube.waiting import Patience
@@ -42,7 +42,7 @@ NODES = ("node-0", "node-1", "node-2")
 SOURCES = "/sglang"
 STAND_IN = ["python", "-m", "tests.cluster.sglang_stand_in"]
 READY_S, RESTARTED_S = 300, 300
-DRAIN, GONE_S = "1min", 60  # so what is gone by then has left by itself
+DRAIN, GONE_S = "3min", 180  # so what is gone by then has left by itself
 BOOTSTRAP_PORT = 8998
 SPEC = {
     "version": 1,
@@ -127,8 +127,10 @@ def up(cluster, core, plan):
         say(f"ready after {time.monotonic() - began:.0f} s")
         yield api
     finally:
+        patience = Patience(GONE_S, threading.Event(), lambda text: None)
         (namespace,) = (each for each in manifests if each["kind"] == "Namespace")
-        delete(api, namespace, Patience(GONE_S, threading.Event(), lambda text: None))
+        delete_all(api, [each for each in manifests if each is not namespace], patience)
+        delete(api, namespace, patience)  # last: a namespace with pods is looked at again after half their grace period
 
 
 def say(text):
