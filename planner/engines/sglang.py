@@ -23,6 +23,7 @@ answers what it has begun, and then ends them all.
 
 Sources: github.com/sgl-project/sglang 0.5.23, python/sglang/srt: arg_groups/parallel_hook.py (sizes, dispatch),
 arg_groups/memory_hook.py, model_executor/pool_configurator.py (requests), layers/moe/token_dispatcher/deepep.py,
+layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py and layers/moe/moe_runner (what computes dispatched experts),
 batch_overlap/operations_strategy.py, entrypoints/http_server.py and engine.py, managers/tokenizer_manager.py (drain),
 observability/metrics_collector.py; sglang-router 0.3.2, sglang_router/router_args.py.
 """
@@ -46,7 +47,9 @@ from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
 
-__all__ = ["MAX_DISPATCHED_TOKENS", "captured_batches", "dispatched_tokens", "router", "unit_container"]
+__all__ = [
+    *("EXCHANGED_IN", "MAX_DISPATCHED_TOKENS", "captured_batches", "dispatched_tokens", "router", "unit_container"),
+]
 
 HTTP_PORT = 30000
 BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ranks have a request's KV
@@ -61,6 +64,14 @@ DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "prefill": "normal",
     "decode": "low_latency",
     "mixed": "auto",
+}
+# What computes experts whose rows DeepEP brings. SGLang chooses well by itself for FP8 (DeepGEMM) and INT4 (CUTLASS).
+# NVFP4 is computed only in the low-latency form.
+RUNNERS: dict[Precision, str] = {"bf16": "deep_gemm", "fp4": "flashinfer_cutedsl"}
+EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
+    "prefill": ("fp8", "bf16", "w4a8"),
+    "decode": ("fp8", "bf16", "w4a8", "fp4"),
+    "mixed": ("fp8", "bf16", "w4a8"),
 }
 DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "bf16": "bf16", "fp4": "bf16", "w4a8": "bf16"}
 QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4", "w4a8": "w4afp8"}  # bf16 needs no word
@@ -191,6 +202,8 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
     yield "--moe-a2a-backend", "deepep"
     yield "--deepep-mode", DEEPEP_MODES[unit.phase]
     yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN[phase.precision]
+    if phase.precision in RUNNERS:
+        yield "--moe-runner-backend", RUNNERS[phase.precision]
     if phase.overlap != "none":
         yield ("--enable-two-batch-overlap",)
 

@@ -11,7 +11,7 @@ A pod's first rank follows from `--node-rank`. Each pod has an API server of its
 
 vLLM reads no expert map. It starts with expert e in slot e and the redundant slots with the first experts again, counts
 loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
-is told to nobody.
+is told to nobody. Of some models it moves no experts (`facts/engine_models.py`): those stay where they start.
 
 KV goes from prefill to decode by NIXL. Its router has to be told each pod by its URL.
 
@@ -31,6 +31,7 @@ from typing import Any
 from planner.engines.container import CACHES, LEADER, WORKER, Container, Phased, Probe
 from planner.engines.sglang import captured_batches
 from planner.facts import names
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.terms import Phase, Precision
 from planner.layout.memory import KV_PAGE_TOKENS
 from planner.layout.unit import Unit
@@ -71,13 +72,13 @@ Option = tuple[str, ...]  # its name and its values
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
     """Return what each pod of `unit` runs."""
-    phase = spec.phase(unit.phase)
+    phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase),
         ("--host", "0.0.0.0"),  # noqa: S104 (a pod's only address is its own)
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
-        *_experts(phase, unit.phase),
+        *_experts(phase, unit.phase, moves_experts=model.replicas),
         *_memory(phase, unit.phase, known),
         *_handover(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
@@ -93,7 +94,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         readiness=Probe("/health", "http"),
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | ({} if unit.phase == "mixed" else nixl),
+        env=CACHES | ({} if unit.phase == "mixed" else nixl | dict(model.handover_env)),
         drains_on_term=True,
     )
 
@@ -144,10 +145,11 @@ def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         yield "--master-port", str(RENDEZVOUS_PORT)
 
 
-def _experts(phase: PhaseSpec, name: Phase) -> Iterator[Option]:
+def _experts(phase: PhaseSpec, name: Phase, *, moves_experts: bool) -> Iterator[Option]:
     yield ("--enable-expert-parallel",)
-    yield ("--enable-eplb",)
-    yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
+    if moves_experts:
+        yield ("--enable-eplb",)
+        yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
     if phase.ep_size > phase.attention_tp:
         yield "--all2all-backend", ALL_TO_ALL[name]
     if phase.overlap == "dual_batch":

@@ -60,6 +60,7 @@ class Known:
     expert_maps: Mapping[Phase, LaunchDocument]
     first_moe_layer: int  # the model's number of the layer of a map's first row
     static_fractions: Mapping[Phase, float]  # likewise
+    model_type: str  # of the checkpoint's config.json
     is_runnable: bool
 
 
@@ -83,6 +84,7 @@ def launch_documents(
             each.phase: static_fraction(each.weight_bytes, each.kv_tokens * each.kv_bytes_per_token, each.gpu_bytes)
             for each in memory
         },
+        model_type=spec.model.model_type,
         is_runnable=is_runnable,
     )
     return documents_for(spec.written, placement.units, known)
@@ -167,13 +169,15 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
     told: LaunchDocument = {
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
+        "model_type": known.model_type,
         "expert_map": known.expert_maps[unit.phase] | {"first_layer": known.first_moe_layer},
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
         kv_tokens = known.kv_tokens[unit.phase]
         kv_bytes = kv_tokens * known.kv_bytes_per_token
-        phased = Phased(spec.checkpoint, kv_tokens, kv_bytes, known.static_fractions[unit.phase])
+        fraction = known.static_fractions[unit.phase]
+        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
 

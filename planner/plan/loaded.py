@@ -116,6 +116,7 @@ class _Checkpoint(_Part):
 class _UnitDocument(_Part):
     kind: Literal["unit", "sglang", "vllm"]
     expert_map: _NamedMap | None = None  # of an engine that reads none
+    model_type: str | None = None  # of other engines
     kv_cache: _KvCache
     unit_digest: Digest
     launch_digest: Digest

@@ -41,6 +41,7 @@ def told_otherwise(
         expert_maps=_maps(data, units),
         first_moe_layer=(first.get("expert_map") or {}).get("first_layer", 0),
         static_fractions={phase: _static_fraction(each) for phase, each in data["memory"].items()},
+        model_type=first.get("model_type", ""),
         is_runnable=data["runnable"],
     )
     for file, document in documents_for(spec, units, known).items():

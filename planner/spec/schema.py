@@ -486,6 +486,13 @@ class Spec(Section):
         return written or ENGINES[self.engine_name].newest
 
     @property
+    def named_model(self) -> tuple[str, str | None]:
+        """Return where the model is named (`model`, `model.catalog` or `model.config`), and how."""
+        if isinstance(self.model, str):
+            return "model", self.model
+        return ("model.catalog", self.model.catalog) if self.model.catalog else ("model.config", self.model.config)
+
+    @property
     def served_model_name(self) -> str:
         """Return what /v1/models lists."""
         return (self.model if isinstance(self.model, str) else self.model.name) or self.name

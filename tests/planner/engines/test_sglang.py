@@ -16,7 +16,7 @@ from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 
-KNOWN = Phased("/models/deepseek-r1", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941)
+KNOWN = Phased("/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941)
 DEEPSEEK = """\
 version: 1
 name: deepseek-r1
@@ -112,12 +112,14 @@ def misfits(words, rows, num_experts, num_layers):
 def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     """Prefill EP32, decode EP144 and one node, first and last pods: exact option strings, nothing deprecated."""
     pair, one = spec_of(DEEPSEEK, tmp_path), spec_of(ONE_NODE, tmp_path)
+    wide = spec_of(DEEPSEEK.replace("precision: fp8", "precision: bf16"), tmp_path)
     commands = [
         command_of(pair, "prefill"),
         command_of(pair, "prefill", 3),
         command_of(pair, "decode"),
         command_of(pair, "decode", 17),
         command_of(one, "mixed"),
+        command_of(wide, "decode"),
     ]
     said = ask(commands=commands, router=[list(sglang.router(each.written, "image").args) for each in (pair, one)])
     keys = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
@@ -128,6 +130,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         (144, 144, 144, 18, 0, "low_latency", 18_432),
         (144, 144, 144, 18, 17, "low_latency", 18_432),
         (8, 1, 8, 1, 0, "auto", 64),
+        (144, 144, 144, 18, 0, "low_latency", 18_432),
     ], said["commands"]
     assert said["router"][0]["prefill_selector"]["tidemill.dev/phase"] == "prefill"
     assert said["router"][0]["decode_selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
@@ -274,3 +277,14 @@ def test_dispatch_keeps_room_for_the_largest_step(tmp_path):
 def replace_phase(section, **values):
     """A phase with other limits."""
     return section.model_copy(update=values)
+
+
+def test_experts_in_bf16_are_computed_by_what_takes_dispatched_rows(tmp_path):
+    """SGLang's own choice for BF16 takes none; one attention group dispatches nothing, and is left its choice."""
+    spec = spec_of(DEEPSEEK.replace("precision: fp8", "precision: bf16"), tmp_path)
+    alone = spec_of(ONE_NODE.replace("precision: fp8", "precision: bf16").replace("h200", "b200"), tmp_path)
+    words = command_of(spec, "decode")
+
+    assert words[words.index("--moe-runner-backend") + 1] == "deep_gemm"
+    assert "--moe-runner-backend" not in command_of(spec_of(DEEPSEEK, tmp_path), "decode")
+    assert "--moe-runner-backend" not in command_of(alone, "mixed")
