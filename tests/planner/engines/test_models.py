@@ -53,20 +53,22 @@ def class_in(path, name):
     return next(node for node in parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
-def defines(models, path, name, method):
-    """Whether a class has a method, itself or from a class that it extends, in this file or in one that it imports."""
+def method_of(models, path, name, method):
+    """A method of a class, its own or of a class that it extends, in this file or in one that it imports; or None."""
     found = class_in(path, name)
-    if any(isinstance(node, ast.FunctionDef) and node.name == method for node in found.body):
-        return True
+    own = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method]
+    if own:
+        return own[0]
     imported = {
         alias.asname or alias.name: models / f"{node.module.split('.')[-1]}.py"
         for node in parsed(path).body
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.srt.models.")
         for alias in node.names
     }
-    own = {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
-    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and base.id in own | imported.keys()]
-    return any(defines(models, imported.get(base, path), base, method) for base in bases)
+    here = {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
+    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and base.id in here | imported.keys()]
+    inherited = (method_of(models, imported.get(base, path), base, method) for base in bases)
+    return next(filter(None, inherited), None)
 
 
 def registered(path):
@@ -86,12 +88,16 @@ def built_by(model):
 
 @pytest.mark.parametrize("model_type", SGLANG)
 def test_sglang_registers_the_architecture_and_reads_a_map_for_it(srt, model_type):
-    """Under this name, in this file, with the hook that its expert-location reader asks."""
+    """Under this name, in this file, with the hook that its expert-location reader asks: a row for every layer."""
     model = SGLANG[model_type]
     path = srt / "models" / model.file
+    hook = method_of(srt / "models", path, model.architecture, "get_model_config_for_expert_location")
 
     assert model.architecture in registered(path)
-    assert defines(srt / "models", path, model.architecture, "get_model_config_for_expert_location")
+    if model_type == "minimax_m3_vl":  # which asks its text model's class
+        hook = method_of(srt / "models", srt / "models/minimax_m3.py", "MiniMaxM3SparseForCausalLM", hook.name)
+    (num_layers,) = [node.value for node in ast.walk(hook) if getattr(node, "arg", None) == "num_layers"]
+    assert ast.unparse(num_layers).endswith("config.num_hidden_layers")
 
 
 @pytest.mark.parametrize("model_type", SGLANG)

@@ -184,19 +184,38 @@ def plan(tmp_path_factory):
 
 @pytest.mark.slow
 def test_sglang_reads_our_map_layer_by_layer(ask, plan, tmp_path):
-    """61 layers: the first three, which are dense, in SGLang's own order; each of the others has its own row."""
+    """61 layers: the first three, which are dense, in SGLang's own order; each of the others has its own row.
+
+    Likewise where MoE layers start at 0, as gpt-oss's and Qwen3's do, and at 1, as GLM-4.5's.
+    """
     rows = plan.expert_maps["prefill"].physical_to_logical
     path = tmp_path / Path(MAP_FILE).name
     path.write_text(export_map("sglang", rows, 32, plan.model.num_dense_layers))
     sizes = {"redundant": 32, "ep_size": 32, "nodes": 4, "layers": 61, "experts": 256, "a2a": "deepep"}
     ranks = [0, 7, 8, 31]
-    said = ask(maps=[{"path": str(path), "sizes": sizes, "ranks": ranks, "layer": 60}])["maps"][0]
+    others = [of_another_model(tmp_path, *shape) for shape in ((0, 36, 128), (1, 46, 160))]
+    questions = [{"path": str(path), "sizes": sizes, "ranks": ranks, "layer": 60}, *(each for each, _ in others)]
+    said, *said_of_others = ask(maps=questions)["maps"]
 
     assert len(said["rows"]) == 61
     assert said["rows"][:3] == [[slot % 256 for slot in range(288)]] * 3
     assert [tuple(row) for row in said["rows"][3:]] == list(rows)
     for rank in ranks:
         assert said["targets"][str(rank)] == [slots_for(rank, held, 9, 72) for held in held_by(rows[57])]
+    for (question, wanted), answer in zip(others, said_of_others, strict=True):
+        assert len(answer["rows"]) == question["sizes"]["layers"]
+        assert answer["rows"][-len(wanted) :] == wanted
+
+
+def of_another_model(tmp_path, first_layer, num_layers, num_experts):
+    """A question about a map of 8 GPUs for a model whose MoE layers start there, and the rows of these layers."""
+    rows = [
+        [(slot * 7 + layer) % num_experts for slot in range(num_experts)] for layer in range(first_layer, num_layers)
+    ]
+    path = tmp_path / f"from-{first_layer}.json"
+    path.write_text(export_map("sglang", rows, 8, first_layer))
+    sizes = {"redundant": 0, "ep_size": 8, "nodes": 1, "layers": num_layers, "experts": num_experts, "a2a": "deepep"}
+    return {"path": str(path), "sizes": sizes, "ranks": [0], "layer": 0}, rows
 
 
 def held_by(row):
