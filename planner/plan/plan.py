@@ -15,8 +15,9 @@ from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
 from planner.expert_map import ExpertMap
 from planner.facts import names
-from planner.facts.catalog import ASSUMED, Gpu, Model
+from planner.facts.catalog import ASSUMED, Gpu
 from planner.facts.digest import digest_of
+from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan

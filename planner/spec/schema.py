@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from planner.facts.catalog import GPUS, MODELS
+from planner.facts.catalog import GPUS
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.quantities import quantity
 from planner.facts.terms import (
@@ -35,6 +35,7 @@ from planner.facts.terms import (
     Precision,
     SplitRule,
 )
+from planner.families import MODELS
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.section import Section
 

@@ -8,7 +8,8 @@ import pytest
 
 import planner
 from planner.cli import main
-from planner.facts.catalog import GPUS, MODELS
+from planner.facts.catalog import GPUS
+from planner.families import MODELS
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
 from planner.spec.schema import Spec
