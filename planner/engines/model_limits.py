@@ -16,8 +16,10 @@ def model_limits(spec: ResolvedSpec) -> Iterator[Violation]:
     if model is None:
         yield _unknown_model(spec)
         return
+    if model.cannot:
+        yield _not_as_planned(spec, model.cannot)
+        return
     yield from _without_replicas(spec, model)
-    yield from _without_dispatch(spec, model)
     yield from _without_overlap(spec, model)
 
 
@@ -47,6 +49,11 @@ def _unknown_model(spec: ResolvedSpec) -> Violation:
     return Violation(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
 
 
+def _not_as_planned(spec: ResolvedSpec, reason: str) -> Violation:
+    rule = f"S756 must not be {spec.model.model_type} to run on {_called(spec)}"
+    return Violation(*spec.written.named_model, rule, reason, "choose another engine")
+
+
 def _without_replicas(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
     for phase in spec.phases:
         redundant = spec.phase(phase).redundant_experts
@@ -54,15 +61,6 @@ def _without_replicas(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violat
             rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
             reason = f"its {model.architecture} has one slot for each expert"
             yield Violation(f"{phase}.redundant_experts", redundant, rule, reason, nearest(0))
-
-
-def _without_dispatch(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
-    for phase in spec.phases:
-        section = spec.phase(phase)
-        if section.ep_size > section.attention_tp and not model.dispatches:
-            rule = f"S756 must be ep_size ({section.ep_size}) to run {spec.model.model_type} on {_called(spec)}"
-            reason = f"its {model.architecture} has no forward for DeepEP: all GPUs of a unit compute the same tokens"
-            yield Violation(f"{phase}.attention_tp", section.attention_tp, rule, reason, nearest(section.ep_size))
 
 
 def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:

@@ -41,8 +41,8 @@ from planner.engines.container import (
     Probe,
 )
 from planner.facts import names
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.terms import Phase, Precision
-from planner.layout.memory import KV_PAGE_TOKENS, in_pages
 from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
@@ -93,13 +93,14 @@ Option = tuple[str, ...]  # its name and its values
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
     """Return what each pod of `unit` runs."""
-    phase = spec.phase(unit.phase)
+    phase, model = spec.phase(unit.phase), ENGINE_MODELS["sglang"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase, known),
         *_group(unit),
         *_parallel(phase, unit),
         *_experts(phase, unit),
-        *_memory(phase, unit.phase, known),
+        *_memory(phase, unit.phase, known, model.page_tokens),
+        *(_states(phase) if model.keeps_states else ()),
         *_handover(spec, unit.phase),
         ("--enable-metrics",),
     )
@@ -208,16 +209,25 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         yield ("--enable-two-batch-overlap",)
 
 
-def _memory(phase: PhaseSpec, name: Phase, known: Phased) -> Iterator[Option]:
+def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> Iterator[Option]:
     groups = phase.ep_size // phase.attention_tp
     yield "--mem-fraction-static", f"{known.static_fraction:.4f}"
     yield "--max-total-tokens", str(known.kv_tokens)
-    yield "--page-size", str(KV_PAGE_TOKENS)
+    yield "--page-size", str(page_tokens)
     yield "--max-running-requests", str(phase.max_requests * groups)
-    yield "--chunked-prefill-size", str(in_pages(phase.max_batch_tokens) * groups)
+    yield "--chunked-prefill-size", str(-(-phase.max_batch_tokens // page_tokens) * page_tokens * groups)
     yield "--max-prefill-tokens", str(phase.max_batch_tokens)
     if name != "prefill":
         yield "--cuda-graph-bs-decode", *map(str, captured_batches(phase.max_requests))
+
+
+def _states(phase: PhaseSpec) -> Iterator[Option]:
+    """As many states of linear layers as requests, for which memory is planned.
+
+    A cache of prefixes keeps 3 to 5 states a request, and SGLang would take their memory from the KV.
+    """
+    yield ("--disable-radix-cache",)
+    yield "--max-mamba-cache-size", str(phase.max_requests * (phase.ep_size // phase.attention_tp))
 
 
 def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:

@@ -33,7 +33,6 @@ from planner.engines.sglang import captured_batches
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.terms import Phase, Precision
-from planner.layout.memory import KV_PAGE_TOKENS
 from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
@@ -51,6 +50,7 @@ ALL_TO_ALL: dict[Phase, str] = {
     "mixed": "allgather_reducescatter",  # the one that is as good with prompts as with single tokens
 }
 QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
+STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # of linear layers, as the connector takes them
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
 
 METRICS = {
@@ -79,7 +79,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
         *_experts(phase, unit.phase, moves_experts=model.replicas),
-        *_memory(phase, unit.phase, known),
+        *_memory(phase, unit.phase, known, model.page_tokens),
         *_handover(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
     )
@@ -94,7 +94,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         readiness=Probe("/health", "http"),
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | ({} if unit.phase == "mixed" else nixl | dict(model.handover_env)),
+        env=CACHES | ({} if unit.phase == "mixed" else nixl | (STATES if model.keeps_states else {})),
         drains_on_term=True,
     )
 
@@ -156,10 +156,10 @@ def _experts(phase: PhaseSpec, name: Phase, *, moves_experts: bool) -> Iterator[
         yield ("--enable-dbo",)
 
 
-def _memory(phase: PhaseSpec, name: Phase, known: Phased) -> Iterator[Option]:
+def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> Iterator[Option]:
     yield "--gpu-memory-utilization", f"{known.static_fraction:.4f}"
     yield "--kv-cache-memory-bytes", str(known.kv_bytes)
-    yield "--block-size", str(KV_PAGE_TOKENS)
+    yield "--block-size", str(page_tokens)
     yield "--max-num-seqs", str(phase.max_requests)
     tokens = phase.max_requests if name == "decode" else max(phase.max_batch_tokens, phase.max_requests)
     yield "--max-num-batched-tokens", str(tokens)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,29 @@ def test_dispatch_keeps_room_for_the_largest_step(tmp_path):
 def replace_phase(section, **values):
     """A phase with other limits."""
     return section.model_copy(update=values)
+
+
+def test_linear_layers_get_a_state_a_request(tmp_path):
+    """For that memory is planned: SGLang's share for states would halve the KV, and cached prefixes take several."""
+    spec = spec_of(DEEPSEEK, tmp_path)
+    hybrid = sglang.unit_container(
+        spec.written, unit_of(spec, "prefill"), replace(KNOWN, model_type="qwen3_next"), "image"
+    ).args
+
+    assert "--disable-radix-cache" in hybrid
+    assert hybrid[hybrid.index("--max-mamba-cache-size") + 1] == str(32 * 32)
+    assert not {"--disable-radix-cache", "--max-mamba-cache-size"} & set(command_of(spec, "prefill"))
+
+
+def test_pages_are_as_large_as_the_models_kernels_want(tmp_path):
+    """256 tokens for DeepSeek-V4, 128 for MiniMax-M3; chunks are whole pages."""
+    spec = spec_of(DEEPSEEK.replace("max_batch_tokens: 16384", "max_batch_tokens: 8000"), tmp_path)
+    for model_type, page in {"deepseek_v3": 64, "minimax_m3_vl": 128, "deepseek_v4": 256}.items():
+        known = replace(KNOWN, model_type=model_type)
+        words = sglang.unit_container(spec.written, unit_of(spec, "prefill"), known, "image").args
+        chunk = int(words[words.index("--chunked-prefill-size") + 1])
+        assert words[words.index("--page-size") + 1] == str(page)
+        assert chunk == -(-8000 // page) * page * 32
 
 
 def test_experts_in_bf16_are_computed_by_what_takes_dispatched_rows(tmp_path):
