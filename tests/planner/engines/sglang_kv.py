@@ -2,7 +2,7 @@
 
 They size the pools of a server: bytes of a token in a layer that keeps all tokens, of a token inside a sliding window,
 of the state of a linear layer, and so on. What they ask a running server for is given here: attention on one GPU, no
-drafts, CUDA, no pipeline, no option that changes a pool. Of the model they get the keys of its config.json.
+drafts, Hopper, no pipeline, no option that changes a pool. Of the model they get the keys of its config.json.
 
 Nothing of SGLang is imported, which would need CUDA's packages. The text of each function is parsed, the imports in it
 are left out, and a name that nobody gave is an error.
@@ -173,7 +173,7 @@ def _of_model(srt: Path) -> Cut:
         "get_schedule": lambda: SimpleNamespace(swa_full_tokens_ratio=0.8),
         "get_disagg": lambda: SimpleNamespace(disaggregation_mode="null"),
         "get_exec": lambda: SimpleNamespace(kernel=kernel),
-        "get_platform": lambda: SimpleNamespace(is_sm90=False, is_blackwell=False),
+        "get_platform": lambda: SimpleNamespace(is_sm90=True, is_blackwell=False),
         "resolving_view": lambda args: args,
         "m3_fp8_attn_gemm_enabled": lambda _: False,
         "is_float4_e2m1fn_x2": lambda _: False,
