@@ -62,8 +62,12 @@ DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "decode": "low_latency",
     "mixed": "auto",
 }
-DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "bf16": "bf16", "fp4": "bf16", "w4a8": "bf16"}
-QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4", "w4a8": "w4afp8"}  # bf16 needs no word
+DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8"}  # others in BF16
+QUANTIZATION: dict[Precision, str] = {
+    "fp8": "fp8",
+    "fp4": "modelopt_fp4",
+    "w4a8": "w4afp8",
+}  # of others the checkpoint says it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 METRICS = {
@@ -190,7 +194,7 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         return
     yield "--moe-a2a-backend", "deepep"
     yield "--deepep-mode", DEEPEP_MODES[unit.phase]
-    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN[phase.precision]
+    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN.get(phase.precision, "bf16")
     if phase.overlap != "none":
         yield ("--enable-two-batch-overlap",)
 
