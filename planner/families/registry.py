@@ -8,6 +8,7 @@ from planner.families.gpt_oss import GptOssShapes
 from planner.families.kimi_k25 import KimiTower
 from planner.families.minimax_m2 import MiniMaxM2Shapes
 from planner.families.minimax_m3 import MiniMaxM3Shapes, MiniMaxM3Tower
+from planner.families.mixtral import MixtralShapes
 from planner.families.qwen3_moe import Qwen3MoeShapes
 from planner.families.qwen3_next import Qwen3NextShapes, Qwen35Tower
 from planner.families.shapes import Shapes, Tower
@@ -29,6 +30,7 @@ FAMILIES: dict[str, type[Shapes]] = {
     "qwen3_next": Qwen3NextShapes,
     "qwen3_5_moe_text": Qwen3NextShapes,
     "gpt_oss": GptOssShapes,
+    "mixtral": MixtralShapes,
 }
 
 # model_type of the whole -> the tower's keys, and what families its text model may be of, the usual one first

@@ -19,6 +19,7 @@ BILLIONS = {
     "minimax_m2": 228.7,
     "gpt_oss": 116.8,
     "qwen3_next": 79.7,
+    "mixtral": 46.7,
 }
 
 # Families that transformers knows by another name, or only beside a tower.
