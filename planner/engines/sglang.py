@@ -73,8 +73,12 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
     "decode": ("fp8", "bf16", "w4a8", "fp4"),
     "mixed": ("fp8", "bf16", "w4a8"),
 }
-DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "bf16": "bf16", "fp4": "bf16", "w4a8": "bf16"}
-QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4", "w4a8": "w4afp8"}  # bf16 needs no word
+DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8"}  # others in BF16
+QUANTIZATION: dict[Precision, str] = {
+    "fp8": "fp8",
+    "fp4": "modelopt_fp4",
+    "w4a8": "w4afp8",
+}  # of others the checkpoint says it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 METRICS = {
@@ -202,7 +206,7 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         return
     yield "--moe-a2a-backend", "deepep"
     yield "--deepep-mode", DEEPEP_MODES[unit.phase]
-    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN[phase.precision]
+    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN.get(phase.precision, "bf16")
     if phase.precision in RUNNERS:
         yield "--moe-runner-backend", RUNNERS[phase.precision]
     if phase.overlap != "none":

@@ -15,7 +15,7 @@ from math import ceil
 
 from planner.facts.attention import Attention, Matrix, Part
 from planner.facts.quantisation import UNQUANTISED, Quantisation
-from planner.facts.terms import Precision
+from planner.facts.terms import KvPrecision, Precision
 
 __all__ = ["Dense", "Experts", "Layer", "Model"]
 
@@ -142,6 +142,11 @@ class Model:
     def attentions(self) -> Mapping[Attention, int]:
         """Each kind of attention, and how many layers have it."""
         return Counter(layer.attention for layer in self.layers)
+
+    @property
+    def only_kv(self) -> KvPrecision | None:
+        """The one precision of KV that there are kernels for; None where the spec may say any."""
+        return next((each.only_kv for each in self.attentions if each.only_kv), None)
 
     @property
     def weights_in(self) -> Precision:

@@ -31,18 +31,16 @@ class LatentShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if self.first_k_dense_replace >= self.num_hidden_layers:
-            dense, layers = self.first_k_dense_replace, self.num_hidden_layers
-            return f"first_k_dense_replace ({dense}) leaves none of num_hidden_layers ({layers}) for experts"
+        is_moe = [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
+        if wrong := self.dense_later(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
+            return wrong
         if self.moe_layer_freq != 1:
             return (
                 f"moe_layer_freq ({self.moe_layer_freq}) puts dense layers among the MoE layers, which is not planned"
             )
-        if self.n_group and self.n_routed_experts % self.n_group:
-            return f"n_group ({self.n_group}) does not divide n_routed_experts ({self.n_routed_experts})"
-        if self.n_group and self.topk_group and self.topk_group > self.n_group:
-            return f"topk_group ({self.topk_group}) is more than n_group ({self.n_group})"
-        return self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+        groups = self.n_group or 1
+        uneven = self.uneven_groups(groups, (self.topk_group if self.n_group else None) or 1, self.n_routed_experts)
+        return uneven or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
 
     def layers(self) -> tuple[Layer, ...]:
         """Dense ones first."""

@@ -31,10 +31,7 @@ class Qwen3MoeShapes(Shapes):
             return "decoder_sparse_step and mlp_only_layers put dense layers among the MoE layers, which is not planned"
         if self.use_sliding_window:
             return "use_sliding_window is true, which no published checkpoint of the family has and is not planned"
-        if self.num_attention_heads % self.num_key_value_heads:
-            heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-            return f"num_key_value_heads ({kv_heads}) does not divide num_attention_heads ({heads})"
-        return self.too_many_chosen("num_experts", self.num_experts)
+        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen("num_experts", self.num_experts)
 
     def layers(self) -> tuple[Layer, ...]:
         """All alike."""

@@ -14,14 +14,13 @@ from planner.facts.attention import Attention
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import UNQUANTISED, Quantisation
 
-__all__ = ["Count", "File", "Name", "Shapes", "Size", "layers_of"]
+__all__ = ["MAX_LAYERS", "Count", "File", "Shapes", "Size", "Tower", "layers_of"]
 
 MAX_SIZE = 1_000_000  # of any one dimension
 MAX_LAYERS = 1000
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=1, le=65_536)]
-Name = Annotated[str, Field(max_length=100)]
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,21 @@ class Shapes(BaseModel):
         chosen = self.num_experts_per_tok
         return f"num_experts_per_tok ({chosen}) is more than {key} ({num_experts})" if chosen > num_experts else None
 
+    def uneven_heads(self, num_kv_heads: int) -> str | None:
+        """Return that KV heads have not equally many query heads each."""
+        heads = self.num_attention_heads
+        return (
+            f"num_key_value_heads ({num_kv_heads}) does not divide num_attention_heads ({heads})"
+            if heads % num_kv_heads
+            else None
+        )
+
+    def uneven_groups(self, num_groups: int, num_chosen: int, num_experts: int) -> str | None:
+        """Return that groups have not equally many experts each, or that a token goes to more than there are."""
+        if num_experts % num_groups:
+            return f"n_group ({num_groups}) does not divide n_routed_experts ({num_experts})"
+        return f"topk_group ({num_chosen}) is more than n_group ({num_groups})" if num_chosen > num_groups else None
+
     def miscounted(self, **lists: Sequence[Any] | None) -> str | None:
         """Return which list has not one entry a layer."""
         for key, entries in lists.items():
@@ -96,6 +110,16 @@ class Shapes(BaseModel):
         if sorted(is_moe) != list(is_moe):
             return f"{key} puts dense layers among the MoE layers, which is not planned"
         return None
+
+
+class Tower(BaseModel):
+    """The keys of `vision_config`, an encoder beside the text model, or of the whole file where that lacks them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    def num_weights(self, text_hidden_size: int) -> int:
+        """Return the parameters of the encoder and of what fits its output to the text model."""
+        raise NotImplementedError
 
 
 def layers_of(

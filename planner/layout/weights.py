@@ -12,17 +12,22 @@ Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
     slot        58 x 44.04 M with an FP32 scale for each 128 x 128 block              2.554 GB
 so EP144 with two slots a GPU holds 20.1 + 2 x 2.554 = 25.2 GB.
 
-Norms and biases are left out: 0.002 % of the whole. The MTP layer is not loaded.
+Norms are left out: 0.002 % of the whole. MTP layers are not loaded.
 
 What a precision says of each part, as the checkpoints are made that are named so:
-    fp8     all matrices in FP8
-    fp4     NVFP4, an FP8 scale for 16 weights: FFNs and attention's output; the rest of attention in BF16
-    w4a8    routed experts in INT4, a BF16 scale for 128 weights; the rest in FP8
+    fp8         all matrices in FP8
+    fp4         NVFP4, an FP8 scale for 16 weights: FFNs and attention's output; the rest of attention in BF16
+    mxfp4       routed experts in MXFP4, a one-byte scale for 32 weights; the rest in BF16
+    fp8_mxfp4   the same experts; the rest in FP8
+    w4a8        routed experts in INT4, a BF16 scale for 128 weights; the rest in FP8
+    w4a16       routed experts in INT4, a BF16 scale for 32 weights; the rest in BF16
 
 Source of the matrices: github.com/deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py; what stays in
 BF16: `modules_to_not_convert` of FP8 checkpoints, and open-infra-index, day 6 (core attention in BF16); fp4:
 github.com/NVIDIA/Model-Optimizer 0bb92910 examples/deepseek/ptq.py; w4a8: github.com/sgl-project/sglang 007baab6
-python/sglang/srt/layers/quantization/w4afp8.py.
+python/sglang/srt/layers/quantization/w4afp8.py; mxfp4, fp8_mxfp4 and w4a16: the quantization_config of gpt-oss,
+DeepSeek-V4 and Kimi-K2.5, in the files that `planner/families/published.json` names, and MX's specification (32 values
+share a power of two).
 """
 
 from collections import Counter
@@ -31,7 +36,7 @@ from functools import lru_cache
 
 from planner.facts.attention import Matrix, Part
 from planner.facts.model import Dense, Layer, Model
-from planner.facts.quantisation import Format, Formats
+from planner.facts.quantisation import FORMATS, Format, Formats
 from planner.facts.terms import Precision
 from planner.spec.precision import wide_bytes
 
@@ -46,7 +51,9 @@ SIZES: dict[Format, tuple[int, int, int]] = {
     "bf16": (16, 0, 0),
     "fp8": (8, BLOCK_SIDE * BLOCK_SIDE, 4),
     "nvfp4": (4, 16, 1),
+    "mxfp4": (4, 32, 1),
     "int4": (4, 128, 2),
+    "int4_by_32": (4, 32, 2),
 }
 
 
@@ -59,12 +66,13 @@ class Weights:
     shared: int
     gates: int
     embedding: int
+    towers: int  # encoders of multimodal models
     slot: int
 
     @property
     def resident(self) -> int:
         """The same on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
-        return self.attention + self.dense + self.shared + self.gates + self.embedding
+        return self.attention + self.dense + self.shared + self.gates + self.embedding + self.towers
 
     def total(self, num_slots: int) -> int:
         """With `num_slots` routed experts of each MoE layer."""
@@ -77,7 +85,7 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
 
     A part of a matrix is whole blocks of a scale, so that of a small one several GPUs have the same.
     """
-    formats, found = model.quantisation.formats_in(precision), Counter[Part]()
+    formats, found = FORMATS[precision], Counter[Part]()
     for matrix, count in _one_of(model, dense_tp).matrices():
         found[matrix.part] += count * _matrix_bytes(matrix, formats, wide_bytes(precision))
     return Weights(
@@ -86,6 +94,7 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
         shared=found["shared"],
         gates=found["gates"] + _hash_tables(model),
         embedding=found["embedding"],
+        towers=found["towers"],
         slot=found["experts"],
     )
 

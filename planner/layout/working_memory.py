@@ -57,7 +57,16 @@ CHOICE_BYTES = 4 * (8 + 4)
 TILE_ROWS = 128
 
 # Of a value that a matmul reads; what is dispatched in BF16 is made narrower as it is read.
-COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
+COMPUTE_BYTES: dict[Precision, int] = {
+    "fp8": 1,
+    "bf16": 2,
+    "fp32": 4,
+    "fp4": 2,
+    "mxfp4": 2,
+    "fp8_mxfp4": 2,
+    "w4a8": 2,
+    "w4a16": 2,
+}
 LOGIT_BYTES = 4
 
 

@@ -136,6 +136,7 @@ class _Phase(_Part):
 class _Memory(_Part):
     kv_tokens: Annotated[int, Field(ge=1)]
     kv_bytes_per_token: Annotated[int, Field(ge=1)]
+    kv_bytes_per_request: Annotated[int, Field(ge=0)] = 0
     weights_bytes: Annotated[int, Field(ge=1)]
     gpu_bytes: Annotated[int, Field(ge=1)]
 

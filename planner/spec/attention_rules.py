@@ -5,7 +5,9 @@ far as the fields that they read are known.
 """
 
 from planner.facts.model import Model
-from planner.problems.fix import nearest_of
+from planner.facts.terms import PHASES, KvPrecision, Precision
+from planner.problems.fix import Fix, nearest_of
+from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
 from planner.spec.schema import MAX_ATTENTION_TP
 
@@ -39,6 +41,20 @@ def attention_divides_by_heads(
     rule = f"S509 must divide the {heads} attention heads{kv}"
     sizes = _attention_sizes(ep_size, gpus_per_node, model)
     return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, sizes))
+
+
+@_reads("{phase}.kv_precision", "{phase}.precision", "model.shapes", "spec.sections")
+def kv_is_as_kernels_keep_it(
+    kv_precision: KvPrecision | None, precision: Precision, model: Model, written: frozenset[str]
+) -> Broken | None:
+    """Some attention has one form of KV only."""
+    kept = kv_dtype(precision, kv_precision)
+    if model.only_kv is None or kept == model.only_kv:
+        return None
+    rule = f"S519 must be {model.only_kv} for {model.model_type}, it keeps {kept}"
+    change = {f"{phase}.kv_precision": model.only_kv for phase in PHASES if phase in written}
+    fix = Fix(f"write kv_precision: {model.only_kv} in all phases", (change,))
+    return Broken(rule, "kernels keep its compressed KV in no other form", fix)
 
 
 def _attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:

@@ -208,9 +208,7 @@ INSTEAD = dict.fromkeys(
 
 NOT_YET_VALUES = {
     "precision": (
-        "mxfp4",
         "int4",
-        "w4a16",
         "awq",
         "gptq",
         "int8",

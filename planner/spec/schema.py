@@ -295,8 +295,8 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, w4a8 has routed experts in INT4 "
-        "and the rest in FP8, and both dispatch in BF16.",
+        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, mxfp4 and w4a16 have routed "
+        "experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in BF16.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(

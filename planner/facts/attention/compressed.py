@@ -2,17 +2,20 @@
 
 Source of the matrices: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py. What stays in BF16 or FP32:
 sglang 0.5.23 layers/attention/dsv4/compressor.py and indexer.py. KV: sglang 0.5.23 mem_cache/deepseek_v4_memory_pool.py
-and, for states, model_executor/pool_configurator.py.
+and, for states, model_executor/pool_configurator.py; pages kernels/ops/attention/dsv4/kv_layout.py.
 """
 
 from dataclasses import dataclass, replace
 
 from planner.facts.attention.kind import LayerKv, Matrix
 from planner.facts.attention.latent import Indexer
+from planner.facts.terms import KvPrecision
 
 __all__ = ["CompressedAttention"]
 
-SCALE_VALUES = 64  # that share a one-byte scale in KV, whose slots are filled up to a multiple of 8 B
+SCALE_VALUES = 64  # that share a one-byte scale in KV; a slot has a multiple of 8 scales
+PAGE_TOKENS = 256
+PAGE_BYTES = 576  # of which a page is a multiple
 STATE_VALUE_BYTES = 4
 OVERLAP = 2  # windows that one entry is made from, where it has an indexer
 
@@ -36,6 +39,11 @@ class CompressedAttention:
         """KV is not kept by heads."""
         return self.num_heads
 
+    @property
+    def only_kv(self) -> KvPrecision:
+        """FP8: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
+        return "fp8"
+
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Queries in two steps, the key, the output in two steps, the compressors."""
         query = self.q_lora_rank * (hidden_size + self.num_heads * self.head_dim)
@@ -50,15 +58,13 @@ class CompressedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """584 B a token of the window or an entry: 448 values in FP8, 64 in BF16, scales.
+        """448 values in FP8, 64 in BF16 and 8 scales, 584 B, whatever the KV's precision says.
 
-        They are kept so whatever the KV's precision says.
+        Pages are filled up, so that these are 585 B, or 864 B where a page has only two entries.
         """
-        plain = self.head_dim - self.rope_head_dim
-        slot = plain + 2 * self.rope_head_dim + -(-plain // SCALE_VALUES // 8) * 8
         index = self.indexer.kv_bytes_per_token if self.indexer else 0
-        entry = slot + index if self.ratio else 0
-        return LayerKv(entry, self.ratio or 1, self.window, slot, self._state_bytes())
+        entry = self._slot_bytes(PAGE_TOKENS // self.ratio) + index if self.ratio else 0
+        return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Queries and results of all heads, the output's ranks, keys of the window and of entries."""
@@ -73,6 +79,11 @@ class CompressedAttention:
         """
         groups = max(1, self.o_groups // num_gpus)
         return replace(self, num_heads=self.num_heads // num_gpus, o_groups=groups)
+
+    def _slot_bytes(self, slots_per_page: int) -> int:
+        plain = self.head_dim - self.rope_head_dim
+        slot = plain + 2 * self.rope_head_dim + -(-plain // SCALE_VALUES // 8) * 8
+        return -(-slots_per_page * slot // PAGE_BYTES) * PAGE_BYTES // slots_per_page
 
     @property
     def _widths(self) -> int:

@@ -9,8 +9,6 @@ from planner.facts.attention.kind import LayerKv, Matrix
 
 __all__ = ["BlockIndexer", "GroupedAttention"]
 
-INDEX_KEY_BYTES = 2  # BF16: sglang 0.5.23 mem_cache/memory_pool.py, MiniMaxSparseKVPool
-
 
 @dataclass(frozen=True)
 class BlockIndexer:
@@ -41,6 +39,10 @@ class GroupedAttention:
     has_sinks: bool = False  # a logit a head that no token answers for
     indexer: BlockIndexer | None = None
 
+    @property
+    def only_kv(self) -> None:
+        """Any."""
+
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Queries, keys and values; the output."""
         heads = self.num_heads * (2 if self.has_gate else 1) + 2 * self.num_kv_heads
@@ -55,9 +57,12 @@ class GroupedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """A key and a value of each KV head, of all tokens or of the window; and the indexer's key."""
+        """A key and a value of each KV head, of all tokens or of the window; and the indexer's key.
+
+        That key is of the KV's type: sglang 0.5.23 mem_cache/memory_pool.py, get_minimax_sparse_index_dtype.
+        """
         token = 2 * self.num_kv_heads * self.head_dim * bytes_per_value
-        index = self.indexer.head_dim * INDEX_KEY_BYTES if self.indexer else 0
+        index = self.indexer.head_dim * bytes_per_value if self.indexer else 0
         if self.window is not None:
             return LayerKv(index, window=self.window, window_bytes=token)
         return LayerKv(token + index)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, Protocol
 
+from planner.facts.terms import KvPrecision
+
 __all__ = ["Attention", "LayerKv", "Matrix", "Part", "Role"]
 
 Part = Literal["attention", "norms", "dense", "shared", "gates", "experts", "embedding", "towers"]
@@ -54,6 +56,10 @@ class LayerKv:
 
 class Attention(Protocol):
     """What the planner asks of a layer's attention."""
+
+    @property
+    def only_kv(self) -> KvPrecision | None:
+        """Return the one precision of KV that there are kernels for; None where the spec may say any."""
 
     @property
     def num_heads(self) -> int:

@@ -53,6 +53,10 @@ class LatentAttention:
         """KV is not kept by heads."""
         return self.num_heads
 
+    @property
+    def only_kv(self) -> None:
+        """Any."""
+
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """187.1 M weights for DeepSeek-V3. kv_b stays wide: it is absorbed into core attention."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)

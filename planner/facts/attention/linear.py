@@ -34,6 +34,10 @@ class LinearAttention:
         """The state goes with the heads."""
         return self.num_key_heads
 
+    @property
+    def only_kv(self) -> None:
+        """Any."""
+
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Queries, keys, values and gates; two numbers a value head; the convolution; the output."""
         values = self.num_value_heads * self.value_head_dim
