@@ -73,7 +73,7 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
     "decode": ("fp8", "bf16", "w4a8", "fp4"),
     "mixed": ("fp8", "bf16", "w4a8"),
 }
-DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8"}  # others in BF16
+DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "fp8_mxfp4": "fp8"}  # others in BF16
 QUANTIZATION: dict[Precision, str] = {
     "fp8": "fp8",
     "fp4": "modelopt_fp4",

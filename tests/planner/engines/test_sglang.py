@@ -73,9 +73,10 @@ def unit_of(spec, phase):
     return Unit(f"{spec.written.name}-{phase}-0", phase, 0, nodes, num_gpus // len(nodes), "")
 
 
-def command_of(spec, phase, worker=0):
+def command_of(spec, phase, worker=0, model_type="deepseek_v3"):
     """The arguments of a phase's first unit, as the kubelet gives them to one of its pods."""
-    container = sglang.unit_container(spec.written, unit_of(spec, phase), KNOWN, "image")
+    known = replace(KNOWN, model_type=model_type)
+    container = sglang.unit_container(spec.written, unit_of(spec, phase), known, "image")
     return [
         word.replace("$(LWS_WORKER_INDEX)", str(worker)).replace("$(LWS_LEADER_ADDRESS)", "127.0.0.1")
         for word in container.args
@@ -121,6 +122,8 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         command_of(pair, "decode", 17),
         command_of(one, "mixed"),
         command_of(wide, "decode"),
+        command_of(pair, "prefill", model_type="qwen3_next"),
+        command_of(one, "mixed", model_type="deepseek_v4"),
     ]
     said = ask(commands=commands, router=[list(sglang.router(each.written, "image").args) for each in (pair, one)])
     keys = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
@@ -132,6 +135,8 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         (144, 144, 144, 18, 17, "low_latency", 18_432),
         (8, 1, 8, 1, 0, "auto", 64),
         (144, 144, 144, 18, 0, "low_latency", 18_432),
+        (32, 32, 32, 4, 0, "normal", 1024),
+        (8, 1, 8, 1, 0, "auto", 64),
     ], said["commands"]
     assert said["router"][0]["prefill_selector"]["tidemill.dev/phase"] == "prefill"
     assert said["router"][0]["decode_selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
@@ -302,9 +307,7 @@ def replace_phase(section, **values):
 def test_linear_layers_get_a_state_a_request(tmp_path):
     """For that memory is planned: SGLang's share for states would halve the KV, and cached prefixes take several."""
     spec = spec_of(DEEPSEEK, tmp_path)
-    hybrid = sglang.unit_container(
-        spec.written, unit_of(spec, "prefill"), replace(KNOWN, model_type="qwen3_next"), "image"
-    ).args
+    hybrid = command_of(spec, "prefill", model_type="qwen3_next")
 
     assert "--disable-radix-cache" in hybrid
     assert hybrid[hybrid.index("--max-mamba-cache-size") + 1] == str(32 * 32)
@@ -315,8 +318,7 @@ def test_pages_are_as_large_as_the_models_kernels_want(tmp_path):
     """256 tokens for DeepSeek-V4, 128 for MiniMax-M3; chunks are whole pages."""
     spec = spec_of(DEEPSEEK.replace("max_batch_tokens: 16384", "max_batch_tokens: 8000"), tmp_path)
     for model_type, page in {"deepseek_v3": 64, "minimax_m3_vl": 128, "deepseek_v4": 256}.items():
-        known = replace(KNOWN, model_type=model_type)
-        words = sglang.unit_container(spec.written, unit_of(spec, "prefill"), known, "image").args
+        words = command_of(spec, "prefill", model_type=model_type)
         chunk = int(words[words.index("--chunked-prefill-size") + 1])
         assert words[words.index("--page-size") + 1] == str(page)
         assert chunk == -(-8000 // page) * page * 32

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from planner.families import model_of
-from planner.families.registry import FAMILIES
+from planner.families.registry import FAMILIES, TOWERS
 from tests.planner.engines.test_kv_bytes import TABLE, config_of
 
 BYTES_PER_VALUE = {"bf16": 2, "fp8": 1}
@@ -31,9 +31,10 @@ def model(name):
 
 
 @pytest.mark.parametrize("kv", BYTES_PER_VALUE)
-@pytest.mark.parametrize("name", [name for name in TABLE["families"] if name.split(",")[0] in FAMILIES])
+@pytest.mark.parametrize("name", TABLE["families"])
 def test_the_planner_reckons_with_what_sglang_allocates(name, kv):
     """Bytes of one request at 1K, 32K and 256K tokens; DeepSeek-V4's KV has one type."""
     figures = TABLE["families"][name]["bytes"].get(kv, TABLE["families"][name]["bytes"]["fp8"])
 
+    assert name.split(",")[0] in FAMILIES | TOWERS
     assert [model(name).kv_bytes(tokens, BYTES_PER_VALUE[kv]) for tokens in TABLE["contexts"]] == figures
