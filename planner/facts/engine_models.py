@@ -11,7 +11,7 @@ Of SGLang 0.5.23 (python/sglang/srt), where a test holds this table against the 
     page_tokens    arg_groups/model_overrides: DeepSeek-V4 and, on Blackwell, MiniMax-M3 take no other
     keeps_states   configs/qwen3_next.py, mamba2_cache_params
     cannot         models/gpt_oss.py: its forward for DeepEP raises; layers/quantization/mxfp4.py, of a Hopper GPU
-Of vLLM 0.33.0 (vllm):
+Of vLLM 0.33.0 (vllm), where the first two are held against a table that was recorded from its wheel:
     architecture   model_executor/models/registry.py
     replicas       the class, or the model inside it, is a `MixtureOfExperts`, whose experts EPLB moves
     overlaps       v1/worker/ubatching.py, around the whole model

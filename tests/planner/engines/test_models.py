@@ -1,9 +1,11 @@
 """Which engine runs which model: the table is what SGLang's sources say, and a model that it cannot run is refused."""
 
 import ast
+import json
 import os
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -141,6 +143,15 @@ def test_the_tables_are_of_the_versions_that_we_speak_for():
     for engine, versions in ENGINE_MODELS.items():
         assert tuple(versions) == ENGINES[engine].versions
     assert SGLANG.keys() == VLLM.keys()
+
+
+@pytest.mark.parametrize("model_type", VLLM)
+def test_vllm_registers_the_architecture_and_moves_its_experts_where_the_table_says_so(model_type):
+    """As recorded from its wheel (record_vllm.py)."""
+    model = VLLM[model_type]
+    recorded = json.loads((Path(__file__).parent / "vllm-options.json").read_text())["models"][model.architecture]
+
+    assert recorded == {"module": model.file.removesuffix(".py"), "moves_experts": model.replicas}
 
 
 @pytest.fixture(scope="module")
