@@ -45,7 +45,7 @@ MATRICES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.f
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for. `rank` is None in the process that was called, which only shares out and joins."""
+    """The options of a call. `rank` is None in the process that was called, which only shares out and joins."""
 
     checkpoint: str
     prompt_ids: Path
@@ -65,13 +65,13 @@ class Job:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "Job":
-        """From the command line, whose names these are."""
+        """Make a job from the command line, which has the same names."""
         values = {name: getattr(arguments, name) for name in cls.__dataclass_fields__}
         return cls(**values)
 
 
 def run(job: Job) -> None:
-    """Do the whole job, printing JSON; or one rank's part of it. Raises RuntimeFailure."""
+    """Do the whole job, printing JSON; or one rank's part of it. Raise RuntimeFailure."""
     if job.rank is not None:
         _run_rank(job)
         return
@@ -92,7 +92,7 @@ def run(job: Job) -> None:
 def greedy(
     engine: Engine, group: Group, prompts: list[list[int]], max_tokens: int, stop_ids: set[int]
 ) -> list[list[int]]:
-    """This rank's prompts to their greedy outputs, one prompt a prefill step, then all together."""
+    """Continue this rank's prompts greedily, one prompt a prefill step, then all together; return the outputs."""
     texts = [_Text(prompt, []) for prompt in prompts]
     cache = engine.new_cache(sum(num_pages(len(prompt) + max_tokens) * PAGE_TOKENS for prompt in prompts))
     for text in texts:
@@ -126,7 +126,7 @@ def _grow(texts: list[_Text], logits: Tensor) -> None:
 
 
 def _turns(group: Group, num_own: int) -> Iterator[int]:
-    """0, 1, ... until no rank has that many prompts: prefill is a collective, and ranks have unequal shares."""
+    """Yield 0, 1, ... until no rank has that many prompts: prefill is a collective, and ranks have unequal shares."""
     turn = 0
     while group.any(turn < num_own):
         yield turn
@@ -134,7 +134,7 @@ def _turns(group: Group, num_own: int) -> Iterator[int]:
 
 
 def _check(job: Job) -> None:
-    """Everything that can be wrong with the call, before any process is started. Raises UsageError."""
+    """Raise UsageError for everything that can be wrong with the call, before any process is started."""
     config = read_model_config(resolve(job.checkpoint))
     if job.max_tokens < 1 or job.ep < 1:
         raise UsageError("--max-tokens and --ep must be at least 1")
@@ -256,7 +256,7 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
 
 @contextmanager
 def _saying_what_cannot_be_written(path: Path) -> Iterator[None]:
-    """A full disk, or a folder that is closed to us."""
+    """Turn OSError into a sentence: a full disk, or a folder that is closed to us."""
     try:
         yield
     except OSError as error:

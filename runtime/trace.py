@@ -1,4 +1,4 @@
-"""What a rank did when: spans around the real calls, as a file for chrome://tracing or ui.perfetto.dev.
+"""A rank's timeline: spans around the real calls, as a file for chrome://tracing or ui.perfetto.dev.
 
     span     one call: its name, layer and micro-batch (0 or 1), when it began and how long it took
     track    compute, where spans follow each other; link, where an exchange lasts from its first byte to its last
@@ -61,7 +61,7 @@ class _Recorder:
         self._write(name, "X", tid=track, ts=began_ns / 1000, dur=(ended_ns - began_ns) / 1000, args=where)
 
     def end(self) -> None:
-        """The file is whole with this, unless it was full before."""
+        """Complete the file, unless it was full before."""
         self._add(json.dumps({"name": "end", "ph": "M", "pid": self._rank, "args": {}}) + "\n]\n")
         with suppress(OSError):  # said already
             self._file.close()
@@ -87,7 +87,7 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(path: Path | None, rank: int) -> Iterator[None]:
-    """Record this process's spans to `path`; None: nothing. Raises UsageError where it cannot be written."""
+    """Record this process's spans to `path`, or nothing if it is None. Raise UsageError where it cannot be written."""
     global _recorder
     if path is None:
         yield
@@ -101,7 +101,7 @@ def recording(path: Path | None, rank: int) -> Iterator[None]:
 
 
 def span(name: str, **where: Any) -> AbstractContextManager[None]:
-    """Around a call of the compute track."""
+    """Record a call on the compute track."""
     if _recorder is None:
         return nullcontext()
     where["micro_batch"] = _recorder.micro_batch
@@ -110,7 +110,7 @@ def span(name: str, **where: Any) -> AbstractContextManager[None]:
 
 
 def link(exchange: Callable[[], T]) -> Callable[[], T]:
-    """`exchange`, recorded on the link's track under the name of the span that begins it, whichever thread does it."""
+    """Return `exchange`, recorded on the link's track under the name of the span that begins it, on any thread."""
     if _recorder is None:
         return exchange
     recorder, (name, where) = _recorder, _recorder.open_span
@@ -123,9 +123,9 @@ def link(exchange: Callable[[], T]) -> Callable[[], T]:
 
 
 def link_until() -> Callable[[int, int], None]:
-    """The same, of an exchange that nobody waits for all the time: who hears of its end says when it began and ended.
+    """Return a function that records an exchange which nobody waits for all the time, given when it began and ended.
 
-    Both in ns of the machine's clock.
+    Both are in ns of the machine's clock.
     """
     if _recorder is None:
         return lambda began_ns, ended_ns: None
@@ -134,13 +134,13 @@ def link_until() -> Callable[[int, int], None]:
 
 
 def turn_of(micro_batch: int) -> None:
-    """What is computed from now on is this micro-batch's."""
+    """Record everything from now on as this micro-batch's."""
     if _recorder is not None:
         _recorder.micro_batch = micro_batch
 
 
 def join(parts: list[Path], whole: Path) -> None:
-    """The files of several ranks as one. Raises RuntimeFailure where one of them ended early."""
+    """Join the files of several ranks. Raise RuntimeFailure where one of them ended early."""
     texts = [part.read_text() for part in parts]
     if not all(text.endswith("]\n") for text in texts):
         raise RuntimeFailure(f"there is no trace {whole}: a rank could not write its part")

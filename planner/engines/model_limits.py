@@ -44,7 +44,7 @@ def _called(spec: ResolvedSpec) -> str:
 
 
 def _unknown_model(spec: ResolvedSpec) -> Violation:
-    rule = f"S754 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
+    rule = f"S760 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
     reason = f"what it does with {spec.model.model_type} is not in the table of its models"
     return Violation(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
 

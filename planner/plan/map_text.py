@@ -44,8 +44,8 @@ def _where_tokens_go(plan: Plan) -> Iterator[str]:
         model = ENGINE_MODELS[name][plan.spec.engine_version or ""].get(plan.model.model_type)
         if model is not None and not model.replicas:
             yield from filled(
-                f"{name} reads no map, and moves no experts of {model.architecture}: they stay in order. What stands here "
-                "is what maps could reach."
+                f"{name} reads no map, and moves no experts of {model.architecture}: they stay in order. What stands "
+                "here is what maps could reach."
             )
             return
         yield from filled(

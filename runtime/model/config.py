@@ -62,7 +62,7 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Names as published. `greedy` has one group, which is always eligible."""
+    """The config. Names are as published. `greedy` has one group, which is always eligible."""
 
     vocab_size: int
     hidden_size: int
@@ -95,17 +95,17 @@ class ModelConfig:
 
     @property
     def latent_dim(self) -> int:
-        """What the KV cache holds of one token in one layer: the compressed KV and the shared rotary key."""
+        """The number of values in the KV cache for one token and layer: the compressed KV and the shared rotary key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def num_moe_layers(self) -> int:
-        """The first layers are dense."""
+        """The number of MoE layers, which follow the dense ones."""
         return self.num_hidden_layers - self.first_k_dense_replace
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json`. Raises CheckpointError for a missing key, or a value that this runtime does not compute."""
+    """Read `config.json`. Raise CheckpointError for a missing key, or a value that this runtime does not compute."""
     path = folder / "config.json"
     document = read_json(path)
     choices = _choices(document, path)
@@ -128,7 +128,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The values of the keys that have few. Raises CheckpointError for another."""
+    """Return the values of the keys that have few. Raise CheckpointError for any other value."""
     model_type = document.get("model_type")
     if not isinstance(model_type, str) or model_type not in FOR_MODEL_TYPE:
         raise _refused(path, "model_type", model_type, tuple(FOR_MODEL_TYPE))
@@ -141,7 +141,10 @@ def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _quantisation(document: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`quantization_config`, empty without one. Raises CheckpointError for another quantisation than DeepSeek's."""
+    """Return `quantization_config`, or {} without one.
+
+    Raise CheckpointError for a quantisation other than DeepSeek's.
+    """
     quantisation = document.get("quantization_config")
     if quantisation is None:
         return {}

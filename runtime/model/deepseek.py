@@ -49,11 +49,11 @@ class DeepseekV3(nn.Module):
         nodes: Sequence[str] | None = None,
         max_step_tokens: int | None = None,
     ) -> None:
-        """`nodes`: of each rank, for tokens that prefer replicas near them (`ReplicaTable`).
+        """Build the model. `nodes`: the node of each rank, for tokens that prefer near replicas (`ReplicaTable`).
 
-        `max_step_tokens`: of any rank, where no step has prompts, so that a device need not wait for sizes.
+        `max_step_tokens`: the most tokens of any rank if no step has prompts; then a device need not wait for sizes.
 
-        Raises RuntimeFailure when `backend` is deterministic and the unit's dispatcher is not.
+        Raise RuntimeFailure when `backend` is deterministic and the unit's dispatcher is not.
         """
         super().__init__()
         self.config, self.backend, self.batching = config, backend, backend.batching
@@ -80,25 +80,28 @@ class DeepseekV3(nn.Module):
             round_scales_up(self)
 
     def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Hidden states [T, D] of the tokens of a step, chunk by chunk; T may be 0. Latents are written to `cache`."""
+        """Return hidden states [T, D] of a step's tokens, chunk by chunk; T may be 0.
+
+        Latents are written to `cache`.
+        """
         steps = self._micro_batches(prefilling, decoding)
         return torch.cat(self.overlap.run([self._hidden_states(step, cache, step) for step in steps]))
 
     def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """The same, and from the last token of each chunk its logits: [chunks, vocab]."""
+        """Do the same, and return the logits after the last token of each chunk: [chunks, vocab]."""
         steps = self._micro_batches(prefilling, decoding)
         return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in steps]))
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """[T, vocab] in FP32."""
+        """Return logits [T, vocab] in FP32."""
         return self.batching.rows(self._head, x_TD)
 
     def begin_step(self, micro_batches: list[ForwardBatch]) -> None:
-        """Let the ranks agree on how to dispatch what follows: before anything is, by every rank."""
+        """Let the ranks agree on how to dispatch what follows. Every rank calls this before anything is dispatched."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
     def row_wise(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """What `batching` computes in rows, one of each shape: (function, size of a row, its type)."""
+        """Return one function of each shape that `batching` computes in rows: (function, size of a row, its type)."""
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():
             if function := _row_function(module):
@@ -117,13 +120,16 @@ class DeepseekV3(nn.Module):
         return steps
 
     def _next_logits(self, step: ForwardBatch, cache: LatentCache) -> Flow[Tensor]:
-        """A flow too: the head of one micro-batch hides the last exchange of the other."""
+        """Return the flow to the logits. The head of one micro-batch hides the last exchange of the other."""
         x_TD = yield from self._hidden_states(step, cache, step.answering())
         with span("head"):
             return self.logits(x_TD)
 
     def _hidden_states(self, step: ForwardBatch, cache: LatentCache, answering: ForwardBatch) -> Flow[Tensor]:
-        """Of the tokens of `answering`: what the last layer makes of others nobody reads, except their latents."""
+        """Return the flow to the hidden states of `answering`.
+
+        In the last layer nobody reads anything of the other tokens except their latents.
+        """
         cos, sin = self.rotary.at(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)
         for layer, pages in zip(self.model.layers, cache.layers, strict=True):
@@ -169,14 +175,20 @@ class Layer(nn.Module):
     def forward(
         self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
     ) -> Flow[Tensor]:
-        """[T, D] -> [T, D] of the tokens of `answering`: all, or some; the latents of all are written to `pages`."""
+        """Map [T, D] -> [T, D] for the tokens of `answering`: all, or some.
+
+        The latents of all are written to `pages`.
+        """
         x_TD = yield from self._attention(x_TD, cos, sin, step, answering, pages)
         return (yield from self._feed_forward(x_TD))
 
     def _attention(
         self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
     ) -> Flow[Tensor]:
-        """A flow of its own, at whose end its queries are freed: nothing may hold them while experts compute."""
+        """Run attention as a flow of its own.
+
+        Its queries are freed at its end: they must be gone while experts compute.
+        """
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
             pages.write(step.slot_mapping_T, self.self_attn.latent(normed_TD, cos, sin))
@@ -200,7 +212,10 @@ def _num_tokens(chunks: Sequence[Chunk]) -> int:
 
 
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
-    """What the module does to rows, if that is what it does; its first parameter's last dimension is a row's size."""
+    """Return the module's row function, or None for modules that do not work by row.
+
+    The last dimension of the module's first parameter is a row's size.
+    """
     match module:
         case Linear() | Fp8Linear() | RmsNorm() | GatedMlp() | Gate():
             return module

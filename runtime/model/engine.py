@@ -31,7 +31,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What a rank's engine is told before it starts."""
+    """The options that a rank's engine gets before it starts."""
 
     checkpoint: Path  # a folder
     expert_map: PhysicalToLogical
@@ -52,7 +52,7 @@ class Engine:
         group: Group,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Load what this rank holds. Raises CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
+        """Load what this rank holds. Raise CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
         if config.deterministic:
             torch.set_num_threads(1)  # before the backend is chosen, which depends on it
         self.config = read_model_config(config.checkpoint)
@@ -71,17 +71,17 @@ class Engine:
 
     @property
     def token_shape(self) -> tuple[int, int]:
-        """Of one token's latent KV: (num_layers, latent_dim)."""
+        """The shape of one token's latent KV: (num_layers, latent_dim)."""
         return self.config.num_hidden_layers, self.config.latent_dim
 
     def new_cache(self, num_tokens: int) -> LatentCache:
-        """Return an empty KV cache with room for at least so many tokens."""
+        """Return an empty KV cache with room for at least `num_tokens` tokens."""
         dtype, ops = self.backend.unquantized_dtype, self.backend.ops
         return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link)
 
     @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """The logits after the last token of each chunk, then of each decoding request: [chunks + requests, vocab].
+        """Return the logits after each chunk's last token, then of each decoding request: [chunks + requests, vocab].
 
         The tokens' latents are in `cache` afterwards.
         """
@@ -89,18 +89,18 @@ class Engine:
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
+        """Return each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
         chunks, cache = self._whole(prompts)
         return self.step(chunks, [], cache), [cache.swap_out(chunk.table, chunk.end) for chunk in chunks]
 
     @torch.inference_mode()
     def prompt_logits(self, prompts: list[list[int]]) -> list[Tensor]:
-        """Logits at every position of each prompt, [tokens, vocab]; for comparing with other implementations."""
+        """Return logits at every position of each prompt, [tokens, vocab], to compare with other implementations."""
         chunks, cache = self._whole(prompts)
         return list(self.model.logits(self.model(chunks, [], cache)).split([chunk.end for chunk in chunks]))
 
     def _whole(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
-        """Each prompt as one chunk, in a cache of just their size."""
+        """Return each prompt as one chunk, in a cache of just their size."""
         cache = self.new_cache(sum(num_pages(len(prompt)) * PAGE_TOKENS for prompt in prompts))
         chunks = [Chunk(prompt, 0, []) for prompt in prompts]
         for chunk in chunks:

@@ -1,4 +1,4 @@
-"""What one rank computes in one step: chunks of prompts, then the last token of each request that is being continued.
+"""One step's work on one rank: chunks of prompts, then the last token of each request that is being continued.
 
     tokens    a a a a a | b b b | c | d | e      T = 11: chunks of the prompts A and B, then C, D and E decode
 
@@ -25,7 +25,7 @@ __all__ = ["Chunk", "ForwardBatch", "cut"]
 class Chunk:
     """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
 
-    In decode it is one token. Of a chunk that goes on in the next micro-batch nobody asks for logits.
+    In decode it is one token. Nobody asks for logits of a chunk that goes on in the next micro-batch.
     """
 
     token_ids: list[int]
@@ -45,7 +45,7 @@ class Chunk:
 
 
 def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chunk]]:
-    """The first `num_tokens` tokens of the chunks, and the others; the chunk across the cut becomes two."""
+    """Return the first `num_tokens` tokens of the chunks, and the others; the chunk across the cut becomes two."""
     before, after = [], []
     for chunk in chunks:
         number = min(num_tokens, len(chunk.token_ids))
@@ -81,7 +81,7 @@ class ForwardBatch:
         self.lengths_B = self._integers(chunk.end for chunk in decoding)
 
     def answering(self) -> "ForwardBatch":
-        """The same requests with only the tokens whose logits are asked for, those at `answering_A`."""
+        """Return the same requests with only the tokens whose logits are asked for, those at `answering_A`."""
         if not self._prefilling:
             return self
         last = [chunk.last for chunk in self._prefilling if not chunk.goes_on]
@@ -91,13 +91,13 @@ class ForwardBatch:
         return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
     def _padded(self, tables: list[PageTable]) -> Tensor:
-        """[B, J]; a shorter table ends with page 0, whose content nobody looks at."""
+        """Return tables [B, J]; a shorter table ends with page 0, whose content nobody looks at."""
         max_pages = max(map(len, tables), default=0)
         pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
         return self._integers(pages).view(len(tables), max_pages)
 
 
 def _last_tokens(chunks: Sequence[Chunk]) -> Iterator[int]:
-    """Where the last token of each chunk is among all, of those after which logits are asked for."""
+    """Return the index of each chunk's last token among all, without chunks whose logits nobody asks for."""
     ends = accumulate(len(chunk.token_ids) for chunk in chunks)
     return (end - 1 for chunk, end in zip(chunks, ends, strict=True) if not chunk.goes_on)

@@ -23,15 +23,15 @@ class Fp8Rows:
         self.hidden_size, self.power_of_two, self.ops = hidden_size, power_of_two, ops
 
     def quantise(self, x_TD: Tensor) -> Quantised:
-        """Codes and scales."""
+        """Return codes and scales."""
         return self.ops.quantise_rows(x_TD, self.power_of_two)
 
     def encode(self, x_TD: Tensor) -> Tensor:
-        """[T, D + 4 ceil(D / 128)] bytes."""
+        """Return [T, D + 4 ceil(D / 128)] bytes."""
         return pack(self.quantise(x_TD))
 
     def decode(self, bytes_RX: Tensor) -> Quantised:
-        """The codes where they are, and a copy of the scales."""
+        """Return the codes where they are, and a copy of the scales."""
         return unpack(bytes_RX, self.hidden_size)
 
 
@@ -47,7 +47,7 @@ class Fp8Linear(nn.Module):
         self.weight_scale_inv = _scale_parameter(ops.device, num_blocks(out_features), num_blocks(in_features))
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, in] -> [R, out], of x's type."""
+        """Map [R, in] -> [R, out], of x's type."""
         w = Quantised(self.weight, self.weight_scale_inv)
         return self.ops.fp8_matmul(self.ops.quantise_rows(x_RD, self.power_of_two), w, x_RD.dtype)
 
@@ -69,7 +69,7 @@ class Fp8Experts(nn.Module):
         self.down_scales = _scale_parameter(device, num_slots, num_blocks(hidden), num_blocks(intermediate))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute rows of each slot: [R, D] or, of masked rows, [M, Z, D], in BF16."""
+        """Compute each slot's rows: [R, D], or [M, Z, D] for masked rows, in BF16."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Quantised)
             return self.batching.fp8_experts(self.ops, rows.rows_RD, rows.counts, rows.counts_M, self._codes)
@@ -77,7 +77,7 @@ class Fp8Experts(nn.Module):
         return self.batching.masked_fp8_experts(self.ops, rows.rows_MZD, rows.counts_M, self._codes, rows.expected_rows)
 
     def first_expert(self, x_TD: Tensor) -> Tensor:
-        """What the expert in slot 0 makes of rows that did not travel: what `check_machine` asks about. [T, D]."""
+        """Compute the expert in slot 0 for rows that did not travel, [T, D], for `check_machine`."""
         return self.ops.fp8_expert(self.ops.quantise_rows(x_TD, self.power_of_two), self._codes, 0)
 
     @property
@@ -86,7 +86,7 @@ class Fp8Experts(nn.Module):
         return ExpertCodes(gate_up, down, self.power_of_two)
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
-        """The memory of each tensor of the expert in `slot`, by its published name."""
+        """Return the memory of each tensor of the expert in `slot`, by its published name."""
         gate, up = self.gate_up.data[slot]
         gate_scales, up_scales = self.gate_up_scales.data[slot]
         return {
@@ -100,7 +100,10 @@ class Fp8Experts(nn.Module):
 
 
 def round_scales_up(model: nn.Module) -> None:
-    """Let every projection of `model` scale its rows by powers of two: a trait of the model that none of them knows."""
+    """Let every projection of `model` scale its rows by powers of two.
+
+    It is a trait of the model that none of them knows.
+    """
     for module in model.modules():
         if isinstance(module, Fp8Linear):
             module.power_of_two = True

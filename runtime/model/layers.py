@@ -22,7 +22,7 @@ def linear(in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) ->
 
 
 class Linear(nn.Module):
-    """x w^T, with a matrix [out, in] that may be another module's too."""
+    """Computes x w^T, with a matrix [out, in] that may be another module's too."""
 
     def __init__(self, weight: nn.Parameter, ops: Ops) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Linear(nn.Module):
         self.weight = weight
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, in] -> [R, out]."""
+        """Map [R, in] -> [R, out]."""
         return self.ops.linear(x_RD, self.weight)
 
 
@@ -42,12 +42,12 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=device))
 
     def forward(self, token_ids_T: Tensor) -> Tensor:
-        """[T] -> [T, D]."""
+        """Map [T] -> [T, D]."""
         return F.embedding(token_ids_T, self.weight)
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight, with the mean square in FP32."""
+    """Computes x / rms(x) * weight, with the mean square in FP32."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, ops: Ops) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class RmsNorm(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)): the dense layers and the shared expert."""
+    """Computes down(silu(gate(x)) * up(x)): the dense layers and the shared expert."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, ops: Ops) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class GatedMlp(nn.Module):
         self.down_proj = linear(intermediate_size, hidden_size, dtype, ops)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """[T, D] -> [T, D]."""
+        """Map [T, D] -> [T, D]."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if self.is_fp8:
             return down(self.ops.silu_product(gate(x_TD), up(x_TD)))

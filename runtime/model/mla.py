@@ -51,14 +51,14 @@ class LatentAttention(nn.Module):
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
     def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch) -> Queries:
-        """The first half: the tokens' queries. Their latents are in the cache before the second."""
+        """Compute the first half: the tokens' queries. Their latents are in the cache before the second."""
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
         expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
         is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens is a decode step without requests
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
     def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """The second: against what is cached of the tokens' requests, their own latents included: [T, D]."""
+        """Compute the second half, [T, D]: attend to all cached latents of the tokens' requests, their own included."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
         if expanded_THQ is not None:
@@ -68,17 +68,17 @@ class LatentAttention(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """What the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
+        """Return what the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
     def without_cache(self, x_TD: Tensor) -> Tensor:
-        """Compute decode's row-wise parts at position 0, [T, D]: what `check_machine` asks about."""
+        """Compute decode's row-wise parts at position 0, [T, D], for `check_machine`."""
         cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2, device=x_TD.device)
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
 
     def _prefill(self, q_THQ: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """The chunks, which follow each other in q, each with keys and values expanded from the cache: [T, D]."""
+        """Attend for the chunks in q, one after another, with keys and values expanded from the cache: [T, D]."""
         contexts = []
         for q, slots_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
             latent_SC = pages.read(slots_S)
@@ -89,7 +89,7 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self.o_proj, torch.cat(contexts).flatten(1))
 
     def _decode(self, q_BHC: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """One token a request, over the latents alone: [B, D]."""
+        """Attend for one token a request, over the latents alone: [B, D]."""
         cached = pages.pages, step.tables_BJ, step.lengths_B
         context_BHL = self.batching.attend_pages(self.ops, q_BHC, *cached, self.config.kv_lora_rank, self.scale)
         return self.batching.rows(self._absorbed_output, context_BHL)
@@ -102,32 +102,32 @@ class LatentAttention(nn.Module):
         return latent_TC
 
     def _absorbed_query(self, x_BD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The query in the space of the latents, [B, H, C]."""
+        """Return the query in the space of the latents, [B, H, C]."""
         q_BHQ = self._query(x_BD, cos, sin)
         sizes = self.config.qk_rope_head_dim, self.config.v_head_dim
         return self.ops.absorb_query(q_BHQ, self.kv_b_proj.weight, *sizes)
 
     def _absorbed_output(self, context_BHL: Tensor) -> Tensor:
-        """[B, D]."""
+        """Return the output of the heads' contexts, [B, D]."""
         return self.o_proj(self.ops.values(context_BHL, self.kv_b_proj.weight, self.config.v_head_dim))
 
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, H, N + P], the last P rotated."""
+        """Return queries [T, H, N + P], the last P rotated."""
         q_THQ = self._project_query(x_TD).unflatten(-1, (self.config.num_attention_heads, -1))
         self.ops.rotate(q_THQ[..., self.config.qk_nope_head_dim :], cos, sin, self.config.rope_interleave)
         return q_THQ
 
     def _project_query(self, x_TD: Tensor) -> Tensor:
-        """[T, H x (N + P)]."""
+        """Return queries [T, H x (N + P)]."""
         if self.config.q_lora_rank is None:
             return self.q_proj(x_TD)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
 
     def _expand(self, latent_TC: Tensor) -> Tensor:
-        """Keys, without their rotary part, and values from latents: [T, H, N + U]."""
+        """Return keys, without their rotary part, and values from latents: [T, H, N + U]."""
         kv_TX = self.kv_b_proj(latent_TC[:, : self.config.kv_lora_rank])
         return kv_TX.unflatten(-1, (self.config.num_attention_heads, -1))
 
     def _attend_causally(self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """The last T of a request's S tokens, [T, H, U]."""
+        """Attend for the last T of a request's S tokens, [T, H, U]."""
         return self.ops.attend_causally(q_THQ, kv_SHX, k_rope_SP, self.config.v_head_dim, self.scale)

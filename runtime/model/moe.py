@@ -32,7 +32,7 @@ __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
 
 class Gate(nn.Module):
-    """Which experts a token goes to, and their weights; only the experts of its best groups are eligible.
+    """Chooses each token's experts and their weights; only the experts of its best groups are eligible.
 
     V3 scores by sigmoid, and a bias (balanced in training) takes part in choosing, never in weighing: `noaux_tc`. V2
     scores by softmax: `group_limited_greedy`, or `greedy`, which has one group.
@@ -48,7 +48,7 @@ class Gate(nn.Module):
             self.e_score_correction_bias = nn.Parameter(bias_E)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's logical experts [T, K], and their weights [T, K] in FP32."""
+        """Return each token's logical experts [T, K], and their weights [T, K] in FP32."""
         logits_TE = self.ops.gate_logits(x_TD, self.weight)
         scores_TE = logits_TE.softmax(-1) if self.config.scoring_func == "softmax" else logits_TE.sigmoid()
         is_biased = self.config.topk_method == "noaux_tc"
@@ -67,7 +67,7 @@ class Gate(nn.Module):
 
 
 class ReplicaTable:
-    """Which slots of one layer the tokens of a rank may use for each logical expert, and in what turn."""
+    """The slots of one layer that the tokens of a rank may use for each logical expert, and in what turn."""
 
     def __init__(
         self,
@@ -77,7 +77,10 @@ class ReplicaTable:
         device: torch.device,
         nodes: Sequence[str] | None = None,
     ) -> None:
-        """`rank`: whose tokens. `nodes`: of each rank of the unit, for the split `local_first`; None for `equal`."""
+        """Make the table for tokens of `rank`.
+
+        `nodes` is each rank's node, for the split `local_first`; None for `equal`.
+        """
         slots: list[list[int]] = [[] for _ in range(num_logical_experts)]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
@@ -90,7 +93,10 @@ class ReplicaTable:
         self._turn = rank
 
     def choose(self, experts_TK: Tensor) -> Tensor:
-        """The slot of each choice, [T, K]: tokens use an expert's replicas in turn, each rank starting at another."""
+        """Return the slot of each choice, [T, K].
+
+        Tokens take an expert's replicas in turn; each rank starts elsewhere.
+        """
         if self._slots_EX.shape[1] == 1:
             return self._slots_EX.take(experts_TK)
         turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + self._turn
@@ -99,7 +105,7 @@ class ReplicaTable:
 
 
 def _nearest(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
-    """Those on the rank if there are any, else those on its node, else all."""
+    """Return the replicas on the rank if there are any, else those on its node, else all."""
     own = [slot for slot in replicas if slot // slots_per_rank == rank]
     near = [slot for slot in replicas if nodes[slot // slots_per_rank] == nodes[rank]]
     return own or near or replicas
@@ -117,7 +123,7 @@ class LocalExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype, device=device))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] of masked ones."""
+        """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] for masked rows."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Tensor)
             return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)
@@ -125,17 +131,17 @@ class LocalExperts(nn.Module):
         return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
-        """[R, D] -> [R, D] by the expert in local slot `slot`: what `check_machine` asks about."""
+        """Map [R, D] -> [R, D] by the expert in local slot `slot`, for `check_machine`."""
         return self.ops.expert(rows_RD, self.gate_up[slot], self.down[slot])
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
-        """The memory of each tensor of the expert in `slot`, by its published name."""
+        """Return the memory of each tensor of the expert in `slot`, by its published name."""
         gate, up = self.gate_up.data[slot].chunk(2)
         return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down.data[slot]}
 
 
 class MixtureOfExperts(nn.Module):
-    """One MoE layer on one rank. It asks its dispatcher what it declares, not which it is."""
+    """One MoE layer on one rank. It asks its dispatcher what it declares, not which dispatcher it is."""
 
     def __init__(
         self,
@@ -157,7 +163,7 @@ class MixtureOfExperts(nn.Module):
         self.span = partial(span, layer=moe_layer + config.first_k_dense_replace)
 
     def forward(self, x_TD: Tensor) -> Flow[Tensor]:
-        """[T, D] -> [T, D]; a collective of the unit, so T may be 0."""
+        """Map [T, D] -> [T, D]; a collective of the unit, so T may be 0."""
         with self.span("gate"):
             experts_TK, weights_TK = self.batching.rows(self.gate, x_TD)
             slots_TK = self.replicas.choose(experts_TK)
@@ -188,6 +194,6 @@ class MixtureOfExperts(nn.Module):
             return combined.sum().add_(shared_TD)
 
     def _computed(self, rows: ExpertRows) -> Tensor:
-        """The experts' results, weighed here if combine will not."""
+        """Return the experts' results, weighed here if combine will not."""
         results = self.experts(rows)
         return results if self.dispatcher.weights_applied is WeightsApplied.BY_COMBINE else rows.weigh(results)

@@ -36,7 +36,7 @@ class MultiTokenPrediction(nn.Module):
     """One rank's part of the MTP layer. Parameters are named as published, and empty until they are loaded."""
 
     def __init__(self, main: DeepseekV3, physical_to_logical: list[int], group: Group) -> None:
-        """`physical_to_logical`: the expert map of this one layer, over as many slots as the main model's."""
+        """Build the layer. `physical_to_logical` is its expert map, over as many slots as the main model's."""
         super().__init__()
         config, backend = main.config, main.backend
         self._main = [main]  # in a list, because its parameters are not this module's
@@ -59,7 +59,7 @@ class MultiTokenPrediction(nn.Module):
     def forward(
         self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], hidden_TD: Tensor, pages: LayerPages
     ) -> Tensor:
-        """The logits of the tokens after next, [T, vocab] in FP32; a collective of the unit, so T may be 0.
+        """Return the logits of the tokens after next, [T, vocab] in FP32; a collective of the unit, so T may be 0.
 
         `hidden_TD` is what the main model's forward gave at some positions; the chunks have, at these positions, the
         tokens that follow. The positions before them are in `pages`.

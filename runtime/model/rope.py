@@ -35,7 +35,7 @@ BESIDE_YARN = ("type", "rope_type", "rope_theta")
 
 @dataclass(frozen=True)
 class Yarn:
-    """Names as published; `mscale` and `mscale_all_dim` are given together or not at all."""
+    """YaRN's parameters. Names are as published; `mscale` and `mscale_all_dim` are given together or not at all."""
 
     factor: float
     original_max_position_embeddings: int
@@ -57,7 +57,7 @@ class Yarn:
         return 1.0 if self.mscale_all_dim is None else self._sharper_by(self.mscale_all_dim) ** 2
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
-        """`frequencies` `[dim / 2]` for the longer model."""
+        """Return `frequencies` `[dim / 2]` for the longer model."""
         dim = 2 * len(frequencies)
         first = max(math.floor(self._pair_that_turns(self.beta_fast, dim, theta)), 0)
         last = min(math.ceil(self._pair_that_turns(self.beta_slow, dim, theta)), dim - 1)
@@ -68,7 +68,7 @@ class Yarn:
         return frequencies / self.factor * stretched + frequencies * (1 - stretched)
 
     def _pair_that_turns(self, times: float, dim: int, theta: float) -> float:
-        """The i (a fraction) whose angle passes `times` full turns over the original length."""
+        """Return the i (a fraction) whose angle makes `times` full turns over the original length."""
         return dim * math.log(self.original_max_position_embeddings / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     def _sharper_by(self, mscale: float) -> float:
@@ -87,14 +87,15 @@ class RotaryTable:
         self._cos, self._sin = angles.cos() * amplitude, angles.sin() * amplitude
 
     def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, `[T, dim / 2]` each."""
+        """Return cos and sin, `[T, dim / 2]` each."""
         return self._cos[positions_T], self._sin[positions_T]
 
 
 def read_rope(document: dict[str, Any], path: Path) -> tuple[float, Yarn | None]:
-    """theta and YaRN from a config: published as `rope_theta` and `rope_scaling`, by newer tools as `rope_parameters`.
+    """Return theta and YaRN from a config.
 
-    Raises CheckpointError for another kind of positions.
+    They are published as `rope_theta` and `rope_scaling`, and by newer tools as `rope_parameters`. Raise
+    CheckpointError for any other kind of positions.
     """
     names = [name for name in ("rope_scaling", "rope_parameters") if document.get(name) is not None]
     if len(names) > 1:

@@ -51,7 +51,7 @@ Index = dict[str, StoredTensor]
 
 @dataclass(frozen=True)
 class _Destination:
-    """Where a tensor goes; `scales` if it is kept in FP8, `power_of_two` if these are to be."""
+    """The memory that a tensor is read into; `scales` if it is kept in FP8, `power_of_two` if these are to be."""
 
     values: Tensor
     scales: Tensor | None
@@ -60,7 +60,7 @@ class _Destination:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was read: the names of the tensors, and what ranks compare to know that they read the same weights."""
+    """The tensors that were read, by name, and what ranks compare to know that they read the same weights."""
 
     tensor_names: list[str]
     files: Files
@@ -70,7 +70,7 @@ class Loaded:
 def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Loaded:
     """Read every tensor of this rank, and hold it against the manifest if there is one.
 
-    `progress(done, total)` counts tensors without scales. Raises CheckpointError.
+    `progress(done, total)` counts tensors without scales. Raise CheckpointError.
     """
     shards, manifest = read_shards(folder), read_manifest(folder)
     if manifest is None:
@@ -95,7 +95,7 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
 
 
 def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination]]:
-    """Where each tensor of the checkpoint goes: one tensor, or one in each slot that holds the expert.
+    """Return where each tensor of the checkpoint goes: to one tensor, or to one in each slot that holds the expert.
 
     A tied tensor is in the file under one of its names, or under both.
     """
@@ -120,7 +120,7 @@ def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination
 
 
 def _tied(model: nn.Module) -> list[tuple[str, str]]:
-    """Both names of each parameter that two modules share: the embedding's and the head's, or none."""
+    """Return both names of each parameter that two modules share: the embedding's and the head's, or none."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
@@ -187,7 +187,7 @@ def _is_fp8(stored: StoredTensor) -> bool:
 
 
 def _read(name: str, index: Index, digests: ReadDigests | None) -> Iterator[tuple[int, Tensor | Quantised]]:
-    """The tensor in parts, each with the number of its first row; a part of an FP8 matrix has whole blocks."""
+    """Yield the tensor in parts, each with the number of its first row; a part of an FP8 matrix has whole blocks."""
     stored = index[name]
     num_rows = stored.shape[0]
     row_bytes = stored.num_bytes // num_rows

@@ -1,12 +1,12 @@
-"""What a request may ask for, whoever sends it: the ranges of sampling, and the checks at every border it crosses.
+"""The limits of a request, whoever sends it: the ranges of sampling, and the checks at every border it crosses.
 
     HTTP body      `gateway/body.py` has the same ranges as types, so a caller's mistake is a 400 that names the field
     Prefill        a rank answers Failed
     Handover       a decode rank answers Refused
 
-Why a rank checks what the gateway checked already: what it computes with an id outside the vocabulary, or a penalty
-that overflows, would end the rank, and its unit with it. A range is what the arithmetic of `serving/sampling.py` works
-in, not what is sensible.
+Why a rank checks what the gateway checked already: an id outside the vocabulary, or a penalty that overflows, would end
+the rank that computes with it, and its unit too. A range is what the arithmetic of `serving/sampling.py` works in, not
+what is sensible.
 """
 
 import ipaddress

@@ -16,7 +16,7 @@ PERIOD_S = 60.0
 
 
 class Complaints:
-    """What is wrong with the connections of one port. Used from one thread."""
+    """Complaints about the connections of one port. Used from one thread."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
@@ -24,7 +24,10 @@ class Complaints:
         self._num_lines = 0  # since then
 
     def __call__(self, sentence: str) -> None:
-        """Say it, or count it where many were said in this minute; the next one then says how many were not."""
+        """Say the sentence, or count it if there were many in this minute.
+
+        The next one then says how many were not said.
+        """
         now = self._clock()
         if now - self._began >= PERIOD_S:
             if self._num_lines > MAX_LINES:
@@ -36,7 +39,7 @@ class Complaints:
 
 
 def _one_line(sentence: str) -> str:
-    """`sentence`, no longer than `MAX_LINE`, with escapes for what terminals do not show."""
+    """Return `sentence`, no longer than `MAX_LINE`, with escapes for what terminals do not show."""
     start = sentence[: MAX_LINE + 1]
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
     return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 3]}..."

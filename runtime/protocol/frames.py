@@ -36,7 +36,7 @@ Read = TypeVar("Read")
 
 
 def encode_frame(message: msgspec.Struct, payload_bytes: int = 0) -> bytes:
-    """The frame up to its payload, which the caller writes right after it."""
+    """Return the frame up to its payload, which the caller writes right after it."""
     header = msgspec.json.encode(message)
     return _PREFIX.pack(MAGIC, VERSION, 0, len(header), payload_bytes) + header
 
@@ -52,12 +52,15 @@ class FrameReader(Generic[Message]):
         self._max_payload_bytes = max_payload_bytes
 
     async def read(self) -> tuple[Message, bytearray] | None:
-        """The next message and its payload; None when the peer closed between frames. Raises WireError."""
+        """Return the next message and its payload; None when the peer closed between frames. Raise WireError."""
         head = await self.read_header()
         return None if head is None else (head[0], await self.read_payload(head[1]))
 
     async def read_header(self) -> tuple[Message, int] | None:
-        """The next message and the size of its payload, which the caller reads or skips before the next message."""
+        """Return the next message and its payload's size.
+
+        The caller must read or skip the payload before it reads the next message.
+        """
         try:
             prefix = await self._stream.readexactly(FRAME_PREFIX_BYTES)
         except asyncio.IncompleteReadError as error:
@@ -70,9 +73,9 @@ class FrameReader(Generic[Message]):
         return self._decode(await _in_time(self._rest_of_header(header_bytes))), payload_bytes
 
     async def first(self, name: str, timeout_s: float) -> Message:
-        """Read the message that a connection begins with, and say `name` of it where it does not come in time.
+        """Read the message that begins a connection.
 
-        Raises WireError.
+        Raise WireError, which says `name`, if it does not come in time.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""What gateway, prefill ranks and decode ranks say to each other. One file, so that a request's life can be read off.
+"""The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
     gateway -> rank       Prefill starts a request (at a prefill or mixed rank); Abort ends one; Dismissed lets a
@@ -43,11 +43,12 @@ FinishReason = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the next token is drawn. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
+    """The way to draw the next token. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
 
     `top_k` 0 keeps all tokens. A penalty is taken off the logits of tokens that were generated before: the frequency's
     once for each time, the presence's once. The repetition's (1: none) divides those of the prompt's tokens as well, or
-    multiplies them where they are negative. `num_logprobs`: with each token its logprob, and so many of the likeliest.
+    multiplies them where they are negative. `num_logprobs`: each token comes with its logprob, and this many of the
+    likeliest.
     """
 
     max_tokens: int

@@ -29,7 +29,7 @@ def serve_metrics(
     is_ready: Callable[[], bool] = lambda: True,
     is_moving: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-    """Serve `registry` on a thread of its own. Raises RuntimeFailure when the port cannot be had."""
+    """Serve `registry` on a thread of its own. Raise RuntimeFailure when the port is not available."""
     try:
         server_class = _Server if check_address(address) == 4 else _Ipv6Server
         server = make_server(
@@ -53,7 +53,7 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A slow scrape does not keep a probe waiting."""
+    """Serves each request on a thread, so that a slow scrape does not keep a probe waiting."""
 
     daemon_threads = True
 
@@ -64,7 +64,7 @@ class _Ipv6Server(_Server):
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nothing: a line a probe would drown the log."""
+        """Log nothing: a line for each probe would drown the log."""
 
 
 def _application(

@@ -23,7 +23,7 @@ MAX_UNREAD_BYTES = 256 * 2**20  # assumed: 250 prompts of 128k tokens at once, t
 
 
 def listen(address: str, port: int, purpose: str) -> socket.socket:
-    """A listening socket on the IP `address`, and nowhere else. Raises RuntimeFailure."""
+    """Return a listening socket on the IP `address`, and nowhere else. Raise RuntimeFailure."""
     version = check_address(address)
     listener = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
@@ -37,7 +37,7 @@ def listen(address: str, port: int, purpose: str) -> socket.socket:
 
 
 def look_up(name: str, own_address: str) -> str:
-    """Return the IP address of `name`, of the version that `own_address` has. Raises gaierror."""
+    """Return the IP address of `name`, of the version that `own_address` has. Raise gaierror."""
     family = socket.AF_INET if ipaddress.ip_address(own_address).version == 4 else socket.AF_INET6
     (*_, (address, *_)), *_ = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
     return str(ipaddress.ip_address(address))
@@ -57,7 +57,7 @@ def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:
 
 
 def comes_from(writer: asyncio.StreamWriter, address: str) -> bool:
-    """Whether the connection's other end has the IP `address`; anybody can write an address into a message."""
+    """Return whether the connection's other end has the IP `address`; anybody can write an address into a message."""
     host, *_ = writer.get_extra_info("peername")
     try:
         return ipaddress.ip_address(host.partition("%")[0]) == ipaddress.ip_address(address)
@@ -74,7 +74,7 @@ def write_or_hang_up(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def check_address(address: str) -> int:
-    """The IP version of an address that a process may bind. Raises RuntimeFailure for names and wildcards."""
+    """Return the IP version of an address that a process may bind. Raise RuntimeFailure for names and wildcards."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

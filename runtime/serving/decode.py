@@ -1,4 +1,4 @@
-"""What a decode rank does: requests arrive with their KV, and get one more token a step until they are finished.
+"""The work of a decode rank: requests arrive with their KV, and get one more token a step until they are finished.
 
 An Abort comes on the gateway's line and may overtake the handover that it is about. So an Abort for a request that is
 not here is remembered, and the request dropped when it comes; if it never does, its id is forgotten after many others.
@@ -36,7 +36,7 @@ class DecodePhase(Phase[Arrival]):
         self._aborted_before_arrival: deque[str] = deque(maxlen=MAX_REMEMBERED)
 
     def arrive(self, message: Arrival) -> None:
-        """A prompt with its latents and its first token, unless nobody waits for it any more."""
+        """Take a prompt with its latents and its first token, unless nobody waits for it any more."""
         handover = message.handover
         if handover.request_id in self._aborted_before_arrival:
             return
@@ -52,7 +52,7 @@ class DecodePhase(Phase[Arrival]):
         )
 
     def abort(self, request_id: str) -> bool:
-        """Nobody waits for this request any more, be it here or on its way."""
+        """Drop a request that nobody waits for any more, whether it is here or on its way."""
         was_here = super().abort(request_id)
         if not was_here:
             self._aborted_before_arrival.append(request_id)

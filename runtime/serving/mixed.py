@@ -1,4 +1,4 @@
-"""What a rank of a mixed unit does: requests stay from prompt to end, chunks of some beside the tokens of others."""
+"""The work of a rank in a mixed unit: requests stay from prompt to end, chunks of some beside the tokens of others."""
 
 from runtime.protocol.messages import Prefill
 from runtime.serving.request import Request
@@ -11,5 +11,5 @@ class MixedPhase(Phase[Prefill]):
     """Requests come from the gateway and stay to their ends."""
 
     def arrive(self, message: Prefill) -> None:
-        """A prompt."""
+        """Take a prompt."""
         self._add(Request(message.request_id, message.prompt_ids, message.sampling))

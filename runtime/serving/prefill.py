@@ -1,4 +1,4 @@
-"""What a prefill rank does: prompts to their first tokens, in chunks; then each request moves to decode with its KV."""
+"""The work of a prefill rank: prompts to first tokens, in chunks; then each request moves to decode with its KV."""
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ class PrefillPhase(Phase[Prefill]):
     """Requests come from the gateway and leave with their first token."""
 
     def arrive(self, message: Prefill) -> None:
-        """A prompt, and where its request goes from here."""
+        """Take a prompt, and note where its request goes from here."""
         unreachable = why_no_address(message.kv_host, message.kv_port)
         if unreachable is not None:
             self._outbox.say(Failed(message.request_id, f"its KV cannot be sent on: {unreachable}"))
@@ -25,7 +25,7 @@ class PrefillPhase(Phase[Prefill]):
         self._add(Request(message.request_id, message.prompt_ids, message.sampling, kv_address=kv_address))
 
     def follow(self, request: Request) -> None:
-        """The first token is said: hand the request over."""
+        """Hand the request over: its first token is said."""
         assert request.kv_address is not None
         latents = self._scheduler.cache.swap_out(request.table, request.num_cached)
         self._scheduler.end(request)

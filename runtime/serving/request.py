@@ -22,7 +22,10 @@ __all__ = ["Request"]
 
 @dataclass(eq=False)
 class Request:
-    """`latents` is `[num_layers, num_cached, latent_dim]`; `kv_address` is the decode rank's, at a prefill rank."""
+    """A request on this rank. `latents` is `[num_layers, num_cached, latent_dim]`.
+
+    `kv_address` is the decode rank's, at a prefill rank.
+    """
 
     id: str
     prompt_ids: list[int]
@@ -35,18 +38,18 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far."""
+        """The tokens of prompt and output so far."""
         return len(self.prompt_ids) + len(self.generated)
 
     @property
     def is_prefilling(self) -> bool:
-        """A part of its prompt is still to be computed."""
+        """True if a part of its prompt is still to be computed."""
         return self.num_cached < len(self.prompt_ids)
 
     def next_of_prompt(self, max_tokens: int) -> Chunk:
-        """The next chunk, of at most `max_tokens` tokens."""
+        """Return the next chunk, of at most `max_tokens` tokens."""
         return Chunk(self.prompt_ids[self.num_cached : self.num_cached + max_tokens], self.num_cached, self.table)
 
     def last_token(self) -> Chunk:
-        """What decode computes next."""
+        """Return what decode computes next."""
         return Chunk(self.generated[-1:], self.num_cached, self.table)

@@ -32,9 +32,9 @@ def sample(
     generated: Sequence[int] = (),
     prompt_ids: Sequence[int] = (),
 ) -> int:
-    """The token that follows `position`, where the request has `generated` these tokens after its prompt.
+    """Return the token that follows `position`, where the request has `generated` these tokens after its prompt.
 
-    Raises RequestFailure where the logits are not numbers.
+    Raise RequestFailure where the logits are not numbers.
     """
     _check_finite(logits_V)
     logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
@@ -49,7 +49,7 @@ def sample(
 
 
 def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | None:
-    """Of the token that was drawn and the likeliest ones, if they were asked for."""
+    """Return the logprobs of the token that was drawn and of the likeliest ones, if they were asked for."""
     if sampling.num_logprobs is None:
         return None
     logprobs_V = logits_V.log_softmax(-1)
@@ -58,14 +58,17 @@ def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | 
 
 
 def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> FinishReason | None:
-    """Why the request ends with this token, its `num_generated`-th; None when it goes on."""
+    """Return why the request ends with this token, its `num_generated`-th; None when it goes on."""
     if token_id in sampling.stop_ids:
         return "stop"
     return "length" if num_generated >= sampling.max_tokens else None
 
 
 def _check_finite(logits_V: Tensor) -> None:
-    """Nothing can be drawn from a NaN, and no message can carry its logprob. KV that came in may hold one."""
+    """Refuse a NaN: nothing can be drawn from it, and no message can carry its logprob.
+
+    KV that came in may hold one.
+    """
     if not all(map(math.isfinite, logits_V.aminmax())):
         raise RequestFailure("the model's logits are not finite numbers")
 
@@ -73,7 +76,7 @@ def _check_finite(logits_V: Tensor) -> None:
 def _less_of_the_same(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
-    """logit / repetition_penalty of tokens that the request has; times it where the logit is negative."""
+    """Divide the logits of tokens that the request has by repetition_penalty; multiply the negative ones by it."""
     if sampling.repetition_penalty == 1:  # before a long prompt is looked at, for every token that follows it
         return logits_V
     tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)
@@ -83,7 +86,7 @@ def _less_of_the_same(
 
 
 def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
-    """logit - count x frequency_penalty - (count > 0) x presence_penalty."""
+    """Return logit - count x frequency_penalty - (count > 0) x presence_penalty."""
     if not generated or sampling.frequency_penalty == sampling.presence_penalty == 0:
         return logits_V
     counts = Counter(generated)
@@ -93,7 +96,7 @@ def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -
 
 
 def _best(scores_V: Tensor, top_k: int) -> Tensor:
-    """Only the `top_k` highest scores, and what equals the last of them."""
+    """Keep only the `top_k` highest scores, and what equals the last of them."""
     if not 0 < top_k < len(scores_V):
         return scores_V
     return scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)

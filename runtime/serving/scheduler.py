@@ -1,4 +1,4 @@
-"""Who is computed in the next step of one rank, and whose latents lie in the cache.
+"""Choose what the next step of one rank computes, and whose latents lie in the cache.
 
     waiting    in order of arrival; their latents are nowhere, or in host memory: as they came from a prefill unit, or
                as they were when the cache ran out of pages
@@ -29,7 +29,7 @@ __all__ = ["Batch", "Scheduler"]
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step computes: `requests[i]` is the one of chunk i, those in prefill before those in decode."""
+    """The work of a step: `requests[i]` is the one of chunk i, those in prefill before those in decode."""
 
     requests: list[Request]
     prefilling: list[Chunk]
@@ -37,7 +37,7 @@ class Batch:
 
 
 class Scheduler:
-    """The policy, and the only one who gives pages and takes them."""
+    """The policy. Only the scheduler gives pages and takes them back."""
 
     def __init__(self, cache: LatentCache, limits: Limits) -> None:
         self.cache = cache
@@ -47,15 +47,15 @@ class Scheduler:
         self.num_preemptions = 0
 
     def has_work(self) -> bool:
-        """Somebody waits or runs."""
+        """Return whether a request waits or runs."""
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """A request comes."""
+        """Let a request wait."""
         self.waiting.append(request)
 
     def schedule(self) -> Batch:
-        """The next step's work; nothing where there is none."""
+        """Return the next step's work, which may be empty."""
         self._make_room()
         self._let_in()
         prefilling = self._chunks()
@@ -65,12 +65,12 @@ class Scheduler:
         )
 
     def end(self, request: Request) -> None:
-        """A running request is finished."""
+        """Take out a running request that is finished."""
         self.running.remove(request)
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> bool:
-        """Nobody waits for this request any more, wherever it is; whether it was here."""
+        """Drop a request that nobody waits for any more, wherever it is; return whether it was here."""
         num_before = len(self.waiting) + len(self.running)
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
         for request in [request for request in self.running if request.id == request_id]:

@@ -1,4 +1,4 @@
-"""What the phases of a unit have in common: a step is schedule, run, postprocess.
+"""The common part of a unit's phases: a step is schedule, run, postprocess.
 
 `prefill.py`, `decode.py` and `mixed.py` say how requests come, and what follows a token.
 ask: `has_work`. act: `step`, which may work on nothing, because another rank of the unit has something to do.
@@ -26,7 +26,7 @@ Arriving = TypeVar("Arriving")
 
 
 class Outbox(Protocol):
-    """Where a phase's messages go. Nobody waits for their arrival."""
+    """Sends a phase's messages. Nobody waits for their arrival."""
 
     def say(self, message: msgspec.Struct) -> None:
         """Tell the gateway something about a request."""
@@ -36,13 +36,13 @@ class Outbox(Protocol):
 
 
 class StepCounters(Protocol):
-    """Who measures a phase."""
+    """Measures the steps of a phase."""
 
     def watch_requests(self, scheduler: Scheduler) -> None:
         """Show the rank's requests and its KV cache from now on."""
 
     def prompts_computed(self, num_tokens: int) -> None:
-        """Hear that a step computed so many tokens of prompts."""
+        """Hear that a step computed `num_tokens` tokens of prompts."""
 
 
 class Phase(ABC, Generic[Arriving]):
@@ -54,7 +54,7 @@ class Phase(ABC, Generic[Arriving]):
         counters.watch_requests(self._scheduler)
 
     def receive(self, message: Arriving | Abort) -> None:
-        """A request comes, or is no longer wanted."""
+        """Take a request, or drop one that is no longer wanted."""
         if isinstance(message, Abort):
             self.abort(message.request_id)
         else:
@@ -62,14 +62,14 @@ class Phase(ABC, Generic[Arriving]):
 
     @abstractmethod
     def arrive(self, message: Arriving) -> None:
-        """A request comes."""
+        """Take a request."""
 
     def abort(self, request_id: str) -> bool:
-        """Nobody waits for this request any more; whether it was here."""
+        """Drop a request that nobody waits for any more; return whether it was here."""
         return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
-        """A request runs or waits."""
+        """Return whether a request runs or waits."""
         return self._scheduler.has_work()
 
     def step(self) -> None:
@@ -83,10 +83,13 @@ class Phase(ABC, Generic[Arriving]):
             self._postprocess(request, chunk, logits_V)
 
     def follow(self, request: Request) -> None:
-        """After a token that is not the request's last: the next step goes on."""
+        """Act on a token that is not the request's last. By default do nothing: the next step goes on."""
 
     def _add(self, request: Request) -> None:
-        """Take a request from the gateway, which may know other limits: it serves units of an older launch as well."""
+        """Take a request from the gateway.
+
+        It may know other limits, because it serves units of an older launch as well.
+        """
         vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
         reason = why_not_computable(request.prompt_ids, len(request.prompt_ids), request.sampling, vocab_size, limit)
         if reason is None:
@@ -113,7 +116,7 @@ class Phase(ABC, Generic[Arriving]):
 
 
 def _next_token(request: Request, logits_V: Tensor) -> Token:
-    """Draw the request's next token. Raises RequestFailure: what goes wrong here is one request's, not the unit's."""
+    """Draw the request's next token. Raise RequestFailure: what goes wrong here is one request's, not the unit's."""
     try:
         token_id = sample(logits_V, request.sampling, request.num_cached - 1, request.generated, request.prompt_ids)
         said = logprobs(logits_V, token_id, request.sampling)

@@ -50,7 +50,7 @@ class Child:
         self._relay.start()
 
     def describe_death(self) -> str:
-        """Why the child ended, in a clause."""
+        """Say in a clause why the child ended."""
         status = self.process.returncode
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"
@@ -81,7 +81,7 @@ def wait_together(children: Sequence[Child], check: Callable[[], None] = lambda:
 
 
 def kill(children: Sequence[Child]) -> None:
-    """End what still runs, and reap it."""
+    """End the children that still run, and reap them."""
     for child in children:
         child.process.kill()
     for child in children:
@@ -96,7 +96,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """The first death that is not the echo of another, waited for a little."""
+    """Return the first death that is not the echo of another, after a short wait for it."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, which in a pod are fewer than the machine has.
+"""The number of CPUs that this process may use, which in a pod is lower than the machine's.
 
     affinity    the CPUs that the scheduler may run it on: cpusets and `taskset`
     quota       CPU time in each period, of its control group and of every group above: a pod's `resources.limits.cpu`
@@ -20,7 +20,10 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def threads_of_each(num_processes: int) -> dict[str, str]:
-    """What to add to the environment of processes that share this one's CPUs. A number that the user set stays."""
+    """Return what to add to the environment of processes that share this one's CPUs.
+
+    A number that the user set stays.
+    """
     if os.environ.get(THREADS):
         return {}
     return {THREADS: str(max(1, usable_cpus() // num_processes))}
@@ -33,7 +36,7 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of those above it, in both versions' hierarchies."""
+    """Yield the folders of this process's control group and of those above it, in both versions' hierarchies."""
     for line in _read(root / "proc" / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -48,7 +51,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """CPUs, or None where nothing is limited."""
+    """Return the CPUs of the quota, or None without a limit."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
@@ -57,7 +60,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _read(path: Path) -> str:
-    """Nothing where there is no such file, as outside Linux or in a container that hides it."""
+    """Return the text of a file, or "" if there is none, as outside Linux or in a container that hides it."""
     try:
         return path.read_text()
     except OSError:

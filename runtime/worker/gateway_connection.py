@@ -39,11 +39,11 @@ class GatewayLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether somebody listens."""
+        """True if somebody listens."""
         return self._writer is not None
 
     async def run(self) -> None:
-        """Keep the line up, for ever. Raises RuntimeFailure when the gateway refuses this rank for good."""
+        """Keep the line up, for ever. Raise RuntimeFailure when the gateway refuses this rank for good."""
         complained = False
         while True:
             pause_s = RETRY_S
@@ -63,12 +63,12 @@ class GatewayLink:
             await asyncio.sleep(pause_s)
 
     def say_state(self, state: State) -> None:
-        """Now and on every later connection."""
+        """Tell the state now and on every later connection."""
         self._state = state
         self.send(state)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Say it if somebody listens."""
+        """Send the message if somebody listens."""
         if self._writer is not None:
             write_or_hang_up(self._writer, encode_frame(message))
 

@@ -64,7 +64,7 @@ class Network:
         self._soon(self._link.say_state, State(state))
 
     def say_loaded(self, loaded: float) -> None:
-        """Tell it how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""
+        """Tell the gateway how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""
         self.check()
         self._soon(self._link.say_state, State("loading", loaded))
 
@@ -73,11 +73,11 @@ class Network:
         self.say_state("draining")
 
     def is_connected(self) -> bool:
-        """Whether a gateway listens."""
+        """Return whether a gateway listens."""
         return self._link.is_connected
 
     def is_handing_over(self) -> bool:
-        """Whether a handover is on its way."""
+        """Return whether a handover is on its way."""
         return bool(self._on_their_way)
 
     def say(self, message: msgspec.Struct) -> None:
@@ -119,7 +119,7 @@ class Network:
         return task
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """What went wrong here ends the rank: the step loop finds it in the inbox, and raises it."""
+        """End the rank when a task failed: the step loop finds the error in the inbox, and raises it."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = error

@@ -1,4 +1,4 @@
-"""How a unit ends without dropping a request: nobody sends it new ones, it answers those it has, then its ranks end.
+"""The end of a unit without a dropped request: nobody sends it new ones, it answers those it has, then its ranks end.
 
     SIGTERM at a rank -> State "draining" -> the gateway sends the whole unit no more requests -> the unit is idle ->
     every rank says that it is draining -> Dismissed when the gateway waits for nothing from it -> all end together
@@ -13,20 +13,20 @@ __all__ = ["Leaving", "Line"]
 
 
 class Line(Protocol):
-    """What leaving needs to know of a rank's connections."""
+    """A rank's connections, as far as leaving needs to know them."""
 
     def say_draining(self) -> None:
         """Tell the gateway that this rank takes no new requests."""
 
     def is_connected(self) -> bool:
-        """Whether a gateway listens."""
+        """Return whether a gateway listens."""
 
     def is_handing_over(self) -> bool:
-        """Whether a prompt's KV is on its way to a decode rank."""
+        """Return whether a prompt's KV is on its way to a decode rank."""
 
 
 class Leaving:
-    """One rank's part."""
+    """One rank's part in the end of its unit."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -45,10 +45,10 @@ class Leaving:
             self._line.say_draining()
 
     def dismiss(self) -> None:
-        """The gateway waits for nothing from this rank any more."""
+        """Note that the gateway waits for nothing from this rank any more."""
         self._is_dismissed = True
 
     @property
     def is_free(self) -> bool:
-        """Whether an idle rank may end: no request is on its way to it or from it."""
+        """True if an idle rank may end: no request is on its way to it or from it."""
         return (self._is_dismissed or not self._line.is_connected()) and not self._line.is_handing_over()

@@ -30,19 +30,20 @@ RETRY_S = 0.5
 
 
 class Membership:
-    """One node's. Its connection is on a thread of its own."""
+    """One node's place in its unit. Its connection is on a thread of its own."""
 
     def __init__(self, launch: UnitLaunch, node: str, address: str, leader: str) -> None:
         self._launch, self._leader = launch, leader
         self._claim = Claim(launch.unit_digest, node, address)
         self._news: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._place: int | None = None
+        self._is_placed = False  # by a leader that is here
         self._roll = Roll(launch)
         self._said = ""
         self._keeping_up: Future[None] | None = None  # asyncio holds tasks weakly: without it, the place could be lost
 
     def join(self) -> int:
-        """Return this node's place, once the leader has given it one. Raises RuntimeFailure."""
+        """Return this node's place, once the leader has given it one. Raise RuntimeFailure."""
         listener = listen(self._claim.address, self._launch.ports.places, "places")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
@@ -55,14 +56,22 @@ class Membership:
         return self._place
 
     def check(self) -> None:
-        """Raise PeerLost when the place is another's now, or what ended this thread."""
+        """Raise PeerLost when the place is another's now, or raise what ended this thread."""
         while not self._news.empty():
             place = _place(self._news.get())
             if place != self._place:
                 raise PeerLost(f"this node's ranks have place {self._place}, and the unit's leader gives it {place}")
 
+    def is_whole(self) -> bool:
+        """Return whether the unit has all its nodes. The leader's node sees all of them, every other sees the leader's.
+
+        A node is gone as soon as its process ends, and `VANISHED_AFTER_S` after its machine or network fails. It is
+        here however long its ranks take for a step. Read from any thread.
+        """
+        return self._is_placed and (self._roll.is_whole or not self._roll.is_leaders)
+
     async def _keep_up(self, listener: socket.socket) -> None:
-        """Hold the place, for ever. Raises RuntimeFailure when there is none for this node."""
+        """Hold the place, for ever. Raise RuntimeFailure when there is none for this node."""
         await asyncio.start_server(self._roll.serve, sock=listener)
         while True:
             try:
@@ -89,11 +98,13 @@ class Membership:
                 self._heed(frame[0])
                 frame = await frames.read()
         finally:
+            self._is_placed = False
             writer.close()
 
     def _heed(self, message: FromLeader) -> None:
         match message:
             case Place(number=number):
+                self._is_placed = True
                 self._news.put(number)
             case Wait(reason=reason):
                 self._complain(f"waiting for a place in unit {self._launch.unit}: {reason}")
@@ -101,7 +112,7 @@ class Membership:
                 raise RuntimeFailure(f"the unit's leader refuses this node: {reason}")
 
     def _complain(self, sentence: str) -> None:
-        """Once, and not after the ranks have begun: then they are the ones who say what is wrong."""
+        """Say the sentence once, and only before the ranks have begun: after that they say what is wrong."""
         if self._place is None and sentence != self._said:
             print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
         self._said = sentence

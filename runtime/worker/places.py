@@ -1,4 +1,4 @@
-"""Who takes which place of a unit: its leader says, before any rank is started.
+"""The leader's choice of a place for each node of its unit, before any rank is started.
 
 The launch file numbers a unit's places, each with the node that was planned for it, and names spares. A place has its
 ranks, and so its experts, whichever node takes it.
@@ -7,9 +7,10 @@ ranks, and so its experts, whichever node takes it.
     a spare          gets a free one, once as many spares wait as places are free: the first the first
 
 Spares wait because a free place may be that of a planned node which is only late. A node is here for as long as its
-connection is open, and keeps its place that long. So whoever is made anew may come back, or another take its place.
+connection is open, and keeps its place that long. So a node that is made anew may come back, or another may take its
+place.
 
-A pod whose process starts again takes over the connection of the last one. Who calls from elsewhere under the name of a
+A pod whose process starts again takes over the connection of the last one. A caller from elsewhere under the name of a
 node that is here takes nothing from it: it waits until that connection has ended.
 """
 
@@ -33,7 +34,7 @@ CLAIM_TIMEOUT_S = 5.0
 def give_places(
     planned: Sequence[str], spares: Sequence[str], here: Collection[str], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the places of the nodes that are `here`; whoever was `given` one keeps it."""
+    """Return the places of the nodes that are `here`; a node that was `given` one keeps it."""
     places = {node: place for node, place in given.items() if node in here}
     for place, node in enumerate(planned):
         if node in here and place not in places.values():
@@ -57,7 +58,7 @@ class _Member:
 class Roll:
     """The leader's list of the nodes that are here. Used from one event loop.
 
-    Every node listens, and sends whoever takes it for the leader away until it is.
+    Every node listens; it sends callers away until it is the leader.
     """
 
     def __init__(self, launch: UnitLaunch) -> None:
@@ -66,6 +67,11 @@ class Roll:
         self._members: dict[str, _Member] = {}
         self._places: dict[str, int] = {}
         self._complain = Complaints(_say)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every place has a node that is here. Read from any thread."""
+        return len(self._places) == len(self._launch.places)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Follow one node's connection, from its claim to its end."""
@@ -93,7 +99,7 @@ class Roll:
                 self._tell()
 
     def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
-        """Why `claim` gets no place. It may call again, unless this unit has none for such a node."""
+        """Return why `claim` gets no place. It may call again, unless this unit has none for such a node."""
         launch = self._launch
         if not self.is_leaders:
             return Wait("who was called does not lead the unit")
@@ -112,7 +118,7 @@ class Roll:
         return None
 
     def _enter(self, claim: Claim, writer: asyncio.StreamWriter) -> _Member:
-        """A pod that starts its process again, before anybody noticed that the last one ended, takes its own place."""
+        """Let the node in. A pod that starts its process again takes its own place, even over an open connection."""
         before = self._members.get(claim.node)
         member = self._members[claim.node] = _Member(claim, writer)
         if before is not None:

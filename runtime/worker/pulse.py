@@ -1,4 +1,4 @@
-"""Whether a rank moves, for whoever may start it again.
+"""The pulse of a rank: it tells whoever may start the rank again whether it moves.
 
     loading   no: until its weights are loaded, a rank has not started
     joining   yes: it waits for its peers, who have deadlines of their own
@@ -17,7 +17,7 @@ MOMENT_S = 10.0  # assumed: most turns are shorter, and one that is longer is as
 
 
 class Pulse:
-    """Beaten by the rank's main thread and read by the thread of its metrics port."""
+    """The beat of a rank's main thread, read by the thread of its metrics port."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -33,7 +33,7 @@ class Pulse:
         self._last_turn = self._now()
 
     def is_moving(self) -> bool:
-        """Whether the rank has started, and its loop, once it has begun, turned a moment ago."""
+        """Return whether the rank has started and its loop, once begun, turned a moment ago."""
         if self._last_turn is None:
             return self._has_weights
         return self._now() - self._last_turn < MOMENT_S

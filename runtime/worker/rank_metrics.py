@@ -1,4 +1,4 @@
-"""What one rank measures: the work of its experts, what it sent to its peers, the KV it handed over or took.
+"""The metrics of one rank: the work of its experts, what it sent to its peers, the KV it handed over or took.
 
 Counters live where the work is done and are read when somebody asks, so that a step pays nothing for them.
 Every metric carries model_name, unit and rank. The gateway measures what a user waits for (`gateway/metrics.py`).
@@ -37,13 +37,13 @@ class RankMetrics:
         ).labels(*self._labels)
 
     def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float) -> None:
-        """One request was handed over and accepted."""
+        """Count one request that was handed over and accepted."""
         self._kv_payload.inc(payload_bytes)
         self._kv_framing.inc(framing_bytes)
         self._kv_seconds.observe(seconds)
 
     def prompts_computed(self, num_tokens: int) -> None:
-        """One prefill step was taken."""
+        """Count one prefill step."""
         self._prompt_tokens.inc(num_tokens)
 
     def watch_requests(self, scheduler: Scheduler) -> None:
@@ -63,7 +63,7 @@ class _SchedulerCounters:
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the metrics server."""
+        """Yield the metrics; the metrics server calls it."""
         scheduler, cache = self._scheduler, self._scheduler.cache
         for name, meaning, value in (
             ("rank_requests_running", "Requests in the KV cache.", len(scheduler.running)),
@@ -86,7 +86,7 @@ class _ModelCounters:
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the metrics server."""
+        """Yield the metrics; the metrics server calls it."""
         traffic, load = self._model.dispatcher.traffic, self._model.load
         sent = CounterMetricFamily("tidemill_dispatch_bytes", "Dispatched to other ranks.", labels=LABELS)
         sent.add_metric(self._labels, traffic.bytes_sent)

@@ -52,7 +52,7 @@ IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a re
 
 @dataclass(frozen=True)
 class Addresses:
-    """The node that this rank is on, where that is, and whom it calls; `leader` is the host of the unit's leader."""
+    """The node that this rank is on, its address, and whom it calls; `leader` is the host of the unit's leader."""
 
     node: str
     address: str
@@ -61,7 +61,7 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until this rank, or another of its unit, is told to leave by SIGTERM. Raises RuntimeFailure."""
+    """Serve until this rank, or another of its unit, is told to leave by SIGTERM. Raise RuntimeFailure."""
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
@@ -89,7 +89,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
 
 
 def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
-    """Return where this rank computes; a CPU's memory is kept, and of a GPU the log says which it is."""
+    """Return where this rank computes. A CPU keeps freed memory; for a GPU, the log says which one it is."""
     device = use_device(launch.device, place.local_rank)
     if device.type == "cpu":
         keep_freed_memory()
@@ -100,7 +100,7 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
 
 
 def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse) -> None:
-    """The lockstep loop, until all ranks of a unit that leaves are free. Raises PeerLost when the unit breaks."""
+    """Run the lockstep loop until all ranks of a unit that leaves are free. Raise PeerLost when the unit breaks."""
     while True:
         pulse.turn()
         while not inbox.empty():
@@ -116,7 +116,10 @@ def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leav
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
-    """Whether every rank of an idle unit is free, be it asked or another; all ranks call this together."""
+    """Return whether every rank of an idle unit is free, no matter which was asked to leave.
+
+    All ranks call this together.
+    """
     leaving.tell_gateway()
     return not group.any(not leaving.is_free)
 
@@ -170,14 +173,14 @@ def for_weights(launch: UnitLaunch, files: Files) -> UnitLaunch:
 
 
 class _WhatIRead(msgspec.Struct):
-    """What the first rank of a unit tells the others, who compare."""
+    """The message from the first rank of a unit to the others, who compare."""
 
     name: str
     files: Files
 
 
 def check_same_weights(group: Group, rank_name: str, files: Files) -> None:
-    """Refuse to serve with other weights than the first rank's. Raises CheckpointError."""
+    """Refuse to serve with other weights than the first rank's. Raise CheckpointError."""
     own = _WhatIRead(rank_name, files)
     told = group.from_first(msgspec.json.encode(own).decode())
     first = msgspec.json.decode(told, type=_WhatIRead)
@@ -198,7 +201,7 @@ def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> En
 
 
 def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
-    """Counts for a listener who wants to hear of each further part only: `say(done / total)`."""
+    """Return a counter that calls `say(done / total)` at each further part only."""
     num_said = 0
 
     def progress(done: int, total: int) -> None:

@@ -4,8 +4,8 @@ Written on the protocol itself. The SDK's own server answers a failure with a tr
 resource was created and is not ready (`ErrorResourceInitFailed`), without which such a resource is in no state and
 `destroy` never finds it.
 
-A resource's inputs are its manifest, and so are its outputs: what the server adds is the server's, and a look at the
-live object (`Read`) gives both the values found. Every resource asks to be refreshed before each update
+A resource's inputs are its manifest. Its outputs only name the object: what the server adds is the server's, and a look
+at the live object (`Read`) gives the inputs as found. Every resource asks to be refreshed before each update
 (`refresh_before_update`), so that a hand edit is seen by a plain `pulumi preview` and undone by a plain `pulumi up`.
 
 Protocol: https://github.com/pulumi/pulumi/blob/master/proto/pulumi/provider.proto
@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from google.protobuf import empty_pb2
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
 from stacks.kube import lifecycle
@@ -59,9 +60,12 @@ class InitFailed(Exception):
 
     def __init__(self, reference: Reference, manifest: Manifest, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
-        values = to_struct(manifest)
         self.detail = provider_pb2.ErrorResourceInitFailed(
-            id=reference.id, properties=values, inputs=values, reasons=reasons, refresh_before_update=True
+            id=reference.id,
+            properties=_outputs(manifest),
+            inputs=to_struct(manifest),
+            reasons=reasons,
+            refresh_before_update=True,
         )
 
 
@@ -153,7 +157,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             if not has_unknown(manifest):
                 lifecycle.foresee_create(self._api(), manifest)
-            return provider_pb2.CreateResponse(properties=request.properties)
+            return provider_pb2.CreateResponse(properties=_outputs(manifest))
         reference = Reference.of(manifest)
         try:
             stored = lifecycle.create(self._api(), manifest, self._patience(request))
@@ -161,7 +165,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed(reference, manifest, error.reasons) from error
         self._made.add(stored.uid)
         self._say_off(request.urn, reference, stored)
-        return provider_pb2.CreateResponse(id=reference.id, properties=to_struct(manifest), refresh_before_update=True)
+        return provider_pb2.CreateResponse(id=reference.id, properties=_outputs(manifest), refresh_before_update=True)
 
     @answered
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
@@ -179,8 +183,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         reference = Reference.of(manifest)
         if found.missing:
             raise InitFailed(reference, found.manifest, [f"{reference} is not ready: {found.missing}"])
-        values = to_struct(found.manifest)
-        return provider_pb2.ReadResponse(id=reference.id, properties=values, inputs=values, refresh_before_update=True)
+        return provider_pb2.ReadResponse(
+            id=reference.id,
+            properties=_outputs(found.manifest),
+            inputs=to_struct(found.manifest),
+            refresh_before_update=True,
+        )
 
     @answered
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
@@ -193,14 +201,14 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             if not has_unknown(manifest):
                 lifecycle.foresee_update(self._api(), old, manifest)
-            return provider_pb2.UpdateResponse(properties=request.news)
+            return provider_pb2.UpdateResponse(properties=_outputs(manifest))
         reference = Reference.of(manifest)
         try:
             stored = lifecycle.update(self._api(), old, manifest, self._patience(request))
         except NotReadyError as error:
             raise InitFailed(reference, manifest, error.reasons) from error
         self._say_off(request.urn, reference, stored)
-        return provider_pb2.UpdateResponse(properties=to_struct(manifest), refresh_before_update=True)
+        return provider_pb2.UpdateResponse(properties=_outputs(manifest), refresh_before_update=True)
 
     @answered
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
@@ -231,6 +239,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _patience(self, request: Any) -> Patience:
         report = functools.partial(self.engine.progress, request.urn)
         return Patience(request.timeout or DEFAULT_TIMEOUT_S, self._cancelled, report)
+
+
+def _outputs(manifest: Manifest) -> Struct:
+    """What a state keeps beside the inputs: which object it is. Pulumi writes the state anew at each step."""
+    metadata = {key: manifest["metadata"][key] for key in ("name", "namespace") if key in manifest["metadata"]}
+    return to_struct({"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata})
 
 
 def _misnamed(manifest: Manifest, token: str) -> list[tuple[str, str]]:

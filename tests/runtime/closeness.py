@@ -1,4 +1,4 @@
-"""When two computations of one model say the same: logits within a tolerance, tokens up to close calls."""
+"""Judge whether two computations of one model agree: logits within a tolerance, tokens up to close calls."""
 
 CLOSE_CALL = 1e-3  # where transformers' two best logits are nearer than this, either may win
 LOGITS_TOLERANCE = 1e-4  # of the largest logit of the position

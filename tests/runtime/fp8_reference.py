@@ -31,7 +31,7 @@ def code_of(value):
 
 
 def value_of(code):
-    """What a byte stands for."""
+    """Return the value that a byte stands for."""
     return -VALUES[code - 128] if code >= 128 else VALUES[code]
 
 

@@ -49,7 +49,7 @@ class Layout:
     num_prompts: int = 16
 
     def nodes(self, size):
-        """Of each rank."""
+        """Return the node of each rank."""
         return tuple(rank * self.num_nodes // size for rank in range(size))
 
 
@@ -85,7 +85,7 @@ def wishes(prompts):
 
 
 def ids_and_logprobs(said):
-    """Of each token: other bits of the logits are seen long before they make another token the best."""
+    """Return each token's id and logprob: other bits of the logits show long before another token becomes the best."""
     return [[token.token_id, token.logprobs.chosen] for token in said]
 
 

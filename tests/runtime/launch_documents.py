@@ -87,7 +87,7 @@ def with_leaf_changed(document, path):
 
 
 def write(folder, document):
-    """To a file, as it is."""
+    """Write the document to a file, as it is."""
     path = folder / "launch.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     return path

@@ -58,7 +58,7 @@ class MaskedDispatcher:
         return _here(ChoiceRows(results.flatten(0, 1), row_of_pair_TK, weights_TK, self.ops))
 
     def _spread(self, rows, row_of_pair):
-        """To their places in all slots; 0 where there is none."""
+        """Spread rows to their places in all slots; 0 where there is none."""
         everywhere = rows.new_zeros(self.num_slots * self.capacity, *rows.shape[1:])
         return everywhere.index_copy_(0, row_of_pair, rows).unflatten(0, (self.num_slots, self.capacity))
 

@@ -39,7 +39,7 @@ def rotated(x, position, theta):
 
 
 def attention(config, own, normed, position):
-    """Of the token at `position` over itself and those before it."""
+    """Return the attention of the token at `position` over itself and those before it."""
     heads, nope, rope, value = (
         config[key] for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )

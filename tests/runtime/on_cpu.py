@@ -1,4 +1,4 @@
-"""What tests build parts of a model with, on this machine's CPU."""
+"""The parts that tests build a model with, on this machine's CPU."""
 
 import torch
 
@@ -11,7 +11,7 @@ TORCH_OPS = Ops(CPU)
 
 
 def backend(dtype=torch.float32, deterministic=False):
-    """As an engine on this CPU would choose it now."""
+    """Return the backend that an engine on this CPU would choose now."""
     return choose_backend(CPU, dtype, deterministic)
 
 

@@ -21,7 +21,7 @@ NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_comp
 
 @dataclass(frozen=True)
 class Wish:
-    """What somebody asks for."""
+    """A request as somebody asks for it."""
 
     id: str
     prompt_ids: list[int]
@@ -60,7 +60,7 @@ class Rank:
             phase.step()
 
     def serve(self, group):
-        """Until no rank of `group` has work."""
+        """Step until no rank of `group` has work."""
         while group.any(self.has_work()):
             self.step()
 

@@ -87,7 +87,7 @@ def write_checkpoint(folder, config, seed=0, num_shards=1):
 
 
 def in_fp8(tensors):
-    """As DeepSeek publishes them: projections in e4m3, the rest as it was."""
+    """Return tensors as DeepSeek publishes them: projections in e4m3, the rest as it was."""
     found = {}
     for name, values in tensors.items():
         if "_proj" not in name:

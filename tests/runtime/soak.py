@@ -42,9 +42,10 @@ MAX_GROWTH_BYTES = 8_000_000  # measured: 0.4 at most; allocators keep what they
 
 @dataclass(frozen=True)
 class Report:
-    """What a soak found. Memory is what the process has after the first half and at the end.
+    """The findings of a soak. Memory is what the process has after the first half and at the end.
 
-    Of that, tensors are known to the byte: what they hold at the end more than before the first request was kept.
+    The part held by tensors is known to the byte: what they hold at the end beyond what they held before the first
+    request.
     """
 
     answered: int
@@ -58,7 +59,7 @@ class Report:
 
     @property
     def growth_bytes(self) -> int:
-        """In the second half."""
+        """The growth in the second half."""
         return self.end_bytes - self.half_time_bytes
 
     @property
@@ -129,7 +130,7 @@ def small_checkpoint(folder: Path) -> Path:
 
 
 def small_engine(checkpoint: Path, group: Group | None = None, overlap: str = "none") -> Engine:
-    """In deterministic mode, with as many redundant experts as there are experts."""
+    """Return an engine in deterministic mode, with as many redundant experts as there are experts."""
     experts = [list(range(V3["n_routed_experts"])) * 2] * (V3["num_hidden_layers"] - V3["first_k_dense_replace"])
     config = EngineConfig(checkpoint, experts, torch.float32, deterministic=True, overlap=overlap)
     return Engine(config, group or SoloGroup())
@@ -183,7 +184,7 @@ def _serve_longest_step(rank: Rank, group: Group) -> None:
 
 
 def _tensor_bytes() -> int:
-    """Of all memory that a tensor of this process holds, each once."""
+    """Return the bytes of all memory that a tensor of this process holds, each once."""
     gc.collect()
     storages = [each.untyped_storage() for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -101,7 +101,7 @@ def watch(rank):
 
 
 async def send_alone(port, data):
-    """On a connection of its own, to the end; what the other end answered."""
+    """Send `data` on a connection of its own, to the end; return what the other end answered."""
     reader, writer = await asyncio.open_connection(HOST, port)
     answer = await send(reader, writer, data)
     writer.close()

@@ -27,7 +27,7 @@ def rows(page):
 
 
 def names(cell):
-    """What stands between backticks."""
+    """Return the words between backticks."""
     return cell.split("`")[1::2]
 
 

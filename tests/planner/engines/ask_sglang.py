@@ -41,8 +41,8 @@ def _ask(read, question):
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def _read_command(words):
-    """Parse with exact option strings only, and check; a deprecation warning refuses."""
+def parsed_command(words):
+    """SGLang's own arguments, by exact option strings only, and checked. Raises ValueError on a deprecation warning."""
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -50,19 +50,30 @@ def _read_command(words):
     with _warnings() as heard:
         arguments = ServerArgs.from_cli_args(parser.parse_args(words))
     if heard:
-        return {"refused": heard[0]}
+        raise ValueError(heard[0])
     arguments.check_server_args()
-    names = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
-    return {name: getattr(arguments, name) for name in names}
+    return arguments
 
 
-def _read_router(words):
+def parsed_router(words):
+    """The same of its router."""
     from sglang_router.router_args import RouterArgs
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     RouterArgs.add_cli_args(parser)
     arguments = RouterArgs.from_cli_args(parser.parse_args(words))
     arguments._validate_router_args()
+    return arguments
+
+
+def _read_command(words):
+    names = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
+    arguments = parsed_command(words)
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _read_router(words):
+    arguments = parsed_router(words)
     return {name: getattr(arguments, name) for name in ("selector", "prefill_selector", "decode_selector")}
 
 

@@ -194,8 +194,8 @@ EACH = ("prefill", "decode")
         ("sglang", "gpt_oss", ["S756 model.catalog"]),
         ("vllm", "glm4_moe", []),
         ("vllm", "minimax_m2", [f"S755 {phase}.redundant_experts" for phase in EACH]),
-        ("sglang", "llama4", ["S754 model.catalog"]),
-        ("vllm", "llama4", ["S754 model.catalog"]),
+        ("sglang", "llama4", ["S760 model.catalog"]),
+        ("vllm", "llama4", ["S760 model.catalog"]),
     ],
 )
 def test_a_model_is_refused_for_what_its_class_does_not_do(pairs, engine, model_type, found):

@@ -26,7 +26,7 @@ from tests.planner.layout.test_memory import PAIR
 
 
 def topology(gpu="h800", num_nodes=2, per_node=8, leaf_size=1, rack_size=18, **figures):
-    """Of a unit on nodes in a row."""
+    """Return the topology of a unit on nodes in a row."""
     gpu = replace(GPUS[gpu], **figures)
     nodes = {f"n{i}": Node(i, f"n{i}", f"r{i // rack_size}", f"l{i // leaf_size}", "", None) for i in range(num_nodes)}
     unit = Unit("any", "prefill", 0, tuple(nodes), per_node, "")
@@ -159,7 +159,7 @@ def test_every_message_is_counted_where_it_arrives(case, normal):
 
 
 def followed(shape, shares, gate, *, normal):
-    """Where expected messages arrive, by following each."""
+    """Count where expected messages arrive, by following each."""
     arrived = Counter()
     for source in range(shape.num_ranks):
         for target in range(shape.num_ranks):
@@ -189,7 +189,7 @@ def going_to(shares, domain, gate):
 
 
 def miss(one, pairs):
-    """That none of so many pairs goes there, each with that probability; part of a pair in proportion."""
+    """Return the probability that none of `pairs` goes there, with `one` for each; a part of a pair counts as such."""
     return one ** int(pairs) * (1 - (pairs - int(pairs)) * (1 - one))
 
 

@@ -41,7 +41,10 @@ def _ratios(loads, held, counts):
 
 @cache
 def every_map(num_experts, slots_per_gpu, num_gpus):
-    """Whether each GPU holds each expert, `[maps, GPUs, experts]`, and the replicas; GPUs in any order are one map."""
+    """Return every map as which GPU holds which expert, `[maps, GPUs, experts]`, and its replicas.
+
+    GPUs in any order are one map.
+    """
     subsets = list(combinations(range(num_experts), slots_per_gpu))
     held = np.zeros((len(subsets), num_experts), dtype=bool)
     for subset, experts in enumerate(subsets):

@@ -1,7 +1,7 @@
-"""Which compiled functions `prepare` leaves to be compiled later: python -m tests.planner.expert_map.signatures
+"""Find compiled functions that `prepare` leaves to be compiled later: python -m tests.planner.expert_map.signatures
 
-A process of its own, for whatever was called before has its signatures. It prints a line for each function that gets
-one more in maps of all policies and options, and for each set of options with which one is loaded too late.
+It is a process of its own, because whatever was called before has its signatures. It prints a line for each function
+that gets one more in maps of all policies and options, and for each set of options with which one is loaded too late.
 """
 
 import gc
@@ -46,13 +46,13 @@ def report(options, maps):
 
 
 def signatures():
-    """Of all compiled functions, those that they were called with."""
+    """Return the signatures that every compiled function was called with, by its name."""
     functions = (each for each in gc.get_objects() if isinstance(each, Dispatcher))
     return {f"{each.py_func.__module__}.{each.py_func.__name__}": set(each.signatures) for each in functions}
 
 
 def maps_of(split, with_domains, with_groups, with_previous=False):
-    """Calls that make a map, one for each policy, effort and number of nodes."""
+    """Return calls that make a map, one for each policy, effort and number of nodes."""
     policies = ("auto", "global", "hierarchical") if with_groups and not with_domains else ("auto", "global")
     for policy, effort, num_nodes in itertools.product(policies, ("fast", "refined"), (1, 2)):
         options = {
@@ -66,7 +66,7 @@ def maps_of(split, with_domains, with_groups, with_previous=False):
 
 
 def make(effort, options, with_previous):
-    """One map, the next from it, and what a step of it has; loads in the order that `prepare` has not."""
+    """Make one map, the next from it, and what a step of it has; loads have the order that `prepare` has not."""
     sizes = Sizes(NUM_SLOTS, NUM_GPUS, options["num_nodes"], options["num_groups"])
     loads, others = (np.array(each, order="F") for each in (LOADS, OTHERS))
     made = balance(loads, NUM_SLOTS, NUM_GPUS, effort, **options)
@@ -76,7 +76,7 @@ def make(effort, options, with_previous):
 
 
 def maps_of_windows(with_groups, previous=None):
-    """Calls that make a map for several windows."""
+    """Return calls that make a map for several windows."""
     sizes = Sizes(NUM_SLOTS - 8, NUM_GPUS, 2, 4 if with_groups else 1)
     policies = ("auto", "global", "hierarchical") if with_groups else ("auto", "global")
     for policy, effort, quantile in itertools.product(policies, ("fast", "refined"), (0.5, 1.0)):

@@ -15,7 +15,7 @@ from tests.planner.expert_map.every_map import optimum, small_sizes
 
 @st.composite
 def small_problems(draw):
-    """At most 6 experts in at most 8 slots on at most 4 GPUs: few enough maps to try them all."""
+    """Draw at most 6 experts in at most 8 slots on at most 4 GPUs: few enough maps to try them all."""
     num_gpus = draw(st.integers(2, 4))
     slots_per_gpu = draw(st.integers(1, 8 // num_gpus))
     num_slots = num_gpus * slots_per_gpu

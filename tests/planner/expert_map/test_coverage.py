@@ -61,7 +61,7 @@ def test_a_covered_map_stays_for_the_same_loads_and_stays_covered_for_others(pro
 
 @st.composite
 def small_problems(draw):
-    """At most 5 experts in 8 or 10 slots on 4 or 5 GPUs of 2 to 4 domains: few enough maps to try them all."""
+    """Draw at most 5 experts in 8 or 10 slots on 4 or 5 GPUs of 2 to 4 domains: few enough maps to try them all."""
     num_gpus = draw(st.sampled_from([4, 5]))
     num_experts = draw(st.integers(3, num_gpus))
     partition = draw(st.sampled_from([p for p in ((0, 0, 1, 1), (0, 1, 2, 2), (0, 0, 1, 1, 2)) if len(p) == num_gpus]))

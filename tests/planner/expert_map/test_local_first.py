@@ -104,7 +104,7 @@ def settled_slowly(split, loads, gpus, num_nodes, within_nodes):
 
 
 def whole_numbers_carried(split, loads, gpus, num_nodes):
-    """What each GPU carries, each replica's part rounded down."""
+    """Return the load of each GPU, each replica's part rounded down."""
     per_node, carried = len(gpus) // num_nodes, np.zeros(len(gpus))
     for expert, load in enumerate(loads):
         holders = [gpu for gpu, held in enumerate(gpus) if expert in held]

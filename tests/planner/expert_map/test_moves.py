@@ -19,7 +19,7 @@ from tests.planner.expert_map.test_expert_map import problems
 
 
 def gpus_of(slots, per_gpu):
-    """What each GPU holds, as counts."""
+    """Return the experts that each GPU holds, as counts."""
     return [Counter(slots[first : first + per_gpu]) for first in range(0, len(slots), per_gpu)]
 
 

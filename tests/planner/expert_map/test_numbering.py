@@ -51,7 +51,7 @@ def held(expert_map, num_gpus=SIZES.num_gpus, old_numbers=range(NUM_EXPERTS)):
 
 
 def said(expert_map):
-    """What is said of a map beside which slots hold what."""
+    """Return all that is said of a map, without which slots hold what."""
     return replace(expert_map, physical_to_logical=())
 
 

@@ -13,7 +13,7 @@ from planner.expert_map.reach import reached
 
 @st.composite
 def served(draw):
-    """What each of some places serves of each of some groups, and a gate that picks among the groups."""
+    """Draw what some places serve of some groups, and a gate that picks among the groups."""
     num_groups, num_places = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 4))
     row = st.lists(st.integers(0, 9), min_size=num_places, max_size=num_places).filter(any)
     rows = draw(st.lists(row, min_size=num_groups, max_size=num_groups))

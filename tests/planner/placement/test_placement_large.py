@@ -13,7 +13,7 @@ NONE_LARGER = (0, 0)
 
 @pytest.fixture(scope="module")
 def reached():
-    """Of each shape its counts."""
+    """The counts of each shape."""
     results = {}
     for name, shape in shapes().items():
         task = task_on(shape)

@@ -65,13 +65,13 @@ def random_schedule(random, num_units):
 
 
 def values(objectives):
-    """Of all counts, in order."""
+    """Return the values of all counts, in order."""
     return [objective.value for objective in objectives]
 
 
 @pytest.fixture(scope="module")
 def compared():
-    """Of each cluster what greedy reaches, and what the exact search reaches from there."""
+    """The counts of greedy on each cluster, and those that the exact search reaches from there."""
     results = []
     for seed in range(CLUSTERS):
         task = random_task(seed)

@@ -95,7 +95,7 @@ def test_a_unit_moves_only_to_spares_with_its_gpu(plan_of):
 
 
 def domains_of(plan, unit):
-    """Of 18 nodes each, in a row."""
+    """Return the domains that a unit stands in, of 18 nodes each, in a row."""
     return {int(node.removeprefix("node-")) // 18 for node in unit.nodes}
 
 

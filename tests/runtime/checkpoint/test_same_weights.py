@@ -31,7 +31,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def copy(original, tmp_path):
-    """As the other node has it."""
+    """The checkpoint as the other node has it."""
     return shutil.copytree(original, tmp_path / "copy")
 
 

@@ -39,7 +39,7 @@ def contents(folder):
 
 
 def versions(folder):
-    """When each file was written: another time after each copy."""
+    """Return when each file was written; each copy changes it."""
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if not path.name.startswith(".")}
 
 

@@ -18,7 +18,7 @@ TIMEOUT_S = 30
 
 
 class Meeting:
-    """What the ranks of a unit tell each other, in lockstep."""
+    """The words that the ranks of a unit exchange, in lockstep."""
 
     def __init__(self, num_ranks):
         self.num_ranks = num_ranks

@@ -38,7 +38,7 @@ class MetGroup(SoloGroup):
 
 
 def tokens(rank, number):
-    """What a rank dispatches: activations, slots of which some are of both ranks, weights."""
+    """Return what a rank dispatches: activations, slots of which some are of both ranks, weights."""
     generator = torch.Generator().manual_seed(10 * rank + number)
     x_TD = torch.randn(number, HIDDEN, generator=generator).bfloat16()
     slots_TK = torch.rand(number, RANKS * SLOTS, generator=generator).topk(TOP_K).indices

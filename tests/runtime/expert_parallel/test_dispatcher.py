@@ -41,7 +41,7 @@ ROUNDS = {
 
 
 def scaled_by_slot(dispatcher, x, slots, weights):
-    """What the ranks' "experts" compute, through `dispatcher`: each row times its slot's number plus one."""
+    """Run the ranks' "experts" through `dispatcher`: they multiply each row by its slot's number plus one."""
     dispatched = dispatcher.dispatch(x, slots, weights).wait()
     counts, rows = dispatched.rows.counts_M, dispatched.rows.rows_RD
     slot_of_row = torch.arange(len(counts)).repeat_interleave(counts)
@@ -171,7 +171,7 @@ def test_every_form_says_how_many_pairs_each_rank_got(exchange, form):
 
 
 def crossing(inputs, number, rank, place_of_rank):
-    """Of a rank's tokens, how often one goes to another place, where several of its choices may be."""
+    """Count how often a rank's tokens go to another place, where several of a token's choices may be."""
     places = torch.tensor(place_of_rank)
     chosen = places[inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK].tolist()
     return sum(len(set(places_chosen) - {place_of_rank[rank]}) for places_chosen in chosen)

@@ -143,7 +143,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def expected(checkpoint, prompts):
-    """What one rank computes, without overlap."""
+    """The results of one rank, without overlap."""
     engine = Engine(
         EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32, deterministic=True), SoloGroup()
     )

@@ -89,7 +89,7 @@ def _at(port: int, first: bool) -> MeetingPoint:
 
 
 def _join_two(port: int, late_s: float) -> list[bool]:
-    """What two ranks vote for together, of whom the second comes `late_s` after the first."""
+    """Return the votes of two ranks, of which the second comes `late_s` after the first."""
     votes = [False, False]
 
     def rank(number: int) -> None:

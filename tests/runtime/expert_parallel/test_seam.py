@@ -17,7 +17,7 @@ CLOSE = {torch.float32: 1e-6, torch.bfloat16: 0.012}  # a part of the hidden sta
 
 @torch.inference_mode()
 def hidden_states(model, config, dtype):
-    """Of a prompt, then of a token that follows it."""
+    """Return the hidden states of a prompt, then of a token that follows it; and the rows that experts got."""
     cache, table = new_cache(config, TOKENS + 1, dtype), []
     cache.allocate(table, TOKENS + 1)
     prompt = model([Chunk(list(range(TOKENS)), 0, table)], [], cache)

@@ -17,7 +17,7 @@ COMPUTE = {"attention 1", "attention 2", "gate", "shared expert", "experts", "su
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, free_port):
-    """What real ranks wrote that computed the same steps with and without overlap."""
+    """The files of real ranks that computed the same steps with and without overlap."""
     folder = tmp_path_factory.mktemp("slow-link")
     checkpoint = write_checkpoint(folder / "checkpoint", CONFIG)
     run_ranks("slow_link_ranks.py", SIZE, free_port(), checkpoint, folder)
@@ -41,7 +41,7 @@ def traces(folder):
 
 @pytest.fixture(scope="module")
 def busy(folder):
-    """For each rank, the times at which its link was busy."""
+    """The times at which each rank's link was busy."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 
@@ -96,10 +96,11 @@ def hides_every_exchange(spans):
 
 
 def halves(spans, plain, busy):
-    """In every MoE layer. Of each kind the step that a busy machine has disturbed least.
+    """Return whether overlap halves the exposed time in every MoE layer.
 
-    It delays threads: one that would have hidden an exchange exposes it, and one that would have waited comes when the
-    link is done, which is never sooner than it takes.
+    The step that a busy machine has disturbed least counts for each kind. A busy machine delays threads: one that would
+    have hidden an exchange exposes it, and one that would have waited comes when the link is done, which is never
+    sooner than it takes.
     """
     exposed, of_plain = exposed_us(spans, busy, min), exposed_us(plain, busy, max)
     return all(exposed[layer] <= of_plain[layer] / 2 for layer in moe_layers())

@@ -206,7 +206,7 @@ class FakeUnit:
         return int(num_tokens * top_k * self.imbalance)
 
     def sizes(self, shape, num_tokens, top_k):
-        """What the host reads in a dispatch: `Sizes.sent` and `Sizes.received`, where this rank gets the most."""
+        """Return the host's view of a dispatch, `Sizes.sent` and `Sizes.received`, where this rank gets the most."""
         mean = num_tokens * top_k / self.ep_size
         return [
             [self._line(shape[2], rank, *pairs, num_tokens) for rank in range(self.ep_size)]
@@ -214,7 +214,10 @@ class FakeUnit:
         ]
 
     def _line(self, length, rank, pairs, mean, num_tokens):
-        """As `AllToAllDispatcher` and `NodeDispatcher` tell it. Each pair is of another token, which is the most."""
+        """Return a line as `AllToAllDispatcher` and `NodeDispatcher` tell it.
+
+        Each pair is of another token, which makes the most rows.
+        """
         slots = self.num_slots // self.ep_size
         by_slot = [pairs // slots + (slot < pairs % slots) for slot in range(slots)]
         if length == slots + 1:

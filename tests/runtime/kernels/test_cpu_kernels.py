@@ -50,7 +50,7 @@ def test_each_row_is_multiplied_by_the_matrix(rows: int, size: int, sums: int) -
 
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """In float64."""
+    """Compute the gated MLP in float64."""
     x, gate, up, down = (tensor.double() for tensor in (x, gate, up, down))
     return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
 

@@ -29,7 +29,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
 
     @rule(num_tokens=st.integers(0, MAX_TOKENS))
     def come(self, num_tokens):
-        """With the latents of a prompt, if there is room."""
+        """Let a request come with the latents of a prompt, if there is room."""
         fits = num_pages(num_tokens) <= self.cache.num_free_pages
         assert self.cache.can_allocate([], num_tokens) == fits
         if fits:
@@ -41,7 +41,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), num_tokens=st.integers(1, PAGE_TOKENS + 1))
     def grow(self, data, num_tokens):
-        """By a chunk or a token, layer by layer."""
+        """Let a request grow by a chunk or a token, layer by layer."""
         turn = data.draw(st.integers(0, len(self.requests) - 1))
         table, latents = self.requests[turn]
         start, end = latents.shape[1], latents.shape[1] + num_tokens

@@ -153,7 +153,7 @@ def matrices():
 
 
 def assert_is(found, expected, unquantised):
-    """As near to the slow reference as BF16 allows, which is far nearer than what is not quantised."""
+    """Assert that `found` is as near to the slow reference as BF16 allows: far nearer than without quantising."""
     error = (found.double() - expected).norm() / expected.norm()
     effect = (unquantised.double() - expected).norm() / expected.norm()
     print(f"from the float64 reference {error:.1e}, from BF16 without FP8 {effect:.1e}")

@@ -56,7 +56,7 @@ def engine(folder, config, dtype):
 
 @pytest.fixture(scope="module")
 def engines(demo, demo_config):
-    """By type of their matrices, and the slow reference of what FP8 rounds."""
+    """The engines by the type of their matrices, and the slow reference of what FP8 rounds."""
     found = {dtype: engine(demo, demo_config, dtype) for dtype in (torch.float32, torch.bfloat16, E4M3)}
     found[ROUNDED] = engine(demo, demo_config, torch.float32)
     round_rows(found[ROUNDED].model)
@@ -134,7 +134,7 @@ def test_no_matrix_loses_anything_and_no_activation_more_than_the_format_rounds(
 
 
 def keep_loss(losses, name, _module, arguments):
-    """What a projection's rows lose when it quantises them."""
+    """Keep what a projection's rows lose when it quantises them."""
     rows = quantise_rows(arguments[0])
     losses[name] = off_by(dequantised_rows(rows), arguments[0])
 

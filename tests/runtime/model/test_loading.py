@@ -31,7 +31,7 @@ WHOLE, SHARED, LAYER = "model.safetensors", "mlp.shared_experts.up_proj.weight",
 
 @pytest.fixture(scope="module")
 def wide_file(tmp_path_factory):
-    """In FP32."""
+    """A checkpoint in FP32."""
     return write_checkpoint(tmp_path_factory.mktemp("unquantized_dtype") / "checkpoint", SIZES)
 
 
@@ -253,7 +253,10 @@ ALLOWED_FACTOR, ALLOWED_BYTES = 1.15, 400e6
 
 @pytest.fixture(scope="module")
 def large_files(tmp_path_factory):
-    """How the matrices are stored -> folder. Experts are one expert 96 times, which no reader knows, in four shards."""
+    """The folders of large checkpoints, by how the matrices are stored.
+
+    Experts are one expert 96 times, which no reader knows, in four shards.
+    """
     folder = tmp_path_factory.mktemp("large")
     one_expert = write_checkpoint(folder / "one", LARGE | {"n_routed_experts": 8})
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(one_expert / WHOLE).items()}

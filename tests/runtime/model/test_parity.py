@@ -51,7 +51,7 @@ def transformers_model(demo):
 
 @pytest.fixture(scope="module")
 def transformers_logits(prompts, reference, transformers_model):
-    """Of each prompt and its output at EP1: [tokens, vocab]."""
+    """The logits of each prompt and its output at EP1: [tokens, vocab]."""
     with torch.inference_mode():
         return [
             transformers_model(torch.tensor([prompt + output])).logits[0]

@@ -298,7 +298,7 @@ def test_the_first_death_that_is_no_echo_is_the_cause(children, said):
 
 
 def wait_for(found):
-    """What `found()` returns, once it is true."""
+    """Return what `found()` returns, once it is true."""
     deadline = time.monotonic() + 60
     while not (result := found()):
         assert time.monotonic() < deadline

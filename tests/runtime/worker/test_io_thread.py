@@ -58,7 +58,7 @@ def test_a_rank_that_the_gateway_refuses_loads_no_further():
 
 
 def load(network):
-    """As slowly as a test has patience."""
+    """Report progress again and again, for as long as a test has patience."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         network.say_loaded(0.04)

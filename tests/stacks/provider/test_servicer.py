@@ -166,7 +166,21 @@ def test_a_unit_scaled_to_nothing_is_warned_of(fake, servicer):
 
     answer = create(servicer, unit)
 
-    assert to_plain(answer.properties) == unit
+    assert answer.id == "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet/demo/decode-0"
     assert servicer.engine.warnings == [
         "LeaderWorkerSet demo/decode-0 is scaled to 0 and serves nothing until somebody scales it"
     ]
+
+
+def test_a_state_holds_each_manifest_once(fake, servicer):
+    """As inputs. Outputs only name the object, since Pulumi writes the whole state at each step."""
+    kind, manifest = type_token("v1", "ConfigMap"), to_struct(CONFIG_MAP)
+    made = create(servicer, CONFIG_MAP)
+    read = servicer.Read(pb.ReadRequest(id=made.id, type=kind, properties=made.properties, inputs=manifest), None)
+    changes = [pb.UpdateRequest(type=kind, old_inputs=manifest, news=manifest, preview=each) for each in (True, False)]
+    answers = [made, read, *(servicer.Update(each, None) for each in changes)]
+
+    assert read.inputs == manifest
+    for answer in answers:
+        named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "demo"}}
+        assert to_plain(answer.properties) == named

@@ -24,12 +24,12 @@ def groups(free_port):
 
 @pytest.fixture
 def pipes(groups):
-    """Of each rank."""
+    """The pipes of each rank."""
     return made(groups)
 
 
 def made(groups):
-    """What each rank gets."""
+    """Return the pipes that each rank gets."""
     with ThreadPoolExecutor(SIZE) as ranks:
         return list(ranks.map(common_pipes, groups))
 

@@ -22,7 +22,7 @@ def groups(free_port):
 
 
 def memories(groups, num_bytes=NUM_BYTES):
-    """What each rank gets."""
+    """Return the memory that each rank gets."""
     with ThreadPoolExecutor(SIZE) as ranks:
         return list(ranks.map(common_memory, groups, [num_bytes] * len(groups)))
 

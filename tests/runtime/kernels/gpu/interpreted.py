@@ -1,4 +1,4 @@
-"""What Triton's interpreter makes of rows: `interpreted.py FILE`, in a process with TRITON_INTERPRET=1."""
+"""Run rows through Triton's interpreter: `interpreted.py FILE`, in a process with TRITON_INTERPRET=1."""
 
 import json
 import sys

@@ -45,7 +45,7 @@ def drawn(*shape, seed=0, dtype=torch.bfloat16):
 
 
 def experts():
-    """Of three slots, no two alike."""
+    """Return the experts of three slots, no two alike."""
 
     def stacked(outputs, channels, seed):
         matrices = [

@@ -1,0 +1,230 @@
+"""Rendered units of SGLang on real nodes: they start, are ready, restart as a group, and are drained.
+
+A prefill unit on one node, a decode unit on two, and the router. The engine itself is not run: no node here has a GPU.
+What is replaced, and nothing else of what `render` writes:
+
+    image      busybox with this machine's Python and SGLang's unpacked wheel mounted
+    command    python3 -m sglang.launch_server         ->  sglang_stand_in.py server: SGLang's own parser and check,
+                                                           sockets where the arguments say, answers that quote requests
+               python3 -m sglang_router.launch_router  ->  sglang_stand_in.py router: SGLang's real router
+    GPUs       nodes say that they have eight
+
+SGLang's imports take most of the time: 5.6 s of CPU for each of six processes.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import yaml
+from kubernetes import client
+
+from planner.compiler import compile_plan
+from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.spec.check import check_spec
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
+from stacks.kube.lifecycle import delete
+from stacks.kube.manifest import Reference
+from stacks.kube.readiness import missing
+from stacks.kube.waiting import Patience
+from tests.planner.engines.sglang_wheel import missing as missing_wheel
+from tests.planner.engines.sglang_wheel import sglang_sources
+
+NAMESPACE, GPU = "engines", "nvidia.com/gpu"
+PREFILL, DECODE, GATEWAY = "wide-prefill-0", "wide-decode-0", "wide-gateway"
+NODES = ("node-0", "node-1", "node-2")
+SOURCES = "/sglang"
+STAND_IN = ["python", "-m", "tests.cluster.sglang_stand_in"]
+READY_S, RESTARTED_S = 300, 300
+DRAIN, GONE_S = "1min", 60  # so what is gone by then has left by itself
+BOOTSTRAP_PORT = 8998
+SPEC = {
+    "version": 1,
+    "name": "wide",
+    "model": {"catalog": "deepseek-r1", "checkpoint": "/usr/share/deepseek-r1"},
+    "engine": "sglang",
+    "cluster": {"gpu": "h200", "nodes": [{"name": name} for name in NODES], "gpus_per_node": 8},
+    "prefill": {"ep_size": 8, "precision": "fp8", "max_request_tokens": 8192},
+    "decode": {"ep_size": 16, "precision": "fp8", "max_requests": 64, "max_request_tokens": 8192},
+}
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """The folder of SGLang's wheel. Skips where it cannot be had."""
+    if lacking := missing_wheel():
+        say = pytest.fail if os.environ.get("CI") else pytest.skip
+        say(f"needs {', '.join(lacking)}")
+    return str(sglang_sources())
+
+
+@pytest.fixture(scope="module")
+def plan(cluster, sources, tmp_path_factory):
+    """What is deployed: patches replace the commands, and give the router what the units mount."""
+    volumes = [*cluster.volumes, {"mount_path": SOURCES, "host_path": sources}]
+    container = {"name": "runtime", "command": [*STAND_IN, "server", SOURCES]}
+    unit = {"spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": {"containers": [container]}}}}}
+    kubernetes = {
+        "namespace": NAMESPACE,
+        "image": cluster.image,
+        "volumes": volumes,
+        "drain": DRAIN,
+        "resources": {"unit": {"cpus": 0.5, "memory": "2GiB"}, "gateway": {"cpus": 0.1, "memory": "1GiB"}},
+        "patches": [
+            {"kind": "LeaderWorkerSet", "patch": unit},
+            {"kind": "Deployment", "patch": {"spec": {"template": {"spec": router_pod(volumes)}}}},
+        ],
+    }
+    path = tmp_path_factory.mktemp("sglang") / "spec.yaml"
+    path.write_text(yaml.safe_dump(SPEC | {"kubernetes": kubernetes}))
+    return compile_plan(check_spec(path)).deployable
+
+
+def router_pod(volumes):
+    """What makes the router's pod one of SGLang's router on this machine's Python."""
+    mounts = [{"name": f"host-{number}", "mountPath": each["mount_path"]} for number, each in enumerate(volumes)]
+    return {
+        "containers": [{"name": "router", "command": [*STAND_IN, "router", SOURCES], "volumeMounts": mounts}],
+        "volumes": [
+            {"name": f"host-{number}", "hostPath": {"path": each["host_path"]}} for number, each in enumerate(volumes)
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def core(cluster):
+    """The core API, with eight GPUs on each node while the module runs."""
+    api = client.CoreV1Api(cluster.api)
+    offer_gpus(api, "8")
+    yield api
+    offer_gpus(api, None)
+
+
+def offer_gpus(api, number):
+    """Let the nodes say that they have so many; a kubelet keeps what it does not manage."""
+    for name in NODES:
+        api.patch_node_status(name, {"status": {"capacity": {GPU: number}, "allocatable": {GPU: number}}})
+
+
+@pytest.fixture(scope="module")
+def up(cluster, core, plan):
+    """The API, when all units and the router are ready; afterwards everything is gone."""
+    began = time.monotonic()
+    api = Api(Connection(cluster.api))
+    manifests = [yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION]
+    for each in manifests:
+        api.apply(each, force=False)
+    try:
+        cluster.wait_until(
+            lambda: not [each for each in manifests if missing(api.get(Reference.of(each)))], "all is ready", READY_S
+        )
+        say(f"ready after {time.monotonic() - began:.0f} s")
+        yield api
+    finally:
+        (namespace,) = (each for each in manifests if each["kind"] == "Namespace")
+        delete(api, namespace, Patience(GONE_S, threading.Event(), lambda text: None))
+
+
+def say(text):
+    """For whoever watches the seconds."""
+    print(f"\nSGLang's units: {text}", file=sys.stderr)
+
+
+def pods(core, unit):
+    """Pod's name -> pod, of those that are not on their way out."""
+    found = core.list_namespaced_pod(NAMESPACE, label_selector=f"tidemill.dev/unit={unit}").items
+    return {each.metadata.name: each for each in found if each.metadata.deletion_timestamp is None}
+
+
+def uids(core, unit):
+    """Of the pods that are ready."""
+    return {
+        each.metadata.uid
+        for each in pods(core, unit).values()
+        if any((one.type, one.status) == ("Ready", "True") for one in each.status.conditions or [])
+    }
+
+
+def serves(core):
+    """Whether the router knows both units; until then its Service has nobody behind it."""
+    try:
+        return "came" in ask(core, "hello")
+    except OSError:
+        return False
+
+
+def ask(core, text):
+    """One request to the router's Service; what the decode unit says that came."""
+    service = core.read_namespaced_service(GATEWAY, NAMESPACE).spec
+    url = f"http://{service.cluster_ip}:{service.ports[0].port}/generate"
+    request = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def test_each_pod_takes_its_arguments_on_its_planned_node(up, core, plan):
+    """SGLang's parser and check accept them in the pods, with the kubelet's values; a pod is a node of the plan."""
+    for unit in plan.units:
+        there = pods(core, unit.name)
+
+        assert {each.spec.node_name for each in there.values()} == set(unit.nodes)
+        for each in there.values():
+            said = core.read_namespaced_pod_log(each.metadata.name, NAMESPACE)
+            rank = each.metadata.labels["leaderworkerset.sigs.k8s.io/worker-index"]
+            assert f"pod {rank} of {len(unit.nodes)} answers at ('{each.status.pod_ip}', 30000)" in said
+
+
+def test_the_real_router_finds_the_units_by_their_labels(cluster, up, core):
+    """A request goes to both phases: decode is told the prefill pod's address and bootstrap port."""
+    (prefill,), first = pods(core, PREFILL).values(), pods(core, DECODE)[f"{DECODE}-0"]
+    cluster.wait_until(lambda: serves(core), "the router knows both units", READY_S)
+    answer = ask(core, "hello")
+
+    assert answer["text"] == first.status.pod_ip
+    assert (answer["came"]["bootstrap_host"], answer["came"]["bootstrap_port"]) == (
+        prefill.status.pod_ip,
+        BOOTSTRAP_PORT,
+    )
+
+
+def test_a_group_restarts_whole_when_a_pod_dies(cluster, up, core):
+    """Both pods of the decode unit are new and ready; the prefill unit is left alone."""
+    before, others = uids(core, DECODE), uids(core, PREFILL)
+    began = time.monotonic()
+    core.delete_namespaced_pod(f"{DECODE}-0-1", NAMESPACE, grace_period_seconds=1)
+
+    cluster.wait_until(
+        lambda: len(uids(core, DECODE)) == 2 and not uids(core, DECODE) & before, "the group is new", RESTARTED_S
+    )
+
+    say(f"a group restarted after {time.monotonic() - began:.0f} s")
+    assert uids(core, PREFILL) == others
+
+
+def test_a_unit_that_is_scaled_down_answers_first(cluster, up, core):
+    """A request that is under way is answered, through the router; then the pods go by themselves."""
+    api = client.CustomObjectsApi(cluster.api)
+    cluster.wait_until(lambda: serves(core), "the router knows the new unit", READY_S)
+    with ThreadPoolExecutor(1) as caller:
+        answer = caller.submit(ask, core, "wait 4")
+        time.sleep(1)
+        began = time.monotonic()
+        api.patch_namespaced_custom_object_scale(
+            "leaderworkerset.x-k8s.io", "v1", NAMESPACE, "leaderworkersets", DECODE, {"spec": {"replicas": 0}}
+        )
+        cluster.wait_until(lambda: not pods(core, DECODE), "the pods are told to leave", GONE_S)
+        was_under_way = not answer.done()
+        assert "came" in answer.result()
+    label = f"tidemill.dev/unit={DECODE}"
+    cluster.wait_until(
+        lambda: not core.list_namespaced_pod(NAMESPACE, label_selector=label).items, "the unit is gone", GONE_S
+    )
+
+    say(f"a unit was gone after {time.monotonic() - began:.0f} s")
+    assert was_under_way
