@@ -9,6 +9,7 @@ This file prints and decides nothing. It alone looks at a clock, to say how long
 """
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ from planner.plan.given import read_given
 from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
+from planner.problems.calls import Parser
 from planner.problems.errors import (
     CallError,
     InfeasibleError,
@@ -41,7 +43,6 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
-from planner.problems.fix import close_to
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
@@ -63,29 +64,6 @@ EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
 )
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises CallError, so that a wrong call is reported like any other mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing and leaving."""
-        self._refuse(message, f"see {self.prog} --help")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse what is unknown where it was written: the command knows its options, the top parser only commands."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            options = [each for action in self._actions for each in action.option_strings]
-            meant = close_to(unknown[0].partition("=")[0], options, cutoff=0.7)
-            self._refuse(
-                f"{' '.join(unknown)} is not known",
-                f"did you mean {meant}?" if meant else f"see {self.prog} --help",
-            )
-        return found, unknown
-
-    def _refuse(self, reason: str, fix: str) -> NoReturn:
-        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at(self.prog)])
 
 
 class _SayVersion(argparse.Action):
@@ -299,6 +277,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
     spec = _read_spec(arguments.spec)
+    if arguments.output:
+        _require_writable(arguments.output)
     with announce_compiling():
         plan = compile_plan(spec, previous)
     if arguments.output:
@@ -322,6 +302,8 @@ def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:
 
 def _experts(arguments: argparse.Namespace) -> None:
     job = check_call(call_from(arguments))
+    if arguments.output:
+        _require_writable(arguments.output)
     with announce_compiling():
         prepare(  # compiling, and loading what is compiled, is not computing
             with_previous=job.previous is not None,
@@ -363,12 +345,25 @@ def _render(arguments: argparse.Namespace) -> None:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
 
 
+def _require_writable(path: Path) -> None:
+    """Raise OutputError where `path` surely cannot be written, before anybody waits for what would stand in it."""
+    if path.is_dir():
+        raise _unwritable(path, os.strerror(errno.EISDIR))
+    if not path.parent.is_dir():
+        raise _unwritable(path, os.strerror(errno.ENOTDIR if path.parent.exists() else errno.ENOENT))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, os.strerror(errno.EACCES))
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        violation = Violation("", None, "S904 must be a writable file", error.strerror or str(error), "choose another")
-        raise OutputError([violation.at(str(path))]) from None
+        raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def _unwritable(path: Path, reason: str) -> OutputError:
+    return OutputError([Violation("", None, "S904 must be a writable file", reason, "choose another").at(str(path))])
 
 
 def _report(problems: Sequence[Problem], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from planner.cluster.inventory import nodes_of
+from planner.cluster.inventory import nodes_for
 from planner.estimate.coverage import (
     FailureDomains,
     MeanOf,
@@ -176,13 +176,7 @@ def _is_feasible(spec: ResolvedSpec) -> bool:
 
 def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
     cluster = spec.cluster
-    largest = cluster.rack_size or max(
-        Counter(
-            node.rack
-            for node in nodes_of(cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
-            if not node.unusable
-        ).values()
-    )
+    largest = cluster.rack_size or max(Counter(node.rack for node in nodes_for(spec) if not node.unusable).values())
     return min(each.nodes_per_unit for each in layouts) <= largest
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from runtime.checkpoint import MANIFEST
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
@@ -34,12 +34,24 @@ TRACE_FOLDER = (
 class _Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError, so that a wrong call is one sentence, as everywhere."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown words by the command they were given to, with the options that they begin."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            begun = [each for each in self._option_string_actions if each.startswith(unknown[0].partition("=")[0])]
+            meant = f"; did you mean {' or '.join(begun)}?" if begun else ""
+            self.error(f"{' '.join(unknown)} is not known{meant}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"was called wrongly; {message}; see {self.prog} --help [S900]")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command and return its exit status."""
     try:
         arguments = _parser().parse_args(argv)
         if arguments.parent is not None:
@@ -125,7 +137,7 @@ def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _command(
     commands: "argparse._SubParsersAction[_Parser]", name: str, run: object, summary: str, prog: str | None = None
 ) -> _Parser:
-    """`prog`: what users call it, where they do not call `python -m runtime`."""
+    """Add a command. `prog` is what users call it when they do not call `python -m runtime`."""
     command = commands.add_parser(name, help=summary, description=summary, prog=prog)
     command.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     command.set_defaults(run=run)
@@ -185,7 +197,7 @@ def _stage(arguments: argparse.Namespace) -> None:
 
 
 def _seconds(text: str) -> float:
-    """Of a drain. Raises ValueError, which argparse tells."""
+    """Read the seconds of a drain. Raise ValueError, which argparse reports."""
     seconds = float(text)
     if not 0 <= seconds <= MAX_DRAIN_S:
         raise ValueError(text)
@@ -202,7 +214,7 @@ def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a bug's traceback and end. What asyncio says of its tasks while Python ends would hide it from the node."""
+    """Show a bug's traceback and end. What asyncio says of its tasks at Python's exit would hide it from the node."""
     sys.__excepthook__(kind, error, trace)
     sys.stderr.flush()
     os._exit(1)

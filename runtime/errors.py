@@ -1,4 +1,4 @@
-"""What can go wrong in the runtime and is not our bug: each error is one sentence that a user can act on.
+"""The errors of the runtime that are not our bugs: each is one sentence that a user can act on.
 
 RuntimeFailure             exit 1: something failed while running
 |-- CheckpointError        the checkpoint cannot be read, or is not what it says
@@ -28,7 +28,7 @@ class RuntimeFailure(Exception):
     """Failed at run time; `str()` is the one sentence to print."""
 
     def __str__(self) -> str:
-        """Write out what nobody would see: a file or a peer may have chosen some of the words."""
+        """Escape invisible characters: a file or a peer may have chosen some of the words."""
         return "".join(
             each if each.isprintable() else each.encode("unicode_escape").decode() for each in super().__str__()
         )
@@ -51,7 +51,7 @@ class WireVersionError(WireError):
 
 
 class RequestFailure(RuntimeFailure):
-    """One request cannot be answered. Whoever serves it says so to who asked, and goes on with the others."""
+    """One request cannot be answered. Its server tells the sender, and goes on with the others."""
 
 
 class PeerLost(RuntimeFailure):

@@ -44,13 +44,13 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model(_Part):
-    """What is served."""
+    """The model that is served."""
 
     name: str
 
 
 class Checkpoint(_Part):
-    """Where the weights are, and the digests of `config.json` and of the manifest, where the plan knows them."""
+    """The place of the weights, and the digests of `config.json` and of the manifest if the plan knows them."""
 
     uri: str
     config_digest: str | None
@@ -58,7 +58,7 @@ class Checkpoint(_Part):
 
 
 class Limits(_Part):
-    """What one rank takes at a time; `kv_tokens` of all its requests together, at least one of full length."""
+    """The limits of one rank at a time; `kv_tokens` is for all its requests together, at least one of full length."""
 
     max_requests: AtLeastOne
     max_request_tokens: AtLeastOne
@@ -67,7 +67,7 @@ class Limits(_Part):
 
 
 class RankPlace(_Part):
-    """Where one global rank runs: in which of the unit's places, and as which rank there."""
+    """The place of one global rank in the unit, and its number there."""
 
     place: Annotated[int, msgspec.Meta(ge=0)]
     local_rank: Annotated[int, msgspec.Meta(ge=0)]
@@ -83,7 +83,7 @@ class ExpertMap(_Part):
 
 
 class KvLayout(_Part):
-    """How latent KV looks on the wire and in memory."""
+    """The form of latent KV on the wire and in memory."""
 
     wire_version: Literal[3]
     dtype: Literal["fp32", "bf16"]
@@ -107,7 +107,7 @@ class UnitPorts(_Part):
 
 
 class GatewayPorts(_Part):
-    """All on the gateway's one address."""
+    """The gateway's ports, all on its one address."""
 
     http: Port
     registry: Port
@@ -142,15 +142,15 @@ class UnitLaunch(_Part, kw_only=True):
 
     @property
     def nodes_to_stay_on(self) -> list[str] | None:
-        """The node of each rank, where tokens prefer replicas near them; None where they do not."""
+        """The node of each rank, if tokens prefer replicas near them; None if they do not."""
         return [self.places[each.place] for each in self.ranks] if self.split == "local_first" else None
 
     def ranks_of(self, place: int) -> list[RankPlace]:
-        """The ranks of a place, in order."""
+        """Return the ranks of a place, in order."""
         return [each for each in self.ranks if each.place == place]
 
     def rank_nodes(self) -> list[int]:
-        """The number of each rank's node, which is that of its place."""
+        """Return the number of each rank's node, which is that of its place."""
         return [each.place for each in self.ranks]
 
 
@@ -169,7 +169,7 @@ class GatewayLaunch(_Part, kw_only=True):
 
     @property
     def max_requests_per_rank(self) -> int:
-        """That a decode or mixed rank is given at a time: in its cache, waiting for it, or still in prefill."""
+        """The most requests that a decode or mixed rank has: in its cache, waiting for it, or still in prefill."""
         return self.limits.max_requests + self.max_queued_requests
 
 
@@ -177,7 +177,7 @@ _Launch = TypeVar("_Launch", UnitLaunch, GatewayLaunch)
 
 
 def read_unit_launch(path: Path) -> UnitLaunch:
-    """Read and check a unit's launch file. Raises LaunchError."""
+    """Read and check a unit's launch file. Raise LaunchError."""
     document = _read_json(path)
     launch = _convert(document, UnitLaunch, path)
     _check_digest(path, "unit_digest", launch.unit_digest, {key: document[key] for key in UNIT_DIGEST_KEYS})
@@ -191,12 +191,12 @@ def read_unit_launch(path: Path) -> UnitLaunch:
 
 
 def read_gateway_launch(path: Path) -> GatewayLaunch:
-    """Read and check the gateway's launch file. Raises LaunchError."""
+    """Read and check the gateway's launch file. Raise LaunchError."""
     return _convert(_read_json(path), GatewayLaunch, path)
 
 
 def digest_of(value: Any) -> str:
-    """sha256 over canonical JSON."""
+    """Return the sha256 of canonical JSON."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -228,12 +228,12 @@ def _content(path: Path) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a FIFO too without waiting for its writer, so that it can be refused."""
+    """Open the file, even a FIFO, without waiting for its writer, so that it can be refused."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:
-    """The order matters: an unknown version must be named before its keys are called unknown."""
+    """Convert the document. An unknown version must be named before its keys are called unknown: the order matters."""
     if document.get("version") != VERSION:
         raise LaunchError(
             f"the launch file {path} has version {document.get('version')!r}, this runtime reads version {VERSION}"

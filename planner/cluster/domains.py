@@ -14,13 +14,13 @@ __all__ = ["domain_size", "nvlink_domains"]
 
 
 def domain_size(gpu: Gpu, gpus_per_node: int) -> int:
-    """Return the GPUs of a domain: one of HGX ends with its node, however few GPUs that has."""
+    """Return the GPUs of a domain. One of HGX ends with its node, however few GPUs that has."""
     size = gpu.nvlink_domain or gpus_per_node
     return size if gpu.nvlink_leaves_node else min(size, gpus_per_node)
 
 
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
-    """The domain of each of `nodes`, which are all of a cluster: whole nodes of a rack, in order, as many as fill one.
+    """Return the domain of each of `nodes`, all of a cluster: whole nodes of a rack, in order, as many as fill one.
 
     Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
     """

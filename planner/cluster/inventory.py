@@ -13,10 +13,11 @@ from typing import Literal
 
 from planner.cluster.taints import kept_away_by
 from planner.facts import names
+from planner.spec.check import ResolvedSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.schema import ClusterSpec, NodeSpec
 
-__all__ = ["Node", "PlaceKind", "named_places", "nodes_of", "spares_with"]
+__all__ = ["Node", "PlaceKind", "named_places", "nodes_for", "nodes_of", "spares_with"]
 
 PlaceKind = Literal["leaf", "rack", "power"]
 
@@ -25,7 +26,7 @@ SPARE = "a spare"
 
 @dataclass(frozen=True)
 class Node:
-    """Where it stands, in the order of the spec; names of places are empty where the spec does not say."""
+    """A node and where it stands, in the order of the spec; names of places are empty where the spec does not say."""
 
     index: int
     name: str
@@ -37,16 +38,16 @@ class Node:
 
     @property
     def is_spare(self) -> bool:
-        """Whether a unit may move to it later."""
+        """True if a unit may move to the node later."""
         return self.unusable == SPARE
 
 
 def nodes_of(
     cluster: ClusterSpec, gpus: Collection[str] = (), tolerations: Sequence[TolerationSpec] = ()
 ) -> tuple[Node, ...]:
-    """All nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given.
+    """Return all nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given.
 
-    `tolerations`: of the pods of units. Only whether a node can be used depends on them.
+    `tolerations` are those of the units' pods. Only whether a node can be used depends on them.
     """
     spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
     nodes = (
@@ -57,6 +58,11 @@ def nodes_of(
     return tuple(
         replace(node, unusable=SPARE) if node.name in spares and node.unusable is None else node for node in nodes
     )
+
+
+def nodes_for(spec: ResolvedSpec) -> tuple[Node, ...]:
+    """Return all nodes, in the order of the spec, as the pods of its units can use them."""
+    return nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
 
 
 def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[TolerationSpec] = ()) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ def _listed(
 
 
 def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None) -> str | None:
-    """Why `node` may not be used: a unit takes whole nodes, with the GPUs that were planned for."""
+    """Return why `node` may not be used, if so: a unit takes whole nodes, with the GPUs that were planned for."""
     if node.cordoned:
         return "cordoned"
     if gpu not in used:

@@ -4,17 +4,21 @@ An adapter is a pure function of the plan. It decides everything that depends on
 the command reads, the ports, where to ask whether it is alive or ready, what its metrics are called. What depends on
 the cluster (GPUs, RDMA, volumes, names of NICs) is the spec's, and manifests put it around any container.
 
-An argument may hold `$(NAME)`, which the kubelet replaces: LeaderWorkerSet gives each pod LWS_LEADER_ADDRESS and
-LWS_WORKER_INDEX. Source: github.com/kubernetes-sigs/lws v0.9.0 pkg/utils/pod/pod_utils.go.
+An argument or a variable may hold `$(NAME)`, which the kubelet replaces: LeaderWorkerSet gives each pod
+LWS_LEADER_ADDRESS and LWS_WORKER_INDEX, and manifests give each POD_IP. Source: github.com/kubernetes-sigs/lws v0.9.0
+pkg/utils/pod/pod_utils.go.
+
+Engines listen on POD_IP, never on every address: with the nodes' network that would be every network of the node.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["CACHES", "LEADER", "MAP_FILE", "WORKER", "Container", "Phased", "Probe"]
+__all__ = ["CACHES", "LEADER", "MAP_FILE", "POD_ADDRESS", "WORKER", "Container", "Phased", "Probe"]
 
 LEADER, WORKER = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
+POD_ADDRESS = "$(POD_IP)"
 MAP_FILE = "/etc/tidemill/expert-location.json"  # where launch files are mounted
 
 # The root file system is read-only, and engines compile kernels when they start.

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planner.engines import sglang
+from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens
 from planner.facts.engines import ENGINES
-from planner.facts.terms import EngineName
+from planner.facts.terms import EngineName, Phase
 from planner.problems.errors import Violation
 from planner.problems.fix import Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
@@ -40,11 +41,7 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:
     name, reason = spec.written.engine_name, "experts are exchanged by DeepEP, between GPUs of NVIDIA"
-    for path in dict.fromkeys(f"{phase}.gpu" if spec.phase(phase).gpu else "cluster.gpu" for phase in spec.phases):
-        phase = next((each for each in spec.phases if path == f"{each}.gpu"), spec.phases[0])
-        gpu, written = spec.gpu_of(phase), spec.written.gpu_name(phase)
-        if path == "cluster.gpu":
-            gpu, written = spec.gpu, spec.cluster.gpu_name
+    for path, written, gpu in spec.named_gpus():
         if gpu.device == "cpu":
             fix = removal("engine", words="leave engine out, for the bundled runtime")
             yield Violation(path, written, f"S740 must not be cpu to run on {name}", reason, fix)
@@ -95,17 +92,46 @@ def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
             yield Violation(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
 
 
-def _dispatched_tokens(spec: ResolvedSpec) -> Found:
+def _shared_tokens(spec: ResolvedSpec) -> Found:
+    """A group's GPUs share its tokens."""
     for phase in spec.phases:
-        section, most = spec.phase(phase), sglang.MAX_DISPATCHED_TOKENS
-        sends_single_tokens = phase == "decode" or (phase == "mixed" and spec.written.engine_name == "sglang")
-        is_dispatched = sends_single_tokens and section.ep_size > section.attention_tp
-        if is_dispatched and sglang.dispatched_tokens(section) > most:
-            rule = f"S746 must be at most {most * section.attention_tp:,} to run on {spec.written.engine_name}"
-            reason = f"DeepEP's low-latency kernels take {most:,} tokens of a GPU"
+        section = spec.phase(phase)
+        if phase != "prefill" and dispatched_tokens(section) > MAX_DISPATCHED_TOKENS:
+            yield from _too_many_tokens(spec, phase, MAX_DISPATCHED_TOKENS * section.attention_tp)
+
+
+def _tokens_of_groups(spec: ResolvedSpec) -> Found:
+    """Each GPU keeps room for all tokens of its group."""
+    if "decode" in spec.phases and spec.phase("decode").max_requests > MAX_DISPATCHED_TOKENS:
+        yield from _too_many_tokens(spec, "decode", MAX_DISPATCHED_TOKENS)
+
+
+def _too_many_tokens(spec: ResolvedSpec, phase: Phase, most: int) -> Found:
+    section = spec.phase(phase)
+    if section.ep_size > section.attention_tp:
+        rule = f"S746 must be at most {most:,} to run on {spec.written.engine_name}"
+        reason = f"DeepEP's low-latency kernels take {MAX_DISPATCHED_TOKENS:,} tokens of a GPU"
+        yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
+
+
+def _map_in_one_file(spec: ResolvedSpec) -> Found:
+    """A map that no ConfigMap holds. Ours are cut in parts; SGLang reads one file."""
+    most = sglang.most_redundant_experts(spec.model)
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        if section.redundant_experts > most:
+            rule = f"S754 must be at most {most:,} to run on {spec.written.engine_name}"
+            reason = f"it reads all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
             yield Violation(
-                f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most * section.attention_tp)
+                f"{phase}.redundant_experts", section.redundant_experts, rule, reason, _fewer(spec, phase, most)
             )
+
+
+def _fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
+    """The most redundant experts that the unit's GPUs can share, at most `most`; none where it has too many GPUs."""
+    ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
+    fitting = (num_experts + most) // ep_size * ep_size - num_experts
+    return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
 
 
 def _five_stages(spec: ResolvedSpec) -> Found:
@@ -161,8 +187,14 @@ LIMITS = (
     Limit("sglang", _SGLANG, _LWS, _covered_racks),
     Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
-    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _dispatched_tokens),
+    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _shared_tokens),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
+    Limit(
+        "sglang",
+        _SGLANG,
+        "sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap",
+        _map_in_one_file,
+    ),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
     Limit(
@@ -176,7 +208,12 @@ LIMITS = (
     Limit("vllm", _VLLM, "vllm 0.33.0 config/vllm.py, backends of use_ubatching", _overlap_of_one_group),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/vllm.py, backends of use_ubatching", _overlap_of_mixed),
     Limit("vllm", _VLLM, "vllm 0.33.0 v1/worker/ubatching.py", _five_stages),
-    Limit("vllm", _VLLM, f"{_DISPATCHER}: DeepEP's own limit", _dispatched_tokens),
+    Limit(
+        "vllm",
+        _VLLM,
+        f"{_DISPATCHER}: DeepEP's own limit; vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py",
+        _tokens_of_groups,
+    ),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
 )

@@ -34,19 +34,22 @@ from planner.engines.container import (
     CACHES,
     LEADER,
     MAP_FILE,
+    POD_ADDRESS,
     WORKER,
     Container,
     Phased,
     Probe,
 )
+from planner.engines.deep_ep import dispatched_tokens
 from planner.facts import names
+from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.memory import KV_PAGE_TOKENS, in_pages
 from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
 
-__all__ = ["MAX_DISPATCHED_TOKENS", "captured_batches", "dispatched_tokens", "router", "unit_container"]
+__all__ = ["MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"]
 
 HTTP_PORT = 30000
 BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ranks have a request's KV
@@ -54,8 +57,9 @@ RENDEZVOUS_PORT = 20000
 ROUTER_METRICS_PORT = 29000
 HEALTH_SECONDS = 30  # /health waits up to 20 s for a token of its own
 
-# DeepEP's low-latency kernels count a rank's tokens in a word where 1,024 means that all have come.
-MAX_DISPATCHED_TOKENS = 1024
+# A ConfigMap takes 1,048,576, and SGLang reads one file: launch files of ours are cut in parts instead.
+MAX_MAP_BYTES = 1_000_000
+MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
 
 DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "prefill": "normal",
@@ -69,6 +73,9 @@ QUANTIZATION: dict[Precision, str] = {
     "w4a8": "w4afp8",
 }  # of others the checkpoint says it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
+
+# The address that other pods are told for KV and messages. Without it SGLang asks for the route to a public address.
+OWN_ADDRESS = {"SGLANG_HOST_IP": POD_ADDRESS}
 
 METRICS = {
     "num_requests_running": "sglang:num_running_reqs",
@@ -106,7 +113,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         readiness=Probe("/health", "http", HEALTH_SECONDS),
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | _deep_ep(phase, unit.phase),
+        env=CACHES | OWN_ADDRESS | _kernels(spec) | _deep_ep(phase, unit.phase),
         map_file=MAP_FILE,
         annotations={"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if unit.phase == "prefill" else {},
         drains_on_term=True,
@@ -116,7 +123,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 def router(spec: Spec, image: str) -> Container:
     """Return what stands before the units: it finds their first pods by label, and leaves out those not ready."""
     options = (
-        ("--host", "0.0.0.0"),  # noqa: S104 (a pod's only address is its own)
+        ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
         ("--service-discovery",),
         ("--service-discovery-namespace", spec.kubernetes.namespace),
@@ -124,6 +131,7 @@ def router(spec: Spec, image: str) -> Container:
         *_selectors(spec),
         ("--max-concurrent-requests", str(_capacity(spec))),
         ("--queue-size", str(spec.gateway.max_queued_requests * _num_groups(spec))),
+        ("--prometheus-host", POD_ADDRESS),
         ("--prometheus-port", str(ROUTER_METRICS_PORT)),
     )
     return Container(
@@ -141,9 +149,15 @@ def router(spec: Spec, image: str) -> Container:
     )
 
 
-def dispatched_tokens(phase: PhaseSpec) -> int:
-    """Return the most tokens of a decode step that one GPU dispatches: those of its group, shared by its GPUs."""
-    return -(-phase.max_requests // phase.attention_tp)
+def most_redundant_experts(model: Model) -> int:
+    """Return how many redundant experts an expert location file has room for, whichever they are: 3,044 of V3.
+
+    A row of `--init-expert-location` is a list of numbers: each has its digits, a comma and a space.
+    """
+    longest = len(str(model.num_routed_experts - 1)) + 2
+    each_once = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
+    row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
+    return (row - each_once) // longest
 
 
 def captured_batches(max_requests: int) -> list[int]:
@@ -167,7 +181,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
 
 def _group(unit: Unit) -> Iterator[Option]:
     """Where the server listens, and how its pods meet."""
-    yield "--host", "0.0.0.0"  # noqa: S104 (a pod's only address is its own)
+    yield "--host", POD_ADDRESS
     yield "--port", str(HTTP_PORT)
     if len(unit.nodes) > 1:
         yield "--nnodes", str(len(unit.nodes))
@@ -220,6 +234,14 @@ def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
     yield "--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT)
     if spec.kubernetes.nics is not None and spec.kubernetes.nics.hca:
         yield "--disaggregation-ib-device", ",".join(spec.kubernetes.nics.hca)
+
+
+def _kernels(spec: Spec) -> dict[str, str]:
+    """Where compiled kernels stay. SGLang sets DeepGEMM's own variable from one of its own."""
+    if spec.kubernetes.kernel_cache is None:
+        return {}
+    folder = names.KERNEL_CACHE
+    return {"SGLANG_CACHE_DIR": f"{folder}/sglang", "SGLANG_DG_CACHE_DIR": f"{folder}/deep_gemm"}
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:

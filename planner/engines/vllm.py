@@ -28,7 +28,8 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
-from planner.engines.container import CACHES, LEADER, WORKER, Container, Phased, Probe
+from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
+from planner.engines.deep_ep import queue_variables
 from planner.engines.sglang import captured_batches
 from planner.facts import names
 from planner.facts.terms import Phase, Precision
@@ -52,6 +53,9 @@ ALL_TO_ALL: dict[Phase, str] = {
 QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
 
+# The address that other pods are told. Without it vLLM asks for the route to a public address.
+OWN_ADDRESS = {"VLLM_HOST_IP": POD_ADDRESS}
+
 METRICS = {
     name: f"vllm:{name}"
     for name in (
@@ -74,7 +78,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
     phase = spec.phase(unit.phase)
     options = (
         *_model(spec, phase),
-        ("--host", "0.0.0.0"),  # noqa: S104 (a pod's only address is its own)
+        ("--host", POD_ADDRESS),
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
         *_experts(phase, unit.phase),
@@ -83,7 +87,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
     )
     ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT, "rpc": RPC_PORT}
-    nixl = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL_PORT)}
+    nixl = {"VLLM_NIXL_SIDE_CHANNEL_HOST": POD_ADDRESS, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL_PORT)}
     return Container(
         image=image,
         command=("vllm", "serve", known.model_path),
@@ -93,7 +97,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         readiness=Probe("/health", "http"),
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | ({} if unit.phase == "mixed" else nixl),
+        env=CACHES | OWN_ADDRESS | ({} if unit.phase == "mixed" else nixl) | _queues(phase, unit.phase),
         drains_on_term=True,
     )
 
@@ -101,11 +105,11 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 def router(spec: Spec, image: str) -> Container:
     """Return what stands before the units, and knows their pods by name."""
     options: tuple[Option, ...] = (
-        ("--host", "0.0.0.0"),  # noqa: S104 (as above)
+        ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
         *_pods(spec),
         ("--prometheus-port", str(ROUTER_METRICS_PORT)),
-        ("--prometheus-host", "0.0.0.0"),  # noqa: S104 (as above)
+        ("--prometheus-host", POD_ADDRESS),
     )
     return Container(
         image=image,
@@ -169,6 +173,13 @@ def _handover(phase: Phase) -> Iterator[Option]:
     """How KV goes from prefill to decode; a mixed unit keeps it."""
     if phase != "mixed":
         yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role="kv_both")
+
+
+def _queues(phase: PhaseSpec, name: Phase) -> dict[str, str]:
+    """Room for a decode step's tokens of a whole group: vLLM does not share them between the GPUs of the group."""
+    if name != "decode" or phase.ep_size == phase.attention_tp:
+        return {}
+    return queue_variables(phase.max_requests)
 
 
 def _pods(spec: Spec) -> Iterator[Option]:

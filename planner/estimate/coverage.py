@@ -44,21 +44,21 @@ MeanOf = Callable[[PhaseLayout, int, Domains], float]  # max over mean of a layo
 
 @dataclass(frozen=True)
 class FailureDomains:
-    """Of the units of a phase, GPU by GPU; `rack` is empty where the spec names none."""
+    """The domain of each GPU of a phase's units, for each kind of domain; `rack` is empty when the spec names none."""
 
     gpu: Domains
     node: Domains
     rack: Domains
 
     def of(self, coverage: Coverage) -> Domains:
-        """Those that experts are spread over; empty for `none`."""
+        """Return the domains that experts are spread over; empty for `none`."""
         return {"none": (), "node": self.node, "rack": self.rack}[coverage]
 
 
 def failure_domains(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
 ) -> dict[Phase, FailureDomains]:
-    """For each phase where its units' GPUs stand; without units as far as the layout says."""
+    """Return for each phase the domains of its units' GPUs; without units, as far as the layout says."""
     racks = named_places(nodes_of(spec.cluster), "rack") if units else {}
     return {
         layout.phase: FailureDomains(
@@ -71,7 +71,7 @@ def failure_domains(
 
 
 def _racks(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str]) -> Domains:
-    """One partition for each way in which units stand in racks, numbered in the order of their ranks."""
+    """Return one partition for each way in which units stand in racks, numbered in the order of their ranks."""
     partitions: dict[tuple[int, ...], None] = {}
     for unit in units:
         names = [racks[node] for node in unit.nodes]
@@ -90,7 +90,7 @@ def require_coverage(
 ) -> None:
     """Raise InfeasibleError where slots or places do not suffice for the spec's `coverage`.
 
-    With `mean_of` it says what balance would become.
+    With `mean_of` the error says what balance would become.
     """
     coverage = spec.written.coverage
     violations = []
@@ -106,7 +106,7 @@ def require_coverage(
 
 
 def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None:
-    """Raise InfeasibleError where no map was found for all ways in which units stand in racks."""
+    """Raise InfeasibleError where no map was found for all the ways in which units stand in racks."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
     if spec.written.coverage != "none" and open_phases:
         rule = f"S722 must suit all units of {' and '.join(open_phases)}, which share one expert map"
@@ -115,7 +115,7 @@ def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None
 
 
 def unknown_before_placement(spec: ResolvedSpec) -> tuple[Violation, ...]:
-    """What only the nodes of units can say: racks hold them as placement finds room."""
+    """Return the rules that only placed units can answer: which racks hold them depends on where there is room."""
     if spec.written.coverage != "rack":
         return ()
     rule = "S723 must hold in the racks where units will stand"
@@ -123,7 +123,10 @@ def unknown_before_placement(spec: ResolvedSpec) -> tuple[Violation, ...]:
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
-    """Experts of the worst layer with all replicas on one GPU, node, rack; without racks where none are known."""
+    """Return how many experts of the worst layer have all replicas on one GPU, node and rack, by the kind of domain.
+
+    Racks are left out where none are known.
+    """
     domains = {"gpu": places.gpu, "node": places.node} | ({"rack": places.rack} if places.rack else {})
     return {kind: count_uncovered(expert_map.physical_to_logical, each) for kind, each in domains.items()}
 
@@ -137,7 +140,7 @@ def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Violation:
 def _too_few_slots(
     spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf | None
 ) -> Violation:
-    """What is lacking, and what it would cost: bytes, and what becomes of the balance."""
+    """Return the slots that are lacking, and what they would cost: bytes, and what becomes of the balance."""
     redundant = fewest * layout.ep_size - layout.num_logical_experts
     more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
     rule = (

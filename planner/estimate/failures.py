@@ -1,7 +1,7 @@
-"""What is lost when one GPU, node, rack or power domain dies.
+"""The worst that happens when one GPU, node, rack or power domain dies.
 
 A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, does not go on without one.
-So what is lost at once is whole units, and that is the capacity which the report counts.
+So whole units are lost at once, and that is the capacity which the report counts.
 
 Which experts go dark says what a runtime that masks dead ranks could save: one that has replicas elsewhere in the unit
 could go on, with the others' tokens on fewer GPUs. Coverage counts them: an expert is covered against the loss of a
@@ -41,7 +41,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class FailureReport:
-    """Of a phase, domain by domain, from the smallest."""
+    """The losses of a phase, domain by domain, from the smallest."""
 
     phase: Phase
     num_units: int
@@ -51,7 +51,7 @@ class FailureReport:
 def report_failures(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
 ) -> tuple[FailureReport, ...]:
-    """For each phase the worst loss of each kind of domain whose places the spec names."""
+    """Return for each phase the worst loss of every kind of domain whose places the spec names."""
     nodes = nodes_of(spec.cluster)
     places = {kind: named_places(nodes, kind) for kind in SHARED}
     return tuple(_report(layout, units, maps[layout.phase], places) for layout in layouts)
@@ -78,9 +78,9 @@ def _shared(
     place_of: Mapping[str, str],
     domain: Shared,
 ) -> list[Loss]:
-    """Return the domain that stops most units, and of those the one that darkens most experts of one of them.
+    """Return the domain that stops most units; among equals, the one that darkens most experts of one of them.
 
-    None where the spec names no such place.
+    It is empty when the spec names no such place.
     """
     stopped: dict[str, dict[str, list[int]]] = {}  # place -> unit -> indices of its nodes there
     for unit in units:
@@ -102,7 +102,7 @@ def _shared(
 
 
 def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) -> list[int]:
-    """For each of `num_parts` equal parts of a unit: experts with all their replicas there, in its worst layer."""
+    """Return how many experts have all replicas in each of `num_parts` equal parts of a unit, in its worst layer."""
     per_part = layout.num_physical_experts // num_parts
     worst = [0] * num_parts
     for slots in expert_map.physical_to_logical:
@@ -118,7 +118,7 @@ def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) ->
 
 
 def _dark_with(expert_map: ExpertMap, layout: PhaseLayout, lost_nodes: Sequence[int]) -> int:
-    """Experts of the worst layer that have no replica outside of `lost_nodes`."""
+    """Return how many experts of the worst layer have no replica outside of `lost_nodes`."""
     per_node = layout.num_physical_experts // layout.nodes_per_unit
     worst = 0
     for slots in expert_map.physical_to_logical:

@@ -1,18 +1,18 @@
-"""What dispatch and combine put on the links of a unit, in one MoE layer of its largest step, as expected.
+"""The bytes that dispatch and combine put on a unit's links, in one MoE layer of its largest step, as expected.
 
-Each rank sends the tokens of its step to the experts that the loads say, equally to an expert's replicas. Of all MoE
-layers the one with the fullest GPU is shown: a step waits for it. Two ways of sending, as DeepEP does it:
+Each rank sends the tokens of its step to the experts that the loads say, equally to an expert's replicas. The layer
+shown is the one with the fullest GPU, because a step waits for it. Two ways of sending, as DeepEP does it:
     normal (prefill)         a token goes once to each NVLink domain that has one of its experts, on the sender's rail,
                              and from there over NVLink to the GPUs
     low latency (decode)     a token goes once for each of its experts, to the GPU that has it
 
 Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
 attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
-sent the tokens of the others. Of S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it
+sent the tokens of the others. For S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it
 (over several nodes: `sharing.py`). A unit that is one group has all tokens on each GPU: it dispatches none, and sums
 the results of attention and those of experts.
 
-Combine takes the same ways back. Of a gate that lets a token into few groups of experts, the groups decide how many
+Combine takes the same ways back. Where a gate lets a token into few groups of experts, the groups decide how many
 domains a token goes to (`expert_map/reach.py`). Without groups its experts are taken as drawn independently. Mixed
 units dispatch prompts the normal way, which is most of their tokens. What one GPU of a domain receives comes from all
 others alike, so that in a mesh it has the links to all of them, as behind switches. Replicas are taken to be chosen
@@ -64,14 +64,14 @@ class LinkLoad:
 
     @property
     def microseconds(self) -> float:
-        """One after the other, at the link's full bandwidth."""
+        """The time of dispatch, combine and attention, one after the other, at the link's full bandwidth."""
         sharing = self.attention_bytes / (self.attention_gb_per_s or self.gb_per_s)
         return ((self.dispatch_bytes + self.combine_bytes) / self.gb_per_s + sharing) / 1e3
 
 
 @dataclass(frozen=True)
 class PhaseTraffic:
-    """Of the units of a phase: where most of it meets."""
+    """The traffic of a phase's units on their fullest links, kind by kind."""
 
     phase: Phase
     layer: int  # MoE layer with the fullest GPU
@@ -91,7 +91,7 @@ def expected_traffic(
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
 ) -> tuple[PhaseTraffic, ...]:
-    """For each phase whose units have more than one rank, where the GPU's links are known."""
+    """Return the traffic of each phase whose units have more than one rank, where the GPU's links are known."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
     traffic = []
     for layout in layouts:
@@ -116,7 +116,10 @@ def expected_traffic(
 
 
 def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: int) -> tuple["Floats", int]:
-    """Each GPU's share of the tokens of each group, `[groups, GPUs]`, in the layer with the fullest GPU; that layer."""
+    """Return each GPU's share of the tokens of each group, `[groups, GPUs]`, in the layer with the fullest GPU.
+
+    The second value is that layer.
+    """
     import numpy as np  # who only validates should not wait for it
 
     worst = max(range(len(loads)), key=lambda layer: expert_map.max_over_mean[layer])
@@ -138,7 +141,10 @@ def _links(
     model: Model,
     layout: PhaseLayout,
 ) -> list[LinkLoad]:
-    """Messages that arrive, link by link, times the bytes of one; and the results that attention groups sum."""
+    """Return the fullest link of each kind: the messages that arrive there, times the bytes of one.
+
+    Where GPUs share attention, what they exchange is added.
+    """
     if layout.dp_size == 1:  # each GPU has all tokens: none is dispatched, and experts' results are summed as well
         tokens, result_bytes = 0, 2 * result_bytes
     gate = gate_of(model, layout.precision)
@@ -169,7 +175,10 @@ def _links(
 
 
 def _sharing(links: Sequence[LinkLoad], topology: Topology, attention_tp: int, result_bytes: int) -> list[LinkLoad]:
-    """`links` with what GPUs exchange that share attention: over NVLink to those of a group, over all of a NIC."""
+    """Add to `links` the bytes that GPUs exchange to share attention.
+
+    NVLink carries them at the bandwidth between the GPUs of a group, a NIC at its whole bandwidth.
+    """
     shared = shared_bytes(topology, attention_tp, result_bytes)
     to_group = topology.group_gb_per_s(gpus_in_one_domain(topology, attention_tp))
     return [
@@ -207,20 +216,23 @@ class _Arriving:
         )
 
     def over_nvlink(self) -> tuple[list[float], list[float]]:
-        """Into each GPU, and the bandwidth: what a NIC brings to another GPU of the domain is forwarded."""
+        """Return the messages into each GPU, and the bandwidths.
+
+        A message that a NIC brings for another GPU of the domain is forwarded over NVLink.
+        """
         topology, num_ranks = self.topology, self.topology.num_ranks
         others = [num_ranks - 1 if self.normal else self.size[domain] - 1 for domain in self.domain_of]
         arriving = [copies * self.tokens * n for copies, n in zip(self.to_rank, others, strict=True)]
         return arriving, [topology.nvlink_gb_per_s] * num_ranks
 
     def over_nic(self, node: int, rail: int) -> float:
-        """Into one NIC of a node, from other domains."""
+        """Return the messages into one NIC of a node, from other domains."""
         topology, first = self.topology, node * self.topology.ranks_per_node
         ranks = [first + local for local in range(topology.ranks_per_node) if topology.rail(first + local) == rail]
         return sum(self._over_nic_to(rank) for rank in ranks)
 
     def into_leaf(self, leaf: str) -> float:
-        """Into the nodes of a leaf, from nodes under other leaves."""
+        """Return the messages into the nodes of a leaf, from nodes under other leaves."""
         topology = self.topology
         inside = [rank for rank in range(topology.num_ranks) if topology.leaves[topology.node(rank)] == leaf]
         outside = topology.num_ranks - len(inside)
@@ -233,7 +245,7 @@ class _Arriving:
         return total
 
     def _over_nic_to(self, rank: int) -> float:
-        """Messages by the NIC of `rank`: on its rail for all of the domain, or for itself."""
+        """Return the messages by the NIC of `rank`: on its rail for all of the domain, or for itself."""
         domain = self.domain_of[rank]
         senders = self.topology.num_ranks - self.size[domain]
         copies = self.to_domain[domain] / self.size[domain] if self.normal else self.to_rank[rank]
@@ -241,7 +253,7 @@ class _Arriving:
 
 
 def _fullest(links: Sequence[LinkLoad]) -> tuple[LinkLoad, ...]:
-    """Of each kind the one that takes longest, over all units."""
+    """Return for each kind of link the one that takes longest, over all units."""
     kinds = dict.fromkeys(link.kind for link in links)
     return tuple(
         max((link for link in links if link.kind == kind), key=lambda link: link.microseconds) for kind in kinds

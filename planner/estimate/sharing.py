@@ -17,7 +17,7 @@ __all__ = ["all_reduce_bytes", "gpus_in_one_domain", "shared_bytes"]
 
 
 def all_reduce_bytes(size: int, num_gpus: int) -> int:
-    """Into each of `num_gpus`, and out of it, for the sum of as many arrays of `size` bytes on all of them."""
+    """Return the bytes into each of `num_gpus`, and out of it, to sum one array of `size` bytes from each of them."""
     return round(2 * (num_gpus - 1) * size / num_gpus)
 
 
@@ -41,7 +41,7 @@ def shared_bytes(topology: Topology, num_sharing: int, size: int) -> dict[str, i
 
 
 def _groups_through_a_leaf(topology: Topology, num_sharing: int) -> int:
-    """Groups that stand under one leaf and another, at the leaf that has most of them."""
+    """Return how many groups stand partly under a leaf and partly under others, at the leaf with most such groups."""
     leaves = [topology.leaves[topology.node(rank)] for rank in range(topology.num_ranks)]
     torn = [set(group) for group in _groups(leaves, num_sharing) if len(set(group)) > 1]
     return max(Counter(leaf for group in torn for leaf in group).values(), default=0)

@@ -1,4 +1,4 @@
-"""How a unit's ranks are tied together: NVLink in a domain, NICs on rails between domains, leaf switches above them.
+"""The links between a unit's ranks: NVLink in a domain, NICs on rails between domains, leaf switches above them.
 
 Glossary:
     NVLink domain   GPUs that reach each other without a NIC: those of a node, of a part of it, or of 18 nodes of four
@@ -30,7 +30,7 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True)
 class Topology:
-    """Of one unit. Places are those of the unit's nodes, in the order of its ranks."""
+    """The links of one unit. Places are those of the unit's nodes, in the order of its ranks."""
 
     ranks_per_node: int
     nodes: tuple[str, ...]
@@ -43,19 +43,19 @@ class Topology:
 
     @property
     def num_ranks(self) -> int:
-        """Of the unit."""
+        """The number of ranks in the unit."""
         return len(self.nodes) * self.ranks_per_node
 
     def node(self, rank: int) -> int:
-        """The index of the node that `rank` is on."""
+        """Return the index of the node that `rank` is on."""
         return rank // self.ranks_per_node
 
     def rail(self, rank: int) -> int:
-        """The number of the NIC that `rank` uses."""
+        """Return the number of the NIC that `rank` uses."""
         return rank % self.ranks_per_node // self.gpus_per_nic
 
     def bandwidth(self, rank_a: int, rank_b: int) -> float:
-        """GB/s from one rank to another; infinite to itself."""
+        """Return the GB/s from one rank to another; infinite to itself."""
         if rank_a == rank_b:
             return float("inf")
         if self.domains[rank_a] == self.domains[rank_b]:
@@ -63,12 +63,12 @@ class Topology:
         return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
 
     def group_gb_per_s(self, num_ranks: int) -> float:
-        """GB/s from one rank to all others of `num_ranks` of its domain together."""
+        """Return the GB/s from one rank to all others of `num_ranks` of its domain together."""
         return min(self.nvlink_gb_per_s, (num_ranks - 1) * self.peer_gb_per_s)
 
 
 def topology_of(unit: Unit, nodes: Mapping[str, Node], domains: Mapping[str, str], gpu: Gpu) -> Topology | None:
-    """The topology of `unit`; None where the GPU's links are not known, as on `cpu`.
+    """Return the topology of `unit`, or None where the GPU's links are not known, as on `cpu`.
 
     `nodes` and their NVLink `domains` (`nvlink_domains`) are by name.
     """

@@ -1,4 +1,4 @@
-"""What a right spec is told all the same: it plans, but hardly does what was meant.
+"""Warnings about a spec that is right, but hardly does what was meant.
 
 A warning has the four parts of an error: field and value, rule, reason, fix. It changes neither the plan nor the exit
 status. What is certainly wrong is an error instead (`spec/layout_rules.py`).
@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from planner.cluster.inventory import Node, PlaceKind, nodes_of
+from planner.cluster.inventory import Node, PlaceKind, nodes_for
+from planner.estimate.loosened import loosened_by
+from planner.estimate.unknown_fields import unknown_fields_of
 from planner.facts.terms import Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
@@ -32,8 +34,7 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
 
     `memory_of` says what a phase of another spec would have.
     """
-    nodes = nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
-    nodes = tuple(node for node in nodes if node.unusable is None or node.is_spare)
+    nodes = tuple(node for node in nodes_for(spec) if node.unusable is None or node.is_spare)
     found = chain(
         _limits(spec, memory, memory_of),
         _overlaps(spec),
@@ -42,12 +43,17 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
         _image_for_cpus(spec.written),
+        loosened_by(spec.written.kubernetes.patches),
+        unknown_fields_of(spec.written.kubernetes.patches),
     )
     return tuple(map(spec.problem, found))
 
 
 def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> Iterator[Violation]:
-    """Limits of requests that no GPU has KV for, however short most requests are; prefill computes one at a time."""
+    """Yield limits of requests that no GPU has KV for, however short most requests are.
+
+    Prefill is left out: it computes one request at a time.
+    """
     for plan in memory:
         section = spec.phase(plan.phase)
         if plan.phase == "prefill" or _is_held(plan, section):
@@ -61,13 +67,13 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
 
 
 def _is_held(plan: MemoryPlan, section: PhaseSpec) -> bool:
-    """Whether there is KV for the share of their full length that requests usually have, or all that is asked for."""
+    """Return whether there is KV for all requests at the usual share of full length, or for all that is asked for."""
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 
 
 def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
-    """Return the most requests that are held, whose buffers leave more room for KV than those of more requests."""
+    """Return the most requests that KV holds, when their own buffers are taken off it."""
 
     def is_too_much(max_requests: int) -> bool:
         tried = spec.trying(phase, {"max_requests": max_requests})
@@ -78,7 +84,7 @@ def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
 
 
 def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
-    """The other phase's overlap: it computes the same, and hides less."""
+    """Yield overlaps that belong to the other phase: they compute the same, and hide less."""
     for phase, own in OVERLAPS.items():
         others = {overlap: other for other, overlap in OVERLAPS.items() if other != phase}
         written = spec.phase(phase).overlap if phase in spec.phases else own
@@ -89,7 +95,7 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
 
 
 def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
-    """FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
+    """Yield FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
     for phase in spec.phases:
         precision = spec.phase(phase).precision
         if "fp4" in precision and spec.gpu_of(phase).lacks_fp4:
@@ -100,7 +106,7 @@ def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:
-    """Racks with nodes under two leaf switches, which may well be a slip of one node or of a size."""
+    """Yield racks with nodes under two leaf switches, which may well be a slip in one node or in a size."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes:
         if node.rack and node.leaf:
@@ -133,7 +139,7 @@ def _one_leaf_a_rack(
 
 
 def _nowhere(nodes: Sequence[Node]) -> Iterator[Violation]:
-    """Places that some nodes of a list say, and others do not."""
+    """Yield places that some nodes of a list name, and others do not."""
     for kind, called in PLACES.items():
         silent = [node for node in nodes if not getattr(node, kind)]
         if 0 < len(silent) < len(nodes):
@@ -144,7 +150,7 @@ def _nowhere(nodes: Sequence[Node]) -> Iterator[Violation]:
 
 
 def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
-    """Weights in a folder that pods on GPUs do not mount; the image may hold them, but seldom does."""
+    """Yield a folder of weights that pods on GPUs do not mount; the image may hold it, but seldom does."""
     path, kubernetes = spec.checkpoint, spec.kubernetes
     is_mounted = path is None or volume_of(path, [volume.model_dump() for volume in kubernetes.volumes]) is not None
     if _is_on_gpus(spec) and path is not None and not is_mounted and kubernetes.stage is None:
@@ -154,7 +160,7 @@ def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
 
 
 def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
-    """The default image, which has no kernels of GPUs."""
+    """Yield the default image when units run on GPUs: it has no GPU kernels."""
     image = spec.kubernetes.image
     if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == "tidemill" and image == DEFAULT_IMAGE:
         rule, reason = "W107 is the image for CPUs", "Containerfile.gpu makes the one with the kernels of GPUs"

@@ -1,8 +1,8 @@
 """Loads in, expert map out: the pass that makes one.
 
-Experts are numbered by their load first (`numbering`). Then `policy` does the work, or `coverage` where experts are to
-survive the loss of a domain. They are imported when they are called, for they need numpy and numba: who only validates
-specs should not wait.
+Experts are numbered by their load first (`numbering`). Then `policy` does the work, or `coverage` where experts must
+survive the loss of a domain. Both are imported when they are called, because they need numpy and numba: `validate` must
+not wait for those imports.
 """
 
 from collections.abc import Sequence
@@ -35,17 +35,19 @@ def balance(
     domains: Domains = (),
     split: SplitRule = "equal",
 ) -> ExpertMap:
-    """A map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
+    """Return a map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
-    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; groups by nodes where they are to stay on one.
-    The `gate` says how much groups that do not stay there cost in bytes between nodes.
+    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; and groups by nodes, if groups are to stay on
+    one.
+    The `gate` says how many bytes between nodes it costs when groups do not stay on one.
 
-    With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change; none in a layer whose fullest GPU
-    carries at most `1 + keep_within` times what the published EPLB would reach anew.
+    With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change. A layer does not change at all while
+    its fullest GPU carries at most `1 + keep_within` times what a new map by the published EPLB would reach.
 
-    Effort `refined` kicks what a first descent found, again and again; `fast` only where that is worse than EPLB's.
+    Effort `refined` kicks the result of the first descent, again and again; `fast` does so only where that result is
+    worse than EPLB's.
 
-    With `domains`, every expert gets replicas in two of them at least (`covered`), where slots suffice
+    With `domains`, every expert gets replicas in at least two of them (`covered`), provided that there are enough slots
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes, and moving stops at the balance of a fresh covered map.
     """
     import numpy as np
@@ -64,7 +66,7 @@ def balance(
 
 
 def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num_pairs: int) -> tuple[float, ...]:
-    """What a single step of so many token-expert pairs adds to `max_over_mean`, on average."""
+    """Return the expected max over mean within a single step of `num_pairs` token-expert pairs, `[num_moe_layers]`."""
     from planner.expert_map import sampled  # numba, as in `balance`
 
     return sampled.max_over_mean_sampled(expert_map, loads, sizes, num_pairs)
@@ -80,7 +82,7 @@ def _balance(
     domains: Domains,
     split: SplitRule,
 ) -> ExpertMap:
-    """The map of experts that are named by their numbers."""
+    """Return the map, for experts that are already named by their numbers."""
     from planner.expert_map.coverage import make_covered_map
     from planner.expert_map.local_first import keep_good, settle
     from planner.expert_map.policy import make_map

@@ -1,4 +1,4 @@
-"""What no expert map can beat: a proven lower bound on max over mean, from loads and sizes alone.
+"""The limit that no expert map can beat: a proven lower bound on max over mean, from loads and sizes alone.
 
 It tells bad luck from a bad map: where the bound is reached, only more slots help. Five kinds, the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
@@ -7,7 +7,7 @@ It tells bad luck from a bad map: where the bound is reached, only more slots he
     pairs       there are more heavy replicas than GPUs, so that two share one
     groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
 
-How little those others can carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
+The least that those others carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
 carries T, expert e has at least ceil(load_e / T) replicas, its base; K slots are left over when each has just as many,
 and the map spends these on whom it likes. No GPU's other S - 1 slots then carry less than C, the least that S - 1
 different experts can with K more replicas than their base between them; so every replica carries at most T - C, and
@@ -49,9 +49,9 @@ ROUNDING = 1e-9  # every quotient errs by less, and always to the side that keep
 
 
 def bind(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """The highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
+    """Return the highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
 
-    `within_nodes`: of maps that keep groups on nodes.
+    `within_nodes`: only maps that keep groups on nodes count.
     """
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     slots_per_gpu = min(sizes.slots_per_gpu, loads_LE.shape[1])
@@ -80,7 +80,10 @@ def _bounds(loads_LE: Floats, num_gpus: int, slots_per_gpu: int) -> Floats:
 
 @compiled
 def _out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, low: float, with_pairs: bool) -> float:
-    """The highest load found that no map can keep to, at least `low`, which none is below; `loads` rising."""
+    """Return the highest load found that no map can keep to, `low` at least; `loads` rise.
+
+    No map's fullest GPU carries less than `low`.
+    """
     if slots_per_gpu == 1 or not _is_out_of_reach(loads, num_gpus, slots_per_gpu, low * (1 + NEGLIGIBLE), with_pairs):
         return low
     high = low + loads[:slots_per_gpu].sum()
@@ -97,7 +100,7 @@ def _out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, low: float, 
 
 @compiled
 def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: float, with_pairs: bool) -> bool:
-    """Whether it is proven that in any map some GPU carries more than `fullest`."""
+    """Return whether it is proven that every map has a GPU that carries more than `fullest`."""
     num_slots = num_gpus * slots_per_gpu
     left_over = num_slots - _fewest_slots(loads, fullest)
     if left_over < 0:
@@ -118,7 +121,10 @@ def _is_out_of_reach(loads: Floats, num_gpus: int, slots_per_gpu: int, fullest: 
 
 @compiled
 def _fewest_heavy(loads: Floats, largest: float, heavy: float, left_over: int) -> int:
-    """Replicas of more than `heavy`, none of more than `largest`, with so many slots more than that needs at least."""
+    """Return a lower bound on the number of replicas heavier than `heavy`, when none is heavier than `largest`.
+
+    `left_over` is how many slots there are beyond those that `largest` needs.
+    """
     num_heavy, costs, spared = 0, np.zeros(loads.size), np.zeros(loads.size)
     for expert in range(loads.size):
         count = max(int(np.ceil(loads[expert] / largest * (1 - ROUNDING))), 1)
@@ -136,7 +142,7 @@ def _fewest_heavy(loads: Floats, largest: float, heavy: float, left_over: int) -
 
 @compiled
 def _least_load(loads: Floats, left_over: int) -> float:
-    """C: what one replica of each carries together when so many more replicas are given to them."""
+    """Return C: the load of one replica of each expert together, after `left_over` more replicas are given to them."""
     counts = np.ones(loads.size)
     for _ in range(left_over if loads.size else 0):
         helped, most = 0, -1.0
@@ -153,7 +159,7 @@ def _least_load(loads: Floats, left_over: int) -> float:
 
 @compiled
 def _fewest_slots(loads: Floats, largest: float) -> int:
-    """The slots in which no replica carries more than that."""
+    """Return how many slots are needed so that no replica carries more than `largest`."""
     fewest = 0
     for load in loads:
         fewest += max(int(np.ceil(load / largest * (1 - ROUNDING))), 1)

@@ -26,7 +26,10 @@ FOLDER = Path(__file__).parent
 
 
 def compiled(function: Function) -> Function:
-    """`function`, compiled when it is first called. Floats are as IEEE 754 has them: no reordering, no fused steps."""
+    """Return `function`, to be compiled at its first call.
+
+    Floats follow IEEE 754: nothing is reordered, and no steps are fused.
+    """
     elsewhere, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_folder()
     try:
         return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
@@ -38,7 +41,7 @@ def compiled(function: Function) -> Function:
 
 @contextmanager
 def on_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell`, once, before the first function that has to be compiled: not for code that is there already."""
+    """Call `tell` once, before the first function that has to be compiled; code that is there already is ignored."""
     with event.install_listener("numba:compile", _Listener(tell)):
         yield
 
@@ -62,4 +65,4 @@ class _Listener(event.Listener):
             self.tell()
 
     def on_end(self, _: event.Event) -> None:
-        """Nothing to say."""
+        """Ignore the end of an event."""

@@ -51,7 +51,7 @@ def make_covered_map(
 
 
 def _bind(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """The bound of any map, or that of two replicas for each expert where that is higher."""
+    """Return the bound of any map, or the bound for two replicas of each expert where that is higher."""
     bound_L, binding = bind(loads_LE, sizes, within_nodes=False)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     of_two_L = np.divide(bound_of_replicas(loads_LE, sizes, 2), mean_L, out=np.zeros_like(mean_L), where=mean_L > 0)
@@ -60,7 +60,7 @@ def _bind(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]
 
 
 def _solve(loads_LE: Floats, sizes: Sizes, domains: Domains, bound_L: Floats, effort: Effort) -> tuple[Ints, Ints]:
-    """Slots `[L, G, S]`, and which layers are covered."""
+    """Return slots `[L, G, S]`, and which layers are covered."""
     num_experts = loads_LE.shape[1]
     if holds_everything(sizes, num_experts):
         slots_LGS = slots_of_everything(len(loads_LE), sizes, num_experts)
@@ -79,7 +79,7 @@ def _renew(
     domains: Domains,
     effort: Effort,
 ) -> Ints:
-    """The previous map with as few changes as coverage and the fresh map's balance ask for; else the fresh one."""
+    """Return the previous map with only the changes for coverage and the fresh map's balance; else the fresh map."""
     if holds_everything(sizes, loads_LE.shape[1]):
         return align(fresh_LGS, previous_LGS)
     enough_L = fullest_in_whole_numbers(loads_LE, fresh_LGS) * (1 + keep_within)

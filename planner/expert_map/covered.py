@@ -44,9 +44,9 @@ def solve_covered(
     effort: Effort,
     start_LGS: Ints | None = None,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Slots `[L, G, S]`, and in which layers every expert is covered. Effort `fast` goes without kicks.
+    """Return slots `[L, G, S]`, and in which layers every expert is covered. Effort `fast` makes no kicks.
 
-    From `start_LGS`, where there is one, few slots are changed: only those that coverage and `enough_L` ask for.
+    With `start_LGS`, only the few slots change that coverage and `enough_L` ask for.
     """
     is_large = sizes.num_gpus * sizes.num_slots * sizes.slots_per_gpu**2 > LARGE_KICK
     num_kicks = 0 if is_large or effort == "fast" or start_LGS is not None else NUM_KICKS
@@ -56,7 +56,7 @@ def solve_covered(
 
 
 def bound_of_replicas(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
-    """What the fullest GPU carries at least when every expert has `least` replicas or more: the largest one, `[L]`."""
+    """Return a lower bound on the fullest GPU's load, `[L]`: the largest replica, at `least` replicas or more each."""
     return _largest_replicas(loads_LE, sizes.num_slots, sizes.num_gpus, least) * (1 - ROUNDING)
 
 
@@ -115,9 +115,9 @@ def _kick_on(best: Layer, domains: Ints, enough: float, num_kicks: int) -> None:
 
 @compiled
 def _num_exposed(layer: Layer, domains: Ints, expert: int, leaves: int, enters: int) -> int:
-    """Partitions in which its replicas would be in one domain, had one moved from GPU `leaves` to GPU `enters`.
+    """Return in how many partitions all replicas of `expert` would be in one domain, after one moved between two GPUs.
 
-    Either may be NONE: then a replica only goes, or only comes.
+    The replica moves from GPU `leaves` to GPU `enters`. Either may be NONE: then a replica only goes, or only comes.
     """
     _, counts, _, _, _, homes, _ = layer
     num_exposed = 0
@@ -134,7 +134,7 @@ def _num_exposed(layer: Layer, domains: Ints, expert: int, leaves: int, enters: 
 
 @compiled
 def _cover(layer: Layer, domains: Ints) -> bool:
-    """Exchange or hand over slots until every expert is covered; whether that was reached."""
+    """Exchange or hand over slots until every expert is covered; return whether that succeeded."""
     for expert in range(layer.loads.size):
         exposed = _num_exposed(layer, domains, expert, NONE, NONE)
         while exposed > 0:
@@ -146,7 +146,7 @@ def _cover(layer: Layer, domains: Ints) -> bool:
 
 @compiled
 def _cover_one(layer: Layer, domains: Ints, expert: int, exposed: int) -> bool:
-    """The step that helps `expert`, uncovers nobody and changes least what GPUs carry; whether there was one."""
+    """Cover `expert` by the step that uncovers nobody and changes GPU loads least; return whether there was one."""
     _, counts, weights, slots, held, homes, _ = layer
     best_gpu, best_slot, best_home, least = NONE, NONE, NONE, np.inf
     for gpu in range(slots.shape[0]):
@@ -183,7 +183,7 @@ def _cover_one(layer: Layer, domains: Ints, expert: int, exposed: int) -> bool:
 
 @compiled
 def _deal(layer: Layer, domains: Ints) -> None:
-    """The experts one after the other, again and again, into the GPUs in the order of their domains."""
+    """Deal the experts out one after the other, again and again, to the GPUs in the order of their domains."""
     slots = np.zeros_like(layer.slots)
     order = rising(domains[0] * 1.0)
     for place in range(order.size):
@@ -194,7 +194,7 @@ def _deal(layer: Layer, domains: Ints) -> None:
 
 @compiled
 def _descend(layer: Layer, domains: Ints, enough: float) -> float:
-    """Relieve the fullest GPU until it carries `enough` or no step that keeps coverage does; what it then carries."""
+    """Relieve the fullest GPU until it carries `enough`, or no step that keeps coverage helps; return its load."""
     while True:
         hot = fullest(layer)
         if layer.carried[hot] <= enough:
@@ -211,7 +211,7 @@ def _descend(layer: Layer, domains: Ints, enough: float) -> float:
 
 @compiled
 def _best_swap(layer: Layer, domains: Ints, hot: int) -> tuple[int, int, int, float]:
-    """The other GPU, the two slots, and what the fuller of the two then carries."""
+    """Return the other GPU, the two slots, and the load of the fuller of the two GPUs after that swap."""
     _, _, weights, slots, held, _, carried = layer
     best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]
     for gpu in range(slots.shape[0]):
@@ -237,7 +237,11 @@ def _best_swap(layer: Layer, domains: Ints, hot: int) -> tuple[int, int, int, fl
 
 @compiled
 def _best_hand_over(layer: Layer, domains: Ints, hot: int, least: float) -> tuple[int, int, int, float]:
-    """Who takes a slot from an expert with two others left: one of the hot GPU elsewhere, or anyone there."""
+    """Return the expert that takes a slot, the GPU, the slot, and the highest load on the GPUs touched.
+
+    Either an expert of the hot GPU takes a slot elsewhere, or any expert takes a slot of the hot GPU. The expert that
+    gives up the slot keeps at least two others.
+    """
     loads, counts, weights, slots, held, homes, carried = layer
     best, best_gpu, best_slot = NONE, NONE, NONE
     for gpu in range(slots.shape[0]):

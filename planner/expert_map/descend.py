@@ -1,10 +1,10 @@
-"""From a packing to a better one: the fullest GPU is relieved, again and again, while anything does.
+"""Make a packing better: relieve the fullest GPU, again and again, while anything helps.
 
 Each step makes the swap of one of its slots that leaves the fuller of the two GPUs emptiest. Where no swap helps, it
 looks at all ways to hand a slot over that make it lighter: one of its experts gets a replica elsewhere, or one that has
 replicas elsewhere leaves it. Swaps come first because they are found in a third of the time, and a search that kicks
 gets as far by them. With four or five slots a GPU, where single swaps run out early, two slots are swapped for two when
-nothing else helps. What a GPU carries thus only ever falls where it is most.
+nothing else helps. So the highest load only ever falls.
 
 `even_out` comes first, because it is quick: GPUs pair up, the fullest with the emptiest, and every pair makes the swap
 that leaves its two loads closest.
@@ -36,7 +36,7 @@ def even_out(layer: Layer, first_gpu: int, end_gpu: int, num_rounds: int) -> Non
 
 @compiled
 def descend(layer: Layer, enough: float) -> float:
-    """Relieve the fullest GPU until it carries `enough` or no step does; what the fullest then carries."""
+    """Relieve the fullest GPU until it carries `enough` or no step helps; return the load of the fullest."""
     while True:
         hot = fullest(layer)
         if layer.carried[hot] <= enough or not (_relieve(layer, hot) or _swap_two(layer, hot)):
@@ -45,7 +45,7 @@ def descend(layer: Layer, enough: float) -> float:
 
 @compiled
 def _relieve(layer: Layer, hot: int) -> bool:
-    """Make the best swap, or the best hand-over where none helps; whether there was one."""
+    """Make the best swap, or the best hand-over if no swap helps; return whether either did."""
     gpu, slot, other_slot, _ = best_swap(layer, hot, 0, layer.carried.size)
     if gpu != NONE:
         swap(layer, hot, slot, gpu, other_slot)
@@ -66,7 +66,7 @@ def _relieve(layer: Layer, hot: int) -> bool:
 
 @compiled
 def best_swap(layer: Layer, hot: int, first_gpu: int, end_gpu: int) -> tuple[int, int, int, float]:
-    """Another GPU of these, and a slot of either, to swap."""
+    """Return the best swap with a GPU from `first_gpu` up to `end_gpu`: that GPU, both slots, the fuller one's load."""
     _, _, weights, slots, held, _, carried = layer
     best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]
     for gpu in range(first_gpu, end_gpu):
@@ -87,7 +87,10 @@ def best_swap(layer: Layer, hot: int, first_gpu: int, end_gpu: int) -> tuple[int
 
 @compiled
 def _best_replica(layer: Layer, hot: int, least: float) -> tuple[int, int, int, float]:
-    """An expert of the hot GPU that gets one more replica, and the GPU and slot that it takes from another expert."""
+    """Return the best hand-over that gives an expert of the hot GPU another replica elsewhere.
+
+    It is the expert, the GPU and the slot that it takes there from another expert, and the highest load that results.
+    """
     loads, counts, weights, slots, held, homes, carried = layer
     best, best_gpu, best_slot = NONE, NONE, NONE
     lighter_weights, lightest, most_lighter = np.empty(slots.shape[1]), np.inf, 0.0
@@ -127,7 +130,7 @@ def _best_replica(layer: Layer, hot: int, least: float) -> tuple[int, int, int, 
 
 @compiled
 def _best_newcomer(layer: Layer, hot: int, least: float) -> tuple[int, int]:
-    """An expert that takes a slot of the hot GPU from one that has replicas elsewhere, and the slot."""
+    """Return the best expert to take a slot of the hot GPU from one that has replicas elsewhere, and the slot."""
     loads, counts, weights, slots, held, homes, carried = layer
     best, best_slot = NONE, NONE
     for slot in range(slots.shape[1]):
@@ -152,7 +155,7 @@ def _best_newcomer(layer: Layer, hot: int, least: float) -> tuple[int, int]:
 
 @compiled
 def _swap_two(layer: Layer, hot: int) -> bool:
-    """With four or five slots a GPU: make the best swap of two slots for two; whether there was one."""
+    """Make the best swap of two slots for two, with four or five slots a GPU; return whether there was one."""
     _, _, weights, slots, held, _, carried = layer
     slots_per_gpu = slots.shape[1]
     best_gpu, best, least = NONE, (0, 0, 0, 0), carried[hot]

@@ -1,14 +1,14 @@
-"""Failure domains: what dies as one, whether slots suffice to have every expert in two of them, and who is not.
+"""Failure domains: what dies together, whether there are slots to have every expert in two of them, and who is not.
 
-A partition says for each GPU of a unit in which domain it stands. Whether slots suffice is exact for one partition:
+A partition says for each GPU of a unit in which domain it stands. For one partition these conditions are exact:
     two replicas each      slots >= 2 E
     one replica outside    of each domain: slots outside >= E, as the domain may die
     two domains at least
 
-They are enough: of experts dealt out one after the other, twice over, the two replicas are E slots apart. For several
-partitions (units that share a map and stand in racks differently) they are needed for each, and a map is looked for.
+They suffice: deal the experts out one after the other, twice over, and the two replicas of each are E slots apart. For
+several partitions (units that share a map and stand in racks differently) each needs them, and a map is searched for.
 
-It needs no numpy: who only validates specs asks here.
+It needs no numpy, because `validate` asks here too.
 """
 
 from collections import Counter
@@ -20,12 +20,15 @@ __all__ = ["consecutive_domains", "count_uncovered", "fewest_slots_per_gpu"]
 
 
 def consecutive_domains(num_gpus: int, gpus_per_domain: int) -> Domains:
-    """One partition: GPU by GPU, so many to a domain."""
+    """Return one partition that puts every `gpus_per_domain` consecutive GPUs into a domain."""
     return (tuple(gpu // gpus_per_domain for gpu in range(num_gpus)),)
 
 
 def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
-    """Slots a GPU with which every expert can be in two domains of every partition; None where there is but one."""
+    """Return how many slots a GPU needs so that every expert can be in two domains of every partition.
+
+    It is None when a partition has only one domain.
+    """
     num_gpus = len(domains[0])
     largest = max(max(Counter(partition).values()) for partition in domains)
     if largest == num_gpus:
@@ -34,7 +37,7 @@ def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
 
 
 def count_uncovered(physical_to_logical: Iterable[Sequence[int]], domains: Domains) -> int:
-    """Experts of the worst layer whose replicas are all in one domain, of the worst partition."""
+    """Return how many experts have all replicas in one domain, in the worst layer and the worst partition."""
     return max(_uncovered(slots, partition) for slots in physical_to_logical for partition in domains)
 
 

@@ -1,4 +1,4 @@
-"""What DeepSeek's EPLB makes of the same loads: where our search starts, and what no map of ours is to be worse than.
+"""The map of DeepSeek's EPLB for the same loads: our search starts there, and no map of ours may be worse.
 
 It packs longest first, to the lightest GPU that has room, without a look at what a GPU holds already; so replicas of
 one expert may meet on a GPU. Like the published code it decides in float32: where two loads are as good as equal,
@@ -20,7 +20,7 @@ __all__ = ["eplb_counts", "eplb_fullest_of_layers", "eplb_slots"]
 
 @compiled
 def eplb_counts(loads: Floats, num_slots: int) -> Ints:
-    """Replicas of each expert, `[E]`: one more to the largest load / replicas, always."""
+    """Return the replicas of each expert, `[E]`: the next one always goes to the largest load / replicas."""
     counts = np.ones(loads.size, np.int64)
     priorities = loads.astype(np.float32)
     for _ in range(num_slots - loads.size):
@@ -32,7 +32,7 @@ def eplb_counts(loads: Floats, num_slots: int) -> Ints:
 
 @compiled
 def eplb_slots(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -> tuple[Ints, float]:
-    """EPLB's packing of these replicas, `[G, S]`, and what its fullest GPU carries."""
+    """Return EPLB's packing of these replicas, `[G, S]`, and the load of its fullest GPU."""
     weights = np.zeros(loads.size, np.float32)
     for expert in range(loads.size):
         weights[expert] = np.float32(loads[expert]) / np.float32(counts[expert])
@@ -59,7 +59,7 @@ def eplb_slots(loads: Floats, counts: Ints, num_gpus: int, slots_per_gpu: int) -
 
 
 def eplb_fullest_of_layers(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:
-    """What the fullest GPU carries in each layer of the map that EPLB makes, `[L]`."""
+    """Return the load of the fullest GPU in each layer of EPLB's map, `[L]`."""
     num_nodes, num_groups = (sizes.num_nodes, sizes.num_groups) if within_nodes else (1, 1)
     return _eplb_fullest_of_layers(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, num_nodes, num_groups)
 
@@ -68,7 +68,7 @@ def eplb_fullest_of_layers(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool
 def _eplb_fullest_of_layers(
     loads_LE: Floats, num_gpus: int, slots_per_gpu: int, num_nodes: int, num_groups: int
 ) -> Floats:
-    """Groups are packed on nodes as slots on GPUs are; then each node is a problem of its own."""
+    """Pack groups on nodes as slots on GPUs; then each node is a problem of its own."""
     experts_per_group = loads_LE.shape[1] // num_groups
     groups_per_node, gpus_per_node = num_groups // num_nodes, num_gpus // num_nodes
     fullest_L = np.zeros(loads_LE.shape[0])

@@ -66,13 +66,13 @@ class MapFile:
 
 
 def without_output(engine: Engine, on_stdout: str, example: str) -> Violation:
-    """What is said where a map is to be exported and no file is named, since stdout has something else."""
+    """Return the violation for an export that has no output file while stdout carries `on_stdout`."""
     rule, reason = "S809 must come with -o", f"stdout is for {on_stdout}"
     return Violation("--export", engine, rule, reason, for_example(f"-o {example}"))
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
-    """Return the text of the file that `engine` reads. `first_layer`: the model's number of the layer of `rows[0]`."""
+    """Return the text of the file that `engine` reads. `first_layer` is the model's number for the layer `rows[0]`."""
     if engine == "sglang":
         return _json({"physical_to_logical_map": [_trivial_row(rows[0])] * first_layer + [list(row) for row in rows]})
     if engine == "tensorrt-llm":
@@ -92,7 +92,7 @@ def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, fir
 
 
 def _trivial_row(row: Sequence[int]) -> list[int]:
-    """Return SGLang's map of a layer that nobody made one for, with the slots and experts of `row`."""
+    """Return the map that SGLang gives a layer without one of its own, with the slots and experts of `row`."""
     num_experts = max(row) + 1
     return [slot % num_experts for slot in range(len(row))]
 
@@ -110,9 +110,9 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
-    """Return the map in a file of ours, of SGLang's or of vllm-ascend's; or what is wrong with it.
+    """Return the map in a file of ours, SGLang's or vllm-ascend's; or what is wrong with it.
 
-    Only vllm-ascend's tells GPUs apart, which are then to be `num_gpus`.
+    Only vllm-ascend's files tell GPUs apart; they must have `num_gpus` of them.
     """
     try:
         document = json.loads(read_file(path))
@@ -138,7 +138,7 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
 
 
 def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
-    """Those of vllm-ascend's file, [layers][devices][slots]; nothing where it is no such file."""
+    """Return the experts in a vllm-ascend file, [layers][devices][slots]; empty when it is no such file."""
     try:
         experts = [[list(device["device_expert"]) for device in layer["device_list"]] for layer in layers]
     except (KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What a map costs in bytes that cross nodes, and how much of that its balance is worth.
+"""The bytes that a map sends across nodes, and how many of them its balance is worth.
 
 A token goes once to each other node that serves one of its experts (`reach`), and it starts on each of the M nodes with
 probability 1 / M. With P = G / M whole groups on each node, and K groups of a token, it crosses to
@@ -29,7 +29,7 @@ SOME_LOAD = 1e-9  # of experts without any, so that their groups are somewhere
 
 
 def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
-    """The node of each expert, `[L, E]`: that on which most slots of its group are."""
+    """Return the node of each expert, `[L, E]`: the one with most slots of its group."""
     num_layers, num_experts = loads_LE.shape
     group_of_expert = np.arange(num_experts) // (num_experts // sizes.num_groups)
     groups_LMN = group_of_expert[slots_LGS.reshape(num_layers, sizes.num_nodes, -1)]
@@ -39,7 +39,7 @@ def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
 
 
 def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
-    """Max over mean and cross-node dispatch bytes of each of these maps, means of all layers."""
+    """Return max over mean and cross-node dispatch bytes of each map, as means of all layers."""
     num_maps, num_layers = slots_QLGS.shape[:2]
     carried, served = _carried_by(loads_LE, slots_QLGS, sizes.num_groups, sizes.num_nodes)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
@@ -58,20 +58,20 @@ def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequenc
 
 
 def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
-    """Nodes that a token crosses to, on average, in each layer: `[L]`."""
+    """Return how many nodes a token crosses to, on average, in each layer, `[L]`."""
     _, served = _carried_by(loads_LE, slots_LGS[None], sizes.num_groups, sizes.num_nodes)
     return _crossings_where_served(served[0], sizes)
 
 
 def _crossings_where_served(served: Floats, sizes: Sizes) -> Floats:
-    """The same, for what each node serves of each group, `[L, groups, M]`."""
+    """Return the same, from what each node serves of each group, `[L, groups, M]`."""
     crossings: Floats = reached(served, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings
 
 
 @compiled
 def _carried_by(loads_LE: Floats, slots_QLGS: Ints, num_groups: int, num_nodes: int) -> tuple[Floats, Floats]:
-    """What each GPU carries, `[Q, L, G]`, and what each node serves of each group's load, `[Q, L, groups, M]`."""
+    """Return the load of each GPU, `[Q, L, G]`, and what each node serves of each group's load, `[Q, L, groups, M]`."""
     num_maps, num_layers, num_gpus, _ = slots_QLGS.shape
     num_experts = loads_LE.shape[1]
     gpus_per_node, experts_per_group = num_gpus // num_nodes, num_experts // num_groups
@@ -98,7 +98,10 @@ def _crossings_of_whole_groups(sizes: Sizes) -> float:
 
 
 def undominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """The points than which no other is more even for fewer bytes, or for as many, from fewest bytes on."""
+    """Return the points that no other beats, from fewest bytes on.
+
+    A point is beaten when another is more even for no more bytes.
+    """
     values = [(point.extra_bytes_per_token, point.max_over_mean) for point in front]
     kept = [
         point
@@ -109,5 +112,5 @@ def undominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
 
 
 def knee(front: Sequence[FrontPoint]) -> int:
-    """The point where max over mean x bytes is least, the first of equals."""
+    """Return the index of the point where max over mean x bytes is least, the first among equals."""
     return min(range(len(front)), key=lambda each: front[each].max_over_mean * front[each].bytes_ratio)

@@ -1,4 +1,4 @@
-"""GPUs in a heap by what they carry, the lightest first, and of equals the one with the lower number.
+"""A heap of GPUs by their load: the lightest first, and the lower number first among equals.
 
 A heap is an array of GPUs, of which the first `size` count: no parent carries more than its children.
 """
@@ -13,7 +13,7 @@ __all__ = ["put", "sink"]
 
 @compiled
 def sink(heap: Ints, size: int, carried: Any) -> None:
-    """Bring the first, which has come to carry more, to where it belongs."""
+    """Move the first GPU, whose load has risen, down to its place."""
     if size == 0:
         return
     gpu, place = heap[0], 0

@@ -19,7 +19,7 @@ __all__ = ["choose_policy", "experts_of_nodes", "fullest_node_bound"]
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
-    """The policy that a map is made by, and why."""
+    """Return the policy to make the map by, and why."""
     if policy != "auto":
         return policy, "as asked for"
     if sizes.num_nodes == 1:
@@ -35,14 +35,14 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
 
 
 def experts_of_nodes(groups_LMP: Ints, num_experts: int, num_groups: int) -> Ints:
-    """The experts of each node, `[L, M, E / M]`, for the groups on each node, `[L, M, P]`."""
+    """Return the experts of each node, `[L, M, E / M]`, from the groups on each node, `[L, M, P]`."""
     experts_per_group = num_experts // num_groups
     experts = groups_LMP[..., None] * experts_per_group + np.arange(experts_per_group)
     return experts.reshape(*groups_LMP.shape[:2], -1)
 
 
 def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
-    """What the fullest node carries at least over the mean of nodes, `[L]`, when nodes hold whole groups.
+    """Return a lower bound on the fullest node's load / the mean of nodes, `[L]`, when nodes hold whole groups.
 
     The node of the heaviest group holds P - 1 more, and no P - 1 are lighter than the lightest ones. With P = 2 some
     map reaches the highest such pair of the folded order: of the i + 1 heaviest groups two share a node, or one of

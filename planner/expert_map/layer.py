@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
 @compiled
 def new_layer(loads: Floats, num_gpus: int, slots_per_gpu: int) -> Layer:
-    """Nothing placed yet, one replica each."""
+    """Return a layer with nothing placed yet and one replica for each expert."""
     num_experts = loads.size
     return Layer(
         loads.copy(),
@@ -50,7 +50,7 @@ def new_layer(loads: Floats, num_gpus: int, slots_per_gpu: int) -> Layer:
 
 @compiled
 def reload(layer: Layer, loads: Floats) -> None:
-    """Hold nothing, of experts with these loads."""
+    """Empty the layer and give its experts these loads."""
     clear(layer)
     for expert in range(loads.size):
         layer.loads[expert] = loads[expert]
@@ -58,7 +58,7 @@ def reload(layer: Layer, loads: Floats) -> None:
 
 @compiled
 def take(layer: Layer, slots: Ints) -> None:
-    """Hold what `slots` [G, S] hold, which is each expert at least once and none twice on a GPU."""
+    """Hold the map `slots`, [G, S]: each expert at least once, and none twice on a GPU."""
     clear(layer)
     for gpu in range(slots.shape[0]):
         for slot in range(slots.shape[1]):
@@ -76,7 +76,7 @@ def take(layer: Layer, slots: Ints) -> None:
 
 @compiled
 def keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
-    """Write what is held to `slots_LGS[index]`."""
+    """Write the layer's slots to `slots_LGS[index]`."""
     for gpu in range(slots_LGS.shape[1]):
         for slot in range(slots_LGS.shape[2]):
             slots_LGS[index, gpu, slot] = layer.slots[gpu, slot]
@@ -84,7 +84,7 @@ def keep(layer: Layer, slots_LGS: Ints, index: int) -> None:
 
 @compiled
 def clear(layer: Layer) -> None:
-    """Hold nothing; only what `slots` say is held needs to be forgotten."""
+    """Hold nothing. It forgets only what `slots` say is held."""
     for gpu in range(layer.carried.size):
         layer.carried[gpu] = 0.0
         for slot in range(layer.slots.shape[1]):
@@ -112,7 +112,7 @@ def copy(target: Layer, source: Layer) -> None:
 
 @compiled
 def fullest(layer: Layer) -> int:
-    """The GPU that carries most, the first among equals."""
+    """Return the GPU that carries most, the first among equals."""
     hot = 0
     for gpu in range(1, layer.carried.size):
         if layer.carried[gpu] > layer.carried[hot]:
@@ -134,7 +134,7 @@ def swap(layer: Layer, gpu: int, slot: int, other_gpu: int, other_slot: int) -> 
 
 @compiled
 def hand_over(layer: Layer, expert: int, gpu: int, slot: int) -> None:
-    """`expert`, which the GPU does not hold yet, takes the slot of one that has another replica elsewhere."""
+    """Give `expert`, which the GPU does not hold yet, the slot of an expert that has another replica elsewhere."""
     giver = layer.slots[gpu, slot]
     layer.carried[gpu] -= layer.weights[giver]
     rehome(layer, giver, gpu, layer.homes[giver, layer.counts[giver] - 1])
@@ -151,7 +151,10 @@ def hand_over(layer: Layer, expert: int, gpu: int, slot: int) -> None:
 
 @compiled
 def _reweigh(layer: Layer, expert: int, num_carried: int) -> None:
-    """After its count changed; its first `num_carried` replicas are counted in what their GPUs carry."""
+    """Set the weight of an expert whose count changed.
+
+    The loads of GPUs follow for its first `num_carried` replicas, the ones that they count already.
+    """
     weight = np.floor(layer.loads[expert] / layer.counts[expert])
     for replica in range(num_carried):
         layer.carried[layer.homes[expert, replica]] += weight - layer.weights[expert]
@@ -160,7 +163,7 @@ def _reweigh(layer: Layer, expert: int, num_carried: int) -> None:
 
 @compiled
 def rehome(layer: Layer, expert: int, gpu: int, new_gpu: int) -> None:
-    """One of its replicas is no longer on the one GPU but on the other."""
+    """Note that one replica of the expert moved from `gpu` to `new_gpu`."""
     for replica in range(layer.counts[expert]):
         if layer.homes[expert, replica] == gpu:
             layer.homes[expert, replica] = new_gpu

@@ -47,21 +47,21 @@ NONE = -1
 
 
 class Places(NamedTuple):
-    """Which GPUs share a node, and which of them a node's tokens go to."""
+    """The GPUs a node has, and whether its tokens go to the first replica there only."""
 
     gpus_per_node: int
     first_only: bool  # `first_on_node`, else `local_first`
 
 
 class Nodes(NamedTuple):
-    """Where one layer's replicas are, on M nodes."""
+    """The replicas of one layer, counted on M nodes."""
 
     near: Ints  # [E, M] how many on each node
     num_with: Ints  # [E] nodes with one at least
 
 
 def settle(expert_map: ExpertMap, loads_LE: Floats, sizes: Sizes, split: SplitRule, *, within_nodes: bool) -> ExpertMap:
-    """`expert_map` made even under `split`. `within_nodes`: experts stay on the nodes that they are on."""
+    """Return `expert_map` made even under `split`. `within_nodes`: experts stay on their nodes."""
     loads_LE = scale(loads_LE)
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
     if not holds_everything(sizes, loads_LE.shape[1]):
@@ -87,7 +87,7 @@ def keep_good(
     keep_within: float,
     domains: Domains,
 ) -> ExpertMap:
-    """`settled` with the layers of the `previous` map that are as even as those of a fresh one, or nearly.
+    """Return `settled`, but keep the layers of the `previous` map that are as even as a fresh map's, or nearly.
 
     `settled` came from the previous map with few changes. Where groups stay on nodes, no layer is kept that splits one.
     """
@@ -109,13 +109,13 @@ def keep_good(
 
 
 def carried_under(split: SplitRule, loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
-    """What each GPU carries under one of the two rules, `[G]`."""
+    """Return the load of each GPU under one of the two rules, `[G]`."""
     carry = carried_first_on_node if split == "first_on_node" else carried_local_first
     return carry(loads_E, slots_GS, num_nodes)
 
 
 def carried_local_first(loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
-    """What each GPU carries under `local_first`, `[G]`."""
+    """Return the load of each GPU under `local_first`, `[G]`."""
     num_gpus, gpus_per_node = len(slots_GS), len(slots_GS) // num_nodes
     near_EM = np.zeros((len(loads_E), num_nodes))
     for gpu, experts in enumerate(slots_GS):
@@ -128,7 +128,7 @@ def carried_local_first(loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floa
 
 
 def carried_first_on_node(loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
-    """What each GPU carries under `first_on_node`, `[G]`: parts of w / G, each the tokens of one GPU."""
+    """Return the load of each GPU under `first_on_node`, `[G]`, from parts of w / G: each is the tokens of one GPU."""
     num_gpus = len(slots_GS)
     copies_MPE = np.zeros((num_nodes, num_gpus // num_nodes, len(loads_E)))
     for gpu, experts in enumerate(slots_GS):
@@ -154,7 +154,7 @@ def _max_over_mean(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes, split: Split
 
 
 def _bind(expert_map: ExpertMap, loads_LE: Floats, sizes: Sizes) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """The bounds that hold under this rule: those of groups and coverage as they are, else of replicas."""
+    """Return the bounds that hold under this rule: those of groups and coverage unchanged, else those of replicas."""
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     replicas_L = np.divide(bound_of_replicas(loads_LE, sizes), mean_L, out=np.zeros_like(mean_L), where=mean_L > 0)
     bound_L = np.ones(len(loads_LE))
@@ -188,7 +188,7 @@ def _settle(loads_LE: Floats, slots_LGS: Ints, places: Places, within_nodes: boo
 
 @compiled
 def _nodes(layer: Layer, gpus_per_node: int) -> Nodes:
-    """Where the layer's replicas are."""
+    """Count the layer's replicas on each node."""
     nodes = Nodes(
         np.zeros((layer.loads.size, layer.carried.size // gpus_per_node), np.int64),
         np.zeros(layer.loads.size, np.int64),
@@ -201,7 +201,7 @@ def _nodes(layer: Layer, gpus_per_node: int) -> Nodes:
 
 @compiled
 def _come(nodes: Nodes, expert: int, node: int, number: int) -> None:
-    """So many replicas, or with -1 one fewer, on the node."""
+    """Add `number` replicas of the expert to the node; -1 takes one away."""
     nodes.num_with[expert] -= nodes.near[expert, node] > 0
     nodes.near[expert, node] += number
     nodes.num_with[expert] += nodes.near[expert, node] > 0
@@ -209,7 +209,7 @@ def _come(nodes: Nodes, expert: int, node: int, number: int) -> None:
 
 @compiled
 def _part(layer: Layer, nodes: Nodes, places: Places, expert: int, gpu: int, leaves: int, enters: int) -> float:
-    """What a replica on the GPU carries, had one moved from GPU `leaves` to GPU `enters`: NONE if none has."""
+    """Return a replica's load on the GPU, after one moved from GPU `leaves` to GPU `enters`; NONE when none moves."""
     per_node = places.gpus_per_node
     node, left, entered = gpu // per_node, leaves // per_node, enters // per_node
     near, num_with, num_replicas = nodes.near[expert], nodes.num_with[expert], layer.counts[expert]
@@ -232,7 +232,7 @@ def _part(layer: Layer, nodes: Nodes, places: Places, expert: int, gpu: int, lea
 
 @compiled
 def _is_first(layer: Layer, expert: int, gpu: int, leaves: int, enters: int, gpus_per_node: int) -> bool:
-    """Whether no GPU before it on its node holds the expert, had a replica moved."""
+    """Return whether the GPU is the first on its node to hold the expert, after a replica moved."""
     start = gpu - gpu % gpus_per_node
     num_before = int(start <= enters < gpu)
     for other in range(start, gpu):
@@ -242,7 +242,7 @@ def _is_first(layer: Layer, expert: int, gpu: int, leaves: int, enters: int, gpu
 
 @compiled
 def _relieve(layer: Layer, nodes: Nodes, places: Places, within_nodes: bool) -> bool:
-    """Make the swap with the fullest GPU that leaves least on the GPUs of both experts; whether there was one."""
+    """Make the swap with the fullest GPU that leaves least on GPUs of both experts; return whether there was one."""
     slots, held, carried, per_node = layer.slots, layer.held, layer.carried, places.gpus_per_node
     hot = fullest(layer)
     best_gpu, best_slot, best_other, least = NONE, NONE, NONE, carried[hot]
@@ -268,7 +268,7 @@ def _relieve(layer: Layer, nodes: Nodes, places: Places, within_nodes: bool) -> 
 def _after(
     layer: Layer, nodes: Nodes, places: Places, hot: int, slot: int, gpu: int, other_slot: int, least: float
 ) -> float:
-    """The most that a GPU with one of the two experts carries once they are swapped; `least` or more: too much."""
+    """Return the highest load, after the swap, of a GPU with either expert. `least` or more means: too much."""
     leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
     most = max(
         layer.carried[hot]
@@ -297,7 +297,7 @@ def _after(
 
 @compiled
 def _swap(layer: Layer, nodes: Nodes, places: Places, hot: int, slot: int, gpu: int, other_slot: int) -> None:
-    """Exchange the experts of the two slots, and what all GPUs of both carry."""
+    """Exchange the experts of the two slots, and update the load of every GPU with either."""
     leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]
     here, there = hot // places.gpus_per_node, gpu // places.gpus_per_node
     _carry(layer, nodes, places, leaving, -1.0)
@@ -315,6 +315,6 @@ def _swap(layer: Layer, nodes: Nodes, places: Places, hot: int, slot: int, gpu: 
 
 @compiled
 def _carry(layer: Layer, nodes: Nodes, places: Places, expert: int, sign: float) -> None:
-    """Add what its replicas carry to their GPUs, or with `sign` -1 take it off."""
+    """Add the load of the expert's replicas to their GPUs; `sign` -1 takes it away."""
     for home in layer.homes[expert, : layer.counts[expert]]:
         layer.carried[home] += sign * _part(layer, nodes, places, expert, home, NONE, NONE)

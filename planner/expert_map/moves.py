@@ -1,11 +1,11 @@
-"""From the map in service to one for other loads, changing few slots.
+"""Change the map in service for other loads, in few slots.
 
 Every slot that gets another expert costs a copy of its weights, over the network, beside the traffic. So the search
 starts from the previous map and stops as soon as no GPU carries more than `enough`. Each step relieves the fullest GPU
-by a swap or a hand-over, as `descend` does, but by the one that gains most per slot changed: what is gained counts only
-down to `enough`, and a slot counts as changed only when its GPU did not hold the expert before, so that undoing a
-change, or changing a slot again, costs nothing. Beside it one slot each of some GPUs is chosen at once
-(`seat_cover`), and the way with fewer changes is taken. In the end whatever can be undone without need is undone.
+by a swap or a hand-over, as `descend` does, but by the one that gains most per slot changed. Gain counts only down to
+`enough`. A slot counts as changed only when its GPU did not hold the expert before, so undoing a change, or changing a
+slot again, costs nothing. Another way is tried beside it, which chooses one slot each of some GPUs at once
+(`seat_cover`); the way with fewer changes is taken. In the end every change that turns out not to be needed is undone.
 
 The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
 """
@@ -31,9 +31,9 @@ KICK_CHANGES = 2
 
 @compiled
 def relocate(loads_LE: Floats, previous_LGS: Ints, enough_L: Floats, num_nodes: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Slots `[L, G, S]` near the previous ones, and for which layers they are good enough.
+    """Return slots `[L, G, S]` near the previous ones, and in which layers they are good enough.
 
-    With more than one node an expert only goes to nodes that held it before.
+    With more than one node an expert goes only to nodes that held it before.
     """
     slots_LGS = np.zeros_like(previous_LGS)
     reached_L = np.zeros(loads_LE.shape[0], np.bool_)
@@ -54,7 +54,7 @@ def relocate(loads_LE: Floats, previous_LGS: Ints, enough_L: Floats, num_nodes: 
 
 @compiled
 def _held_by_nodes(held: NDArray[np.bool_], num_nodes: int) -> NDArray[np.bool_]:
-    """Whether some GPU of the node of a GPU holds the expert, `[E, G]`."""
+    """Return whether any GPU on the same node holds the expert, `[E, G]`."""
     gpus_per_node = held.shape[1] // num_nodes
     nodes = np.zeros_like(held)
     for expert in range(held.shape[0]):
@@ -65,7 +65,7 @@ def _held_by_nodes(held: NDArray[np.bool_], num_nodes: int) -> NDArray[np.bool_]
 
 @compiled
 def _reseat_if_fewer(layer: Layer, before: NDArray[np.bool_], previous: Ints, enough: float) -> bool:
-    """Go another way from the previous map, and stay there when it is shorter; whether some way got there."""
+    """Try the other way from the previous map, and keep it if it is shorter; return whether either way succeeded."""
     other = new_layer(layer.loads, previous.shape[0], previous.shape[1])
     take(other, previous)
     is_enough = bool(layer.carried.max() <= enough)
@@ -78,7 +78,10 @@ def _reseat_if_fewer(layer: Layer, before: NDArray[np.bool_], previous: Ints, en
 
 @compiled
 def _kick_on(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], enough: float) -> None:
-    """Kick and relieve until it is enough, from the best so far: in the beginning without more moves for nothing."""
+    """Kick the best map so far and relieve it, until it is enough.
+
+    The first kicks are careful: a map that is only as good as the best replaces it only if it needs no more moves.
+    """
     state = np.array([SEED], np.uint64)
     trial = new_layer(layer.loads, layer.slots.shape[0], layer.slots.shape[1])
     copy(trial, layer)
@@ -97,20 +100,20 @@ def _kick_on(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], 
 
 @compiled
 def _num_moves(layer: Layer, before: NDArray[np.bool_]) -> int:
-    """Slots whose GPU did not hold their expert before."""
+    """Return how many slots hold an expert that their GPU did not hold before."""
     return int((layer.held & ~before).sum())
 
 
 @compiled
 def relieve_cheaply(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], enough: float) -> None:
-    """Step by step until no GPU carries more than `enough` or no step helps."""
+    """Relieve the fullest GPU step by step, until none carries more than `enough` or no step helps."""
     while layer.carried.max() > enough and _step(layer, before, nodes, enough):
         pass
 
 
 @compiled
 def count_moves(slots_LGS: Ints, previous_LGS: Ints, num_experts: int) -> int:
-    """Slots whose GPU did not hold their expert before, as often as now."""
+    """Return how many slots hold an expert that their GPU did not hold before, or not as often."""
     moves = 0
     for index in range(slots_LGS.shape[0]):
         for gpu in range(slots_LGS.shape[1]):
@@ -124,7 +127,7 @@ def count_moves(slots_LGS: Ints, previous_LGS: Ints, num_experts: int) -> int:
 
 @compiled
 def _step(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], enough: float) -> bool:
-    """Make the step that gains most per slot changed; whether there was one."""
+    """Make the step that gains most per slot changed; return whether there was one."""
     hot = fullest(layer)
     gain, gpu, slot, other_slot = _best_swap(layer, before, nodes, hot, enough)
     handed_gain, expert, handed_gpu, handed_slot = _best_hand_over(layer, before, nodes, hot, enough)
@@ -139,7 +142,7 @@ def _step(layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], eno
 def _best_swap(
     layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], hot: int, enough: float
 ) -> tuple[float, int, int, int]:
-    """Gain per slot changed, the other GPU, the slots."""
+    """Return the gain per slot changed, the other GPU, and the two slots."""
     _, _, weights, slots, held, _, carried = layer
     best, best_gpu, best_slot, best_other = 0.0, NONE, NONE, NONE
     for gpu in range(slots.shape[0]):
@@ -167,7 +170,7 @@ def _best_swap(
 def _best_hand_over(
     layer: Layer, before: NDArray[np.bool_], nodes: NDArray[np.bool_], hot: int, enough: float
 ) -> tuple[float, int, int, int]:
-    """Gain per slot changed, the expert that takes a slot, the GPU and the slot."""
+    """Return the gain per slot changed, the expert that takes a slot, the GPU, and the slot."""
     loads, counts, weights, slots, held, homes, carried = layer
     best, best_expert, best_gpu, best_slot = 0.0, NONE, NONE, NONE
     for gpu in range(slots.shape[0]):
@@ -225,7 +228,10 @@ def undo(layer: Layer, before: NDArray[np.bool_], enough: float) -> None:
 
 @compiled
 def bring_back(layer: Layer, before: NDArray[np.bool_], expert: int, gpu: int, slot: int) -> bool:
-    """Put the expert back where it was, for one that has other replicas or goes where it may; whether that can be."""
+    """Put the expert back where it was, if the one there has other replicas or may go where it came from.
+
+    Return whether that was possible.
+    """
     newcomer = layer.slots[gpu, slot]
     if layer.counts[newcomer] > 1:
         hand_over(layer, expert, gpu, slot)

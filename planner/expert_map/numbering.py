@@ -21,7 +21,7 @@ Rows = Sequence[Sequence[int]]  # [L][N]
 
 
 def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> Ints:
-    """The expert with each number, `[L, E]`: hottest first, by the mean of all windows, then by one after the other."""
+    """Return the expert with each number, `[L, E]`: hottest first by the mean of all windows, then window by window."""
     _, num_layers, num_experts = loads_WLE.shape
     keys = [-loads_WLE.mean(axis=0), *-loads_WLE]
     if previous is not None:
@@ -37,17 +37,17 @@ def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> 
 
 
 def in_order(loads_LE: Floats, order_LE: Ints) -> Floats:
-    """Loads by number."""
+    """Return the loads in the order of the numbers."""
     return np.take_along_axis(loads_LE, order_LE, axis=1)
 
 
 def as_numbers(rows: Rows, order_LE: Ints, sizes: Sizes) -> Ints:
-    """The numbers of a map's experts, in slots `[L, G, S]`."""
+    """Return the numbers of a map's experts, in slots `[L, G, S]`."""
     return _replaced(as_slots(rows, sizes), np.argsort(order_LE, axis=1))
 
 
 def as_experts(rows: Rows, order_LE: Ints, sizes: Sizes, *, is_fresh: bool) -> tuple[tuple[int, ...], ...]:
-    """The reverse of a map made of numbers; a fresh one gets the experts of each GPU in rising order."""
+    """Turn a map of numbers back into experts; a fresh map gets the experts of each GPU in rising order."""
     slots_LGS = _replaced(as_slots(rows, sizes), order_LE)
     return as_rows(np.sort(slots_LGS, axis=2) if is_fresh else slots_LGS)
 
@@ -58,7 +58,7 @@ def _replaced(slots_LGS: Ints, names_LE: Ints) -> Ints:
 
 
 def _first_slots(previous: Rows, num_experts: int) -> Floats:
-    """The first slot of each expert, `[L, E]`."""
+    """Return the first slot of each expert, `[L, E]`."""
     slots_LN = np.array(previous, dtype=np.int64)
     first_LE = np.full((len(slots_LN), num_experts), float(slots_LN.shape[1]))
     np.minimum.at(first_LE, (np.arange(len(slots_LN))[:, None], slots_LN), np.arange(slots_LN.shape[1]))

@@ -12,7 +12,7 @@ __all__ = ["rising"]
 
 @compiled
 def rising(numbers: Floats) -> Ints:
-    """Their indices from the smallest to the largest; of equal ones the first first."""
+    """Return the indices of the numbers from smallest to largest; equal numbers keep their order."""
     size, width = numbers.size, 1
     order, merged = np.arange(size), np.zeros(size, np.int64)
     while width < size:

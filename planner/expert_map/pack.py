@@ -1,4 +1,4 @@
-"""Which GPU each replica goes to: a good packing, not the best one. `descend` goes on from here.
+"""Choose a GPU for each replica: a good packing, not the best one. `descend` goes on from here.
 
 Longest first: replicas in falling order of weight, each to the GPU that carries least so far, has a free slot and does
 not hold the expert yet. Where every GPU with a free slot holds it, a full one that does not passes its most similar
@@ -83,7 +83,10 @@ def _make_room(layer: Layer, filled: Ints, expert: int) -> int:
 
 @compiled
 def swap_repeats(slots: Ints, loads: Floats, counts: Ints) -> bool:
-    """Swap a second replica on a GPU for the most similar one of a GPU that lacks the expert; whether none is left."""
+    """Swap second replicas on a GPU, each for the most similar expert of a GPU that lacks it.
+
+    Return whether none is left.
+    """
     for gpu in range(slots.shape[0]):
         for slot in range(1, slots.shape[1]):
             if _holds(slots, gpu, slot, slots[gpu, slot]) and not _swap_away(slots, loads / counts, gpu, slot):
@@ -112,7 +115,7 @@ def _swap_away(slots: Ints, weights: Floats, gpu: int, slot: int) -> bool:
 
 @compiled
 def _holds(slots: Ints, gpu: int, end: int, expert: int) -> bool:
-    """Whether one of the GPU's slots before `end` holds the expert."""
+    """Return whether one of the GPU's slots before `end` holds the expert."""
     found = False
     for slot in range(end):
         found |= slots[gpu, slot] == expert

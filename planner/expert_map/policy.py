@@ -36,7 +36,10 @@ def make_map(
     *,
     may_spill: bool = True,
 ) -> ExpertMap:
-    """See `balance`. `may_spill`: tokens split equally, so that a replica elsewhere takes the load that it is to."""
+    """Return the map; see `balance`.
+
+    `may_spill`: tokens split equally, so that a replica on another node takes the load meant for it.
+    """
     loads_LE = scale(loads_LE)
     chosen, reason = choose_policy(sizes, policy)
     within_nodes = chosen == "hierarchical"
@@ -89,7 +92,7 @@ def _why_not_whole(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
 
 
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Slots `[L, G, S]`, any expert on any GPU."""
+    """Return slots `[L, G, S]`, with any expert on any GPU."""
     num_experts = loads_LE.shape[1]
     if holds_everything(sizes, num_experts):
         return slots_of_everything(len(loads_LE), sizes, num_experts)
@@ -98,7 +101,7 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
 
 
 def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
-    """Slots `[L, G, S]` at the knee of the front, the front, whole groups first, and the knee."""
+    """Return slots `[L, G, S]` at the knee of the front; the front, with whole groups first; and the knee."""
     whole_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
     whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_L, "fast")
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
@@ -112,7 +115,7 @@ def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[In
 
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Slots `[L, G, S]` with whole groups on nodes: each node of each layer is a problem of its own."""
+    """Return slots `[L, G, S]` with whole groups on nodes: each node of each layer is a problem of its own."""
     num_layers, num_experts = loads_LE.shape
     groups_LP = loads_LE.reshape(num_layers, sizes.num_groups, -1).sum(axis=2)
     ones_L = np.ones(num_layers)

@@ -1,6 +1,6 @@
-"""The search made ready before anything is timed: small maps of every kind that will be asked for.
+"""Prepare the search before anything is timed, by solving small maps of every kind that will be asked for.
 
-Compiled code is kept (`compiled`), so that later processes only load it, which takes a while as well.
+Compiled code is kept (`compiled`), so later processes only load it; that takes a while as well.
 """
 
 from typing import Any
@@ -19,9 +19,9 @@ def prepare(
     with_windows: bool = False,
     split: SplitRule = "equal",
 ) -> None:
-    """Have the search ready to run: on first use after an installation it is compiled, which takes a while.
+    """Get the search ready to run. On first use after an installation it is compiled, which takes a while.
 
-    Then nothing is compiled in a call with such options, whatever else it asks for.
+    Afterwards no call with these options compiles anything, whatever else it asks for.
     """
     loads, num_gpus = ((9, 5, 4, 3, 1, 1, 1, 1), (1, 1, 1, 1, 3, 4, 5, 9)), 4
     num_slots, domains = (16, ((0, 0, 1, 1),)) if with_domains else (12, ())

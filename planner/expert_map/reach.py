@@ -1,4 +1,4 @@
-"""Which places a token goes to, when each place serves some of the load of each group of experts.
+"""The places that a token goes to, when each place serves some of the load of each group of experts.
 
 A gate picks K of G groups, any K equally likely, and a token's E experts in them. A group that is picked gets n of the
 token's pairs, in proportion to the group's load, and at least one:
@@ -24,9 +24,10 @@ __all__ = ["reached"]
 
 
 def reached(served_LGP: Floats, gate: Gate) -> Floats:
-    """Probability that a token goes to each place, `[L, P]`, for what each serves of each group, `[L, groups, P]`.
+    """Return the probability that a token goes to each place, `[L, P]`.
 
-    Groups are served whole: what all places serve of a group is its load.
+    `served_LGP` is what each place serves of each group, `[L, groups, P]`. Over all places it adds up to the group's
+    load.
     """
     num_groups = served_LGP.shape[1]
     num_picked = gate.groups_of_a_token(num_groups)
@@ -43,7 +44,10 @@ def reached(served_LGP: Floats, gate: Gate) -> Floats:
 
 
 def _mean_product(factors: Floats, num_picked: int) -> Floats:
-    """Mean over all choices of so many groups of the product of their factors, `[L, P]` of `[L, groups, P]`."""
+    """Return the mean, over all choices of `num_picked` groups, of the product of their factors.
+
+    It is `[L, P]`, from `[L, groups, P]`.
+    """
     num_layers, num_groups, num_places = factors.shape
     sums = np.zeros((num_picked + 1, num_layers, num_places))  # of the products of so many of the groups up to here
     sums[0] = 1

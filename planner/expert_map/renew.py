@@ -30,12 +30,12 @@ def renew(
     within_nodes: bool,
     may_spill: bool = False,
 ) -> Ints:
-    """Slots `[L, G, S]`; what is kept is in the slot where it was.
+    """Return slots `[L, G, S]`; what is kept stays in its slot.
 
-    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would, or the fresh
-    map's where that is more, as it can be only where EPLB puts an expert on a GPU twice. A previous layer that splits a
-    group, where groups stay on nodes, is no start: it gets a fresh map. With `may_spill` it is a start, and experts get
-    replicas on a second node where nothing else helps.
+    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would. Where the
+    fresh map's carries more, that counts instead; it can only be so where EPLB puts an expert on a GPU twice. Where
+    groups stay on nodes, a previous layer that splits a group is no start and gets a fresh map. With `may_spill` it is
+    a start, and experts get replicas on a second node where nothing else helps.
     """
     if holds_everything(sizes, loads_LE.shape[1]):  # repeats cannot be parted
         most_L = max_over_mean(loads_LE, fresh_LGS) * (1 + ROUNDING) * (1 + keep_within)
@@ -68,7 +68,7 @@ def renew(
 
 
 def keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> NDArray[np.bool_]:
-    """Of each layer, whether every node holds only as many groups as are its own: `[L]`."""
+    """Return for each layer whether every node holds only its own number of groups, `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1
     is_whole_L: NDArray[np.bool_] = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
@@ -76,7 +76,7 @@ def keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> NDArr
 
 
 def part_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
-    """The same without an expert twice on a GPU: the hottest of its node that the GPU lacks takes the slot.
+    """Return the same map without an expert twice on a GPU: the hottest of its node that the GPU lacks takes the slot.
 
     Where a GPU holds all experts of its node, it is the hottest of all others.
     """
@@ -95,7 +95,7 @@ def part_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
 
 
 def match(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
-    """The fresh map with its nodes, and the GPUs of each node, in the order that leaves most where it is."""
+    """Return the fresh map with its nodes, and the GPUs of each node, in the order that leaves most where it is."""
     num_experts = int(max(fresh_GS.max(), previous_GS.max())) + 1
     fresh = fresh_GS.reshape(num_nodes, -1, fresh_GS.shape[1])
     previous = previous_GS.reshape(fresh.shape)
@@ -105,7 +105,7 @@ def match(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
 
 
 def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
-    """Which row goes to each place: the pair with most experts in common first."""
+    """Return the row for each place, `[places]`: the pair with most experts in common is matched first."""
     held = [np.stack([np.bincount(row, minlength=num_experts) for row in each]) > 0 for each in (rows, places)]
     common = held[1].astype(np.int64) @ held[0].T.astype(np.int64)
     chosen = np.zeros(len(places), dtype=np.int64)
@@ -117,7 +117,7 @@ def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
 
 
 def align(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
-    """The same experts on each GPU, those that it held before in the slots where it held them."""
+    """Return the same experts on each GPU, in the slots where it held them before if it did."""
     aligned = slots_LGS.copy()
     for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
         coming = slots_LGS[index, gpu].tolist()

@@ -1,10 +1,10 @@
-"""How many replicas each expert gets.
+"""The number of replicas of each expert.
 
 One redundant slot after the other goes to the expert with the highest load / (replicas + shift), the lower expert
 first among equals. Without a shift that is load / replicas, as EPLB does it, and optimal for the largest replica: no
-other way to hand out the slots makes it smaller. What makes the largest replica smallest need not pack best, though: a
-negative shift favours experts that have few replicas, a positive one those with many, as the divisor methods of
-apportionment favour small parties or large ones.
+other way to hand out the slots makes it smaller. The smallest largest replica need not pack best, though: a negative
+shift favours experts that have few replicas, a positive one those with many, as the divisor methods of apportionment
+favour small parties or large ones.
 
 No expert gets more replicas than there are GPUs: a second one on the same GPU would share nothing.
 
@@ -21,7 +21,7 @@ __all__ = ["replicate"]
 
 @compiled
 def replicate(loads: Floats, num_slots: int, num_gpus: int, shift: float = 0.0, least: int = 1) -> Ints:
-    """Replicas of each expert, `[E]`, at least `least` each and `num_slots` in all; `shift` above -1."""
+    """Return the replicas of each expert, `[E]`: at least `least` each, `num_slots` in all. `shift` is above -1."""
     counts = np.full(loads.size, least)
     priorities = loads / (least + shift)
     for _ in range(num_slots - least * loads.size):

@@ -1,4 +1,4 @@
-"""What the fullest GPU gets in a single step: the map's expectation and the luck of a step on top.
+"""The load of the fullest GPU in a single step: what the map leads one to expect, and the luck of a step on top.
 
 `max_over_mean` is what GPUs carry on average over many steps. In one step of n token-expert pairs a GPU with share p of
 the load gets about n p of them, and a step waits for whichever GPU got most. Expected, over the mean n / G:
@@ -32,7 +32,7 @@ DEVIATIONS = 8.0  # beyond which nothing is left of a distribution
 def max_over_mean_sampled(
     expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes, num_pairs: int
 ) -> tuple[float, ...]:
-    """Expected load of the fullest GPU / mean in a step of `num_pairs` token-expert pairs, for each layer."""
+    """Return the expected max over mean of each layer, within a single step of `num_pairs` token-expert pairs."""
     loads_LE = scale(loads)
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
     if expert_map.split != "equal":
@@ -48,7 +48,10 @@ def max_over_mean_sampled(
 
 @compiled
 def _expected_fullest(shares_LG: Floats, num_pairs: float) -> Floats:
-    """The sum, from where the fullest surely has more to where it surely has not, `[L]`."""
+    """Return the expected pairs of the fullest GPU, `[L]`.
+
+    The sum runs from where some GPU surely has more pairs to where surely none has.
+    """
     fullest_L = np.zeros(shares_LG.shape[0])
     for layer in range(shares_LG.shape[0]):
         means = shares_LG[layer] * num_pairs

@@ -43,7 +43,7 @@ SEED = 88172645463325252  # of xorshift64, G. Marsaglia 2003
 
 
 def solve(loads_LE: Floats, num_gpus: int, slots_per_gpu: int, enough_L: Floats, effort: Effort) -> Ints:
-    """Slots `[L, G, S]`: a layer is done when its fullest GPU carries `enough_L` and no more than EPLB's."""
+    """Return slots `[L, G, S]`: a layer is done when its fullest GPU carries `enough_L` and no more than EPLB's."""
     num_pairs = num_gpus * num_gpus * slots_per_gpu  # of a GPU and a slot: what one step looks at grows with them
     max_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MAX_KICKS
     num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** FEWER_KICKS), max_kicks)
@@ -63,9 +63,10 @@ def _solve(
     num_kicks: int,
     better: float,
 ) -> Ints:
-    """`better`: a layer is done, too, when its fullest GPU carries less than EPLB's by this share.
+    """Solve layer by layer, then spend the kicks that are left.
 
-    Each layer has half its share of the kicks; what is not needed goes to those that are not done.
+    A layer is also done when its fullest GPU carries less than EPLB's by the share `better`. Each layer has half its
+    share of the kicks; those that it does not need go to layers that are not done.
     """
     num_layers = loads_LE.shape[0]
     slots_LGS = np.zeros((num_layers, num_gpus, slots_per_gpu), np.int64)
@@ -99,11 +100,11 @@ def _solve(
 
 @compiled
 def _even_pairs(best: Layer, trial: Layer) -> None:
-    """With two slots a GPU: the heaviest replica beside the lightest, the next beside the next, and so on.
+    """Pair replicas, with two slots a GPU: the heaviest with the lightest, the next with the next, and so on.
 
     Of all ways to pair these replicas this leaves least on the fullest GPU, and on the two, three and more fullest
-    together, since of any four the heaviest with the lightest, and the other two, are the most even pairs. The less
-    GPUs carry that do not bind, the fewer have to change when loads drift.
+    together: of any four, the heaviest with the lightest and the other two are the most even pairs. The less load there
+    is on GPUs other than the fullest, the fewer have to change when loads drift.
     """
     num_gpus, slots_per_gpu = best.slots.shape
     if slots_per_gpu != 2:
@@ -127,9 +128,9 @@ def _even_pairs(best: Layer, trial: Layer) -> None:
 
 @compiled
 def _take_eplbs(layer: Layer) -> float:
-    """Hold what EPLB's map holds, its repeats parted; what EPLB's fullest GPU carries.
+    """Hold EPLB's map with repeated experts parted, and return the load of EPLB's fullest GPU.
 
-    Where repeats cannot be parted by swaps, or there are more replicas of an expert than GPUs, a packing of our own.
+    Hold a packing of our own where swaps cannot part them, or where an expert has more replicas than there are GPUs.
     """
     num_gpus, slots_per_gpu = layer.slots.shape
     counts = eplb_counts(layer.loads, num_gpus * slots_per_gpu)
@@ -143,7 +144,7 @@ def _take_eplbs(layer: Layer) -> float:
 
 @compiled
 def _search(best: Layer, trial: Layer, enough: float, no_worse: float, num_starts: int, num_kicks: int) -> int:
-    """Leave the best map found in `best`, which holds the first; the number of kicks."""
+    """Improve `best`, which holds the first map; return the number of kicks."""
     num_gpus, slots_per_gpu = best.slots.shape
     for shift in SHIFTS[1:num_starts]:
         if best.carried.max() > enough:
@@ -159,7 +160,7 @@ def _search(best: Layer, trial: Layer, enough: float, no_worse: float, num_start
 
 @compiled
 def _kick_on(best: Layer, trial: Layer, enough: float, num_kicks: int, seed: int) -> int:
-    """Kick and descend `num_kicks` times, or until it is enough; how often."""
+    """Kick and descend `num_kicks` times, or until it is enough; return how often."""
     state = np.array([seed], np.uint64)
     copy(trial, best)
     for turn in range(num_kicks):
@@ -180,7 +181,7 @@ def _kick_on(best: Layer, trial: Layer, enough: float, num_kicks: int, seed: int
 def _rescue(best: Layer, trial: Layer, enough: float, no_worse: float) -> None:
     """Kick harder, from EPLB's packing again and again, while `best` carries more than `no_worse`.
 
-    A way that does not help soon may not help at all: of eight from one layer three took 1 to 25 kicks, five over 200.
+    An attempt that does not help soon may never help: of eight from one layer three took 1 to 25 kicks, five over 200.
     """
     start = new_layer(best.loads, best.slots.shape[0], best.slots.shape[1])
     for way in range(RESCUES):
@@ -201,7 +202,10 @@ def _rescue(best: Layer, trial: Layer, enough: float, no_worse: float) -> None:
 
 @compiled
 def kick(layer: Layer, state: NDArray[np.uint64], num_changes: int, for_fullest: bool = False) -> None:
-    """Make that many random changes, or as many as are found possible; `for_fullest`: slots go to its experts."""
+    """Make `num_changes` random changes, or as many as are found.
+
+    `for_fullest`: only the fullest GPU's experts get slots.
+    """
     changes = 0
     for _ in range(MAX_TRIES):
         if changes == num_changes:
@@ -211,7 +215,7 @@ def kick(layer: Layer, state: NDArray[np.uint64], num_changes: int, for_fullest:
 
 @compiled
 def _try_hand_over(layer: Layer, state: NDArray[np.uint64], for_fullest: bool) -> bool:
-    """Any slot to any expert, or to any of the fullest GPU, where that can be."""
+    """Hand a random slot to a random expert, or to one of the fullest GPU; return whether that was possible."""
     gpu, slot = _draw(state, layer.slots.shape[0]), _draw(state, layer.slots.shape[1])
     giver = layer.slots[gpu, slot]
     expert = _draw(state, layer.slots.shape[1] if for_fullest else layer.loads.size)
@@ -225,7 +229,7 @@ def _try_hand_over(layer: Layer, state: NDArray[np.uint64], for_fullest: bool) -
 
 @compiled
 def _try_swap(layer: Layer, state: NDArray[np.uint64]) -> bool:
-    """A slot of the fullest GPU with any other, where that can be."""
+    """Swap a random slot of the fullest GPU with any other; return whether that was possible."""
     hot, gpu = fullest(layer), _draw(state, layer.slots.shape[0])
     slot, other_slot = _draw(state, layer.slots.shape[1]), _draw(state, layer.slots.shape[1])
     leaving, coming = layer.slots[hot, slot], layer.slots[gpu, other_slot]

@@ -1,11 +1,11 @@
-"""Few moves where one slot of a GPU is enough: which GPUs give a slot up, and who comes into it.
+"""Find few moves where one slot of a GPU is enough: which GPUs give a slot up, and which expert takes it.
 
 A GPU that carries more than `enough` gives up a slot at least, and an expert that is too heavy for its replicas needs
-one more slot. Everybody who gave up a slot, and every new replica, then needs one with room: `enough` less what the
-other slots of that GPU carry. One who fits somewhere fits wherever there is more room, so there is a seat for everybody
-if, and only if,
+one more slot. Every replica that lost its slot, and every new one, then needs one with room: `enough` less what the
+other slots of that GPU carry. A replica that fits somewhere fits wherever there is more room, so there is a seat for
+all of them if, and only if,
 
-    for every weight t     who weighs t or more  <=  given up slots with room for t or more
+    for every weight t     replicas that weigh t or more  <=  given up slots with room for t or more
 
 A slot given up by a GPU that carries too much adds one to the left for weights from its room to its weight, and one by
 a GPU that carries less than enough adds one to the right for weights from its weight to its room. So the GPUs that give
@@ -37,7 +37,7 @@ BARRED = 1 << 30  # a weight that nobody's room reaches
 
 
 class Seats(NamedTuple):
-    """Slots `[G, S]`, weights and room as ranks among all of both, so that a cover is counted in whole numbers."""
+    """Slots `[G, S]`. Weights and room are ranks among all of both, so that a cover is counted in whole numbers."""
 
     weights: Ints  # [G, S] of the expert there
     rooms: Ints  # [G, S] for who comes instead
@@ -48,7 +48,10 @@ class Seats(NamedTuple):
 
 @compiled
 def seat_cover(layer: Layer, enough: float) -> bool:
-    """Change one slot of some GPUs so that none carries more than `enough`; whether that was found, else as it was."""
+    """Change one slot of some GPUs so that none carries more than `enough`.
+
+    Return whether that was found. If not, the layer stays as it was.
+    """
     counts = layer.counts.copy()
     if not _recount(layer, counts, enough):
         return False
@@ -76,7 +79,10 @@ def seat_cover(layer: Layer, enough: float) -> bool:
 
 @compiled
 def _bar(seats: Seats, gpu: int, slot: int) -> bool:
-    """Have the GPU keep who is in that slot, and give up another where it has to give up one; whether it can."""
+    """Make the GPU keep the expert in that slot, and give up another slot if it must give up one.
+
+    Return whether that is possible.
+    """
     seats.weights[gpu, slot] = BARRED
     if seats.given[gpu] == NONE:
         return True
@@ -86,7 +92,10 @@ def _bar(seats: Seats, gpu: int, slot: int) -> bool:
 
 @compiled
 def _recount(layer: Layer, counts: Ints, enough: float) -> bool:
-    """One more replica to whoever is too heavy for any GPU, from those who get least heavy; whether that can be."""
+    """Give experts too heavy for any GPU more replicas, taken from experts that get least heavy by losing one.
+
+    Return whether that is possible.
+    """
     num_gpus, slots_per_gpu = layer.slots.shape
     lightest = layer.loads[rising(layer.loads)[: slots_per_gpu - 1]].sum()
     missing = 0
@@ -111,7 +120,11 @@ def _recount(layer: Layer, counts: Ints, enough: float) -> bool:
 
 @compiled
 def _seats(layer: Layer, counts: Ints, weights: Floats, carried: Floats, enough: float) -> Seats:
-    """Who has to give up which slot: of replicas too many the one on the fullest GPU, of a full GPU the lightest."""
+    """Find the slots that must be given up.
+
+    An expert with too many replicas gives up the one on the fullest GPU. A GPU that carries too much gives up its
+    lightest.
+    """
     num_gpus, slots_per_gpu = layer.slots.shape
     values = np.zeros(2 * layer.slots.size + weights.size)
     for gpu in range(num_gpus):
@@ -155,7 +168,7 @@ def _seats(layer: Layer, counts: Ints, weights: Floats, carried: Floats, enough:
 
 @compiled
 def _ranks(values: Floats) -> Ints:
-    """From 0 for the least value; equal values have one rank."""
+    """Return the rank of each value, from 0 for the least; equal values share a rank."""
     ranks, rank, last = np.zeros(values.size, np.int64), NONE, -np.inf
     for place in rising(values):
         rank += values[place] > last
@@ -166,7 +179,10 @@ def _ranks(values: Floats) -> Ints:
 
 @compiled
 def _try_slots(seats: Seats, covering: Ints) -> int:
-    """Have full GPUs give up other slots while fewer others need to; how many do, and in `covering` which slot."""
+    """Let full GPUs give up other slots, while that lets fewer other GPUs give one up.
+
+    Return how many others do. `covering` gets the slot of each.
+    """
     fewest = _cover(seats, covering)
     trial = np.full(covering.size, NONE)
     for _ in range(PASSES):
@@ -190,7 +206,10 @@ def _try_slots(seats: Seats, covering: Ints) -> int:
 
 @compiled
 def _cover(seats: Seats, covering: Ints) -> int:
-    """Give up slots of GPUs with room left until everybody has a seat: how many, and in `covering` which."""
+    """Give up slots of GPUs with room left until every replica has a seat; return how many.
+
+    `covering` gets the slot of each of those GPUs.
+    """
     weights, rooms, newcomers, given, is_gone = seats
     num_gpus, slots_per_gpu = weights.shape
     needed = newcomers.copy()
@@ -225,8 +244,10 @@ def _cover(seats: Seats, covering: Ints) -> int:
 def _seat(
     slots: Ints, old_counts: Ints, counts: Ints, weights: Floats, left: Floats, given: Ints, is_gone: NDArray[np.bool_]
 ) -> int:
-    """Put everybody into a slot with room, the least room first and the heaviest who fits; the GPU whose slot nobody
-    who waits can take, for it holds them already, or NONE.
+    """Put every waiting replica into a slot with room: the slot with least room first, and into it the heaviest that
+    fits.
+
+    Return NONE, or the GPU whose slot no waiting replica can take, because it holds their experts already.
     """
     waiting = np.maximum(counts - old_counts, 0)
     rooms = np.full(given.size, np.inf)
@@ -252,7 +273,7 @@ def _seat(
 
 @compiled
 def _heaviest_that_fits(slots: Ints, waiting: Ints, weights: Floats, room: float, gpu: int, given: int) -> int:
-    """Of those who wait, or NONE."""
+    """Return the heaviest waiting expert that fits the slot and that the GPU does not hold, or NONE."""
     best, most = NONE, -1.0
     for expert in range(waiting.size):
         if waiting[expert] > 0 and most < weights[expert] <= room and not _is_held(slots, gpu, given, expert):
@@ -262,7 +283,7 @@ def _heaviest_that_fits(slots: Ints, waiting: Ints, weights: Floats, room: float
 
 @compiled
 def _is_held(slots: Ints, gpu: int, given: int, expert: int) -> bool:
-    """In another slot of the GPU than the given one."""
+    """Return whether a slot of the GPU other than `given` holds the expert."""
     found = False
     for slot in range(slots.shape[1]):
         found |= slot != given and slots[gpu, slot] == expert
@@ -271,7 +292,10 @@ def _is_held(slots: Ints, gpu: int, given: int, expert: int) -> bool:
 
 @compiled
 def _give_way(slots: Ints, waiting: Ints, weights: Floats, rooms: Floats, seated: Ints, given: Ints, gpu: int) -> int:
-    """Who was seated before and can sit on this GPU, and lets somebody sit there whom this GPU holds; or NONE."""
+    """Find an expert seated before that can move to this GPU and be replaced by a waiting one.
+
+    Return the expert, taken from its seat, or NONE. It helps when this GPU holds all experts that wait and would fit.
+    """
     for other in seated:
         expert = slots[other, given[other]]
         if _is_held(slots, gpu, given[gpu], expert):

@@ -35,7 +35,7 @@ NONE = -1
 
 @compiled
 def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) -> Ints:
-    """Maps `[1 + Q, L, G, S]`: the start, and one for each level that the fullest GPU is to carry, which fall."""
+    """Return maps `[1 + Q, L, G, S]`: the start, and one for each level of the fullest GPU's load; levels fall."""
     num_levels, (num_layers, num_gpus, slots_per_gpu) = levels_QL.shape[0], start_LGS.shape
     slots_QLGS = np.zeros((1 + num_levels, num_layers, num_gpus, slots_per_gpu), np.int64)
     gpus_per_node = num_gpus // num_nodes
@@ -63,10 +63,10 @@ def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) 
 def respill(
     loads_LE: Floats, start_LGS: Ints, homes_LE: Ints, enough_L: Floats, num_nodes: int
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Slots `[L, G, S]` near those of the start, and for which layers they are good enough.
+    """Return slots `[L, G, S]` near those of the start, and in which layers they are good enough.
 
-    `homes_LE`: the node of each expert, where its replicas stay when that is enough. As the last resort any expert may
-    go anywhere, rather than most of them.
+    `homes_LE` is the node of each expert, where its replicas stay if that is enough. Any expert may go anywhere only as
+    a last resort.
     """
     slots_LGS = np.zeros_like(start_LGS)
     reached_L = np.zeros(loads_LE.shape[0], np.bool_)
@@ -99,14 +99,14 @@ def respill(
 
 @compiled
 def _allow(allowed: NDArray[np.bool_], expert: int, node: int, gpus_per_node: int) -> None:
-    """On all GPUs of the node."""
+    """Allow the expert on all GPUs of the node."""
     for gpu in range(node * gpus_per_node, (node + 1) * gpus_per_node):
         allowed[expert, gpu] = True
 
 
 @compiled
 def _even_out_nodes(layer: Layer, gpus_per_node: int, enough: float) -> None:
-    """Swap among the GPUs of each node until none carries more than that, or no swap helps."""
+    """Swap among the GPUs of each node until none carries more than `enough`, or no swap helps."""
     for first in range(0, layer.carried.size, gpus_per_node):
         end = first + gpus_per_node
         if layer.carried[first:end].max() > enough:
@@ -121,7 +121,7 @@ def _even_out_nodes(layer: Layer, gpus_per_node: int, enough: float) -> None:
 
 @compiled
 def _spill_one(layer: Layer, gpus_per_node: int, enough: float, last: float) -> bool:
-    """Move load from the fullest node to another, which is to carry at most `last` a GPU; whether that could be."""
+    """Move load from the fullest node to another, which may then carry `last` a GPU; return whether it succeeded."""
     nodes = np.zeros(layer.carried.size // gpus_per_node)
     for gpu in range(layer.carried.size):
         nodes[gpu // gpus_per_node] += layer.carried[gpu]
@@ -140,13 +140,16 @@ def _spill_one(layer: Layer, gpus_per_node: int, enough: float, last: float) -> 
 
 @compiled
 def _price(excess: float, room: float, part: float, elsewhere: float) -> float:
-    """What is left to move counts twice, what is served elsewhere once: it pays to move as much as is needed."""
+    """Return the cost of a move: the load still to be moved counts twice, the load served elsewhere once.
+
+    So it pays to move as much as is needed.
+    """
     return 2 * (max(excess - part, 0.0) + max(part - room, 0.0)) + elsewhere
 
 
 @compiled
 def _best_expert(layer: Layer, full: int, excess: float, rooms: Floats) -> tuple[int, int]:
-    """An expert with all replicas on the fullest node that gets one elsewhere, and the node."""
+    """Return an expert with all replicas on the fullest node that should get one elsewhere, and the node."""
     gpus_per_node = layer.carried.size // rooms.size
     best, best_node, least = NONE, NONE, 2 * excess
     for node in range(rooms.size):
@@ -161,8 +164,9 @@ def _best_expert(layer: Layer, full: int, excess: float, rooms: Floats) -> tuple
 
 @compiled
 def _best_giver(layer: Layer, expert: int, node: int, gpus_per_node: int, heaviest: float) -> tuple[int, int]:
-    """GPU and slot of one with all replicas on the node, which get no heavier than `heaviest`: where the expert makes
-    the least load.
+    """Return the GPU and slot where the expert makes the least load.
+
+    The expert there has all replicas on the node, and without that slot they get no heavier than `heaviest`.
     """
     loads, counts, weights, slots, held, homes, carried = layer
     best_gpu, best_slot, least = NONE, NONE, np.inf
@@ -186,7 +190,7 @@ def _best_giver(layer: Layer, expert: int, node: int, gpus_per_node: int, heavie
 
 @compiled
 def _is_on(layer: Layer, expert: int, node: int, gpus_per_node: int) -> bool:
-    """Whether all its replicas are on the node."""
+    """Return whether all replicas of the expert are on the node."""
     is_on = True
     for replica in range(layer.counts[expert]):
         is_on &= layer.homes[expert, replica] // gpus_per_node == node
@@ -195,7 +199,10 @@ def _is_on(layer: Layer, expert: int, node: int, gpus_per_node: int) -> bool:
 
 @compiled
 def _exchange(layer: Layer, full: int, excess: float, rooms: Floats) -> bool:
-    """Without a slot to spare there: a replica for a light one that goes the other way; whether there were such."""
+    """Swap a replica of the fullest node for a lighter one of another node; return whether there was such a pair.
+
+    It is for nodes that have no slot to spare.
+    """
     _, _, weights, slots, held, _, _ = layer
     slots_per_gpu, gpus_per_node = slots.shape[1], layer.carried.size // rooms.size
     best_gpu, best, best_other_gpu, best_other, least = NONE, NONE, NONE, NONE, 2 * excess

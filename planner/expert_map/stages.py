@@ -1,4 +1,4 @@
-"""How to get from one map to another while both serve: who sends which expert to whom, stage by stage.
+"""The way from one map to another while both serve: which GPU sends which expert to which, stage by stage.
 
 A stage is one layer. Its GPUs receive into spare slots while they go on serving from the old ones, and switch to the
 new map together when all have received; then what they let go of is spare for the next stage. So no expert is ever
@@ -39,13 +39,13 @@ class Stage:
 
     @property
     def spare_slots(self) -> int:
-        """Experts that the GPU which receives most receives."""
+        """The most experts that any one GPU receives."""
         return max(Counter(transfer.to_gpu for transfer in self.transfers).values())
 
 
 @dataclass(frozen=True)
 class LinkTotal:
-    """What crosses all links of a kind, NVLink inside nodes or NICs between them, and the GPU with most in one way."""
+    """The traffic on one kind of link, NVLink in nodes or NICs between them, and its busiest GPU in one direction."""
 
     kind: Literal["nvlink", "nic"]
     experts: int
@@ -55,14 +55,14 @@ class LinkTotal:
 
 
 def stage_moves(previous: Sequence[Row], new: Sequence[Row], sizes: Sizes) -> tuple[Stage, ...]:
-    """The stages from one map to the other, without those of layers in which nothing moves."""
+    """Return the stages from one map to the other, without layers in which nothing moves."""
     layers = enumerate(zip(previous, new, strict=True))
     stages = (Stage(layer, tuple(_transfers(before, after, sizes))) for layer, (before, after) in layers)
     return tuple(stage for stage in stages if stage.transfers)
 
 
 def link_totals(stages: Sequence[Stage], sizes: Sizes) -> tuple[LinkTotal, ...]:
-    """Of all stages together, kind by kind, without kinds that nothing crosses; of equally busy GPUs the first."""
+    """Return the total of all stages for each kind of link that anything crosses; the first of equally busy GPUs."""
     gpus_per_node = sizes.num_gpus // sizes.num_nodes
     crossing: dict[Literal["nvlink", "nic"], list[Transfer]] = {"nvlink": [], "nic": []}
     for transfer in (each for stage in stages for each in stage.transfers):
@@ -98,7 +98,7 @@ def _transfers(before: Row, after: Row, sizes: Sizes) -> list[Transfer]:
 
 
 def _coming(before: Row, after: Row, slots_per_gpu: int) -> list[tuple[int, int]]:
-    """(slot, expert) of each slot whose GPU did not hold the expert before, as often as now."""
+    """Return (slot, expert) for each slot whose GPU did not hold the expert before, or not as often."""
     coming = []
     for first in range(0, len(after), slots_per_gpu):
         held = Counter(before[first : first + slots_per_gpu])

@@ -1,4 +1,4 @@
-"""The nouns of this package: what a map is asked for with, and what a map is.
+"""The nouns of this package: what one gives to ask for a map, and the map itself.
 
 A map is named by the sha256 of its content, so that equal maps are one map, and a diff can say what moved.
 """
@@ -33,7 +33,7 @@ Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain
 
 @dataclass(frozen=True)
 class Gate:
-    """Where a gate sends a token. By default as DeepSeek-V3's: to 8 experts, in at most half of the groups."""
+    """The gate's choice for a token. The default is DeepSeek-V3's: 8 experts, in at most half of the groups."""
 
     experts_per_token: int = 8
     groups_per_token: int | None = None  # at most; None: half of them
@@ -47,7 +47,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a map is for: slots, GPUs, nodes, groups of consecutive experts, and the gate that picks among them."""
+    """The sizes a map is for: slots, GPUs, nodes, groups of consecutive experts; and the gate that picks groups."""
 
     num_slots: int
     num_gpus: int
@@ -62,7 +62,7 @@ class Sizes:
 
     @property
     def groups_spread_over_nodes(self) -> bool:
-        """Whether each node can hold equally many whole groups."""
+        """True if each node can hold equally many whole groups."""
         return self.num_groups % self.num_nodes == 0
 
 
@@ -83,7 +83,7 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class WindowsOutcome:
-    """What a map reaches in each of several windows of load (`windows`), `[windows][layers]`."""
+    """The max over mean of a map in each of several windows of load (`windows`), `[windows][layers]`."""
 
     quantile: float | None  # over windows, that the map makes small; None: it is for their mean
     max_over_mean: tuple[tuple[float, ...], ...]
@@ -93,13 +93,13 @@ class WindowsOutcome:
 
 @dataclass(frozen=True)
 class ExpertMap:
-    """Which logical expert each slot of a unit holds, and how even that makes the GPUs.
+    """A map: the logical expert in each slot of a unit, and how even that makes the GPUs.
 
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
-    `max_over_mean` is `[num_moe_layers]`, expected when tokens choose among replicas by the rule `split`; no map for
+    `max_over_mean` is `[num_moe_layers]`, expected when tokens choose among replicas by the rule `split`. No map for
     these loads, sizes and policy is below `bound`, and `binding` says what keeps it there. `policy` is what was asked
-    for or what `auto` chose, and `policy_reason` why. `is_covered`: every expert has replicas in two of the failure
-    domains that were given; False also where none were.
+    for or what `auto` chose, and `policy_reason` says why. `is_covered`: every expert has replicas in two of the
+    failure domains that were given; it is False if none were.
     """
 
     num_logical_experts: int
@@ -127,12 +127,12 @@ class ExpertMap:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the canonical JSON of `physical_to_logical`."""
+        """The digest of the canonical JSON of `physical_to_logical`."""
         return digest_of(self.physical_to_logical)
 
 
 def slots_bind(expert_map: ExpertMap) -> bool:
-    """Whether in most layers it is the slots that keep the map where it is, so that more of them would help."""
+    """Return whether slots limit the map in most layers, so that more of them would help."""
     return (
         sum(kind in ("replicas", "packing", "pairs", "coverage") for kind in expert_map.binding)
         > len(expert_map.binding) / 2

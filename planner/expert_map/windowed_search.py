@@ -48,10 +48,10 @@ def windowed_search(
     num_kicks: int,
     in_service: bool,
 ) -> Ints:
-    """Slots `[L, G, S]`, no GPU to carry more than `enough_L` in the `num_counted` best windows.
+    """Return slots `[L, G, S]` where no GPU should carry more than `enough_L` in the `num_counted` best windows.
 
-    With more than one node an expert stays on nodes that it is on, and nothing is kicked. `in_service`: few slots of
-    the start are to change.
+    With more than one node, experts stay on their nodes and nothing is kicked. `in_service`: few slots of the start are
+    to change.
     """
     slots_LGS = start_LGS.copy()
     num_gpus, slots_per_gpu = start_LGS.shape[1], start_LGS.shape[2]
@@ -85,7 +85,7 @@ def windowed_search(
 
 @compiled
 def _on_their_nodes(layer: Layer, gpus_per_node: int) -> NDArray[np.bool_]:
-    """Where each expert may be, `[E, G]`."""
+    """Return where each expert may be, `[E, G]`."""
     allowed = np.zeros_like(layer.held)
     for expert in range(allowed.shape[0]):
         for home in layer.homes[expert, : layer.counts[expert]]:
@@ -120,7 +120,7 @@ def _carry(layer: Layer, windows: Windows, gpu: int) -> None:
 
 @compiled
 def _fullest_of_windows(windows: Windows) -> Floats:
-    """What the fullest GPU carries in each window, `[W]`."""
+    """Return the load of the fullest GPU in each window, `[W]`."""
     fullest_W = np.zeros(windows.loads.shape[0])
     for window in range(fullest_W.size):
         fullest_W[window] = windows.carried[window].max()
@@ -129,7 +129,7 @@ def _fullest_of_windows(windows: Windows) -> Floats:
 
 @compiled
 def _unlike(loads: Floats, centre: int) -> Floats:
-    """How far the loads of each window are from those of one, `[W]`."""
+    """Return how far the loads of each window are from those of window `centre`, `[W]`."""
     unlike_W = np.zeros(loads.shape[0])
     for window in range(loads.shape[0]):
         unlike_W[window] = np.abs(loads[window] - loads[centre]).sum()
@@ -138,7 +138,7 @@ def _unlike(loads: Floats, centre: int) -> Floats:
 
 @compiled
 def _choose(counted: Ints, distances: Floats) -> bool:
-    """Count those that are nearest, in order of their numbers; whether they are others than before."""
+    """Count the nearest windows, in order of their numbers; return whether they changed."""
     is_chosen = np.zeros(distances.size, np.bool_)
     for window in rising(distances)[: counted.size]:
         is_chosen[window] = True
@@ -153,7 +153,7 @@ def _choose(counted: Ints, distances: Floats) -> bool:
 
 @compiled
 def _fullest(windows: Windows) -> tuple[int, int, float]:
-    """The window, the GPU and what it carries there, of those that count."""
+    """Return the worst window that counts, its fullest GPU, and the load of that GPU."""
     worst, hot, most = NONE, NONE, -1.0
     for window in windows.counted:
         for gpu in range(windows.carried.shape[1]):
@@ -164,7 +164,7 @@ def _fullest(windows: Windows) -> tuple[int, int, float]:
 
 @compiled
 def _descend(layer: Layer, windows: Windows, allowed: NDArray[np.bool_], enough: float) -> float:
-    """Relieve the fullest GPU until it carries `enough` or no step does; what it then carries."""
+    """Relieve the fullest GPU until it carries `enough` or no step helps; return its load."""
     while True:
         worst, hot, most = _fullest(windows)
         if most <= enough:
@@ -192,7 +192,7 @@ def _descend(layer: Layer, windows: Windows, allowed: NDArray[np.bool_], enough:
 def _best_swap(
     layer: Layer, windows: Windows, allowed: NDArray[np.bool_], worst: int, hot: int, most: float
 ) -> tuple[int, int, int, float]:
-    """The other GPU, the two slots, and the most that the two then carry in any window."""
+    """Return the other GPU, the two slots, and the most that either GPU then carries in any window."""
     slots, held, weights, carried = layer.slots, layer.held, windows.weights, windows.carried
     best_gpu, best_slot, best_other, least = NONE, NONE, NONE, most
     for gpu in range(slots.shape[0]):
@@ -222,7 +222,11 @@ def _best_swap(
 def _best_hand_over(
     layer: Layer, windows: Windows, allowed: NDArray[np.bool_], hot: int, least: float
 ) -> tuple[int, int, int, float]:
-    """Who takes a slot from an expert with another replica: one of the hot GPU elsewhere, or anyone there."""
+    """Return the expert that takes a slot, the GPU, the slot, and the highest load on the GPUs touched.
+
+    Either an expert of the hot GPU takes a slot elsewhere, or any expert takes a slot of the hot GPU. The expert that
+    gives up the slot has another replica.
+    """
     slots, held, counts = layer.slots, layer.held, layer.counts
     best, best_gpu, best_slot = NONE, NONE, NONE
     for gpu in range(slots.shape[0]):
@@ -242,7 +246,7 @@ def _best_hand_over(
 
 @compiled
 def _after(layer: Layer, windows: Windows, expert: int, gpu: int, giver: int, hot: int, least: float) -> float:
-    """The most that any GPU touched then carries in any window; `least` or more: that is too much."""
+    """Return the most that any GPU touched then carries in any window; `least` or more means: too much."""
     counts, held, most = layer.counts, layer.held, 0.0
     for window in windows.counted:
         weights, carried = windows.weights[window], windows.carried[window]
@@ -264,7 +268,7 @@ def _after(layer: Layer, windows: Windows, expert: int, gpu: int, giver: int, ho
 
 @compiled
 def _kick_on(layer: Layer, windows: Windows, allowed: NDArray[np.bool_], enough: float, num_kicks: int) -> None:
-    """Kick and descend again; what has become better is kept, else the search goes back."""
+    """Kick and descend again. A better map is kept; otherwise the search goes back."""
     state = np.array([SEED], np.uint64)
     trial = new_layer(layer.loads, layer.slots.shape[0], layer.slots.shape[1])
     copy(trial, layer)

@@ -42,7 +42,7 @@ ROUNDING = 1e-9
 
 
 def mean_loads(windows: Sequence[Loads] | Sequence[Floats]) -> Loads:
-    """The sum of all windows, `[layers][experts]`, each scaled to the same total."""
+    """Return the sum of all windows, `[layers][experts]`, each scaled to the same total."""
     return tuple(map(tuple, _alike(windows).sum(axis=0).tolist()))
 
 
@@ -55,11 +55,11 @@ def balance_windows(
     previous: Sequence[Sequence[int]] | None = None,
     keep_within: float = 0.0,
 ) -> ExpertMap:
-    """A map whose `max_over_mean` is that quantile over windows. Tokens share replicas equally.
+    """Return a map whose `max_over_mean` is that quantile over windows. Tokens share replicas equally.
 
-    Experts stay on the nodes that the map for the mean loads has them on, where that keeps groups on nodes; or on those
-    that a `previous` map has them on. None of its slots changes in a layer that is worse than a fresh map by at most
-    the share `keep_within`.
+    Where the map for the mean loads keeps groups on nodes, experts stay on the nodes that it puts them on; or on those
+    of the `previous` map. No slot of a previous layer changes while it is worse than a fresh map by at most the share
+    `keep_within`.
     """
     stay_together = choose_policy(sizes, policy)[0] == "hierarchical"
     order_LE = order_by_load(_alike(windows), sizes.num_groups if stay_together else 1, previous)
@@ -73,7 +73,10 @@ def balance_windows(
 def outcome_of_windows(
     expert_map: ExpertMap, windows: Sequence[Loads] | Sequence[Floats], sizes: Sizes, quantile: float | None
 ) -> WindowsOutcome:
-    """What a map reaches in each window, and what any could; `quantile` None: made for the mean."""
+    """Return what the map reaches in each window, and what any map could.
+
+    `quantile` is None for a map made for the mean.
+    """
     is_whole = _keeps_groups(expert_map)
     bounds = [as_bounds(bind(scale(each), sizes, within_nodes=is_whole)[0]) for each in windows]
     return WindowsOutcome(quantile, _ratios(expert_map, windows, sizes), tuple(bounds))
@@ -88,7 +91,7 @@ def _balance_windows(
     previous_LGS: Ints | None,
     keep_within: float,
 ) -> ExpertMap:
-    """The map of experts that are named by their numbers."""
+    """Return the map, for experts that are already named by their numbers."""
     mean = mean_loads(windows)
     options: dict[str, Any] = {"num_nodes": sizes.num_nodes, "num_groups": sizes.num_groups, "gate": sizes.gate}
     of_mean = balance(mean, sizes.num_slots, sizes.num_gpus, effort, policy=policy, **options)
@@ -126,14 +129,14 @@ def _balance_windows(
 
 @dataclass(frozen=True)
 class _Search:
-    """What is made small, within what, and how long."""
+    """The goal of a search, its limits, and how long it goes on."""
 
     num_counted: int  # windows, the best ones
     num_nodes: int  # an expert stays on those that it is on; 1: it may go anywhere
     num_kicks: int
 
     def relieve(self, loads_WLE: Floats, start_LGS: Ints, enough_L: Floats, *, in_service: bool) -> Ints:
-        """See `windowed_search`."""
+        """Run `windowed_search`."""
         loads_LWE = np.ascontiguousarray(loads_WLE.swapaxes(0, 1))
         gpus_per_node = start_LGS.shape[1] // self.num_nodes
         return windowed_search(
@@ -142,7 +145,7 @@ class _Search:
 
 
 def _keeps_groups(expert_map: ExpertMap) -> bool:
-    """Its groups of experts are on one node each; those of a map that has a front are not all."""
+    """Return whether the map keeps each group of experts on one node; a map that has a front does not always."""
     return expert_map.policy == "hierarchical" and not expert_map.front
 
 
@@ -156,7 +159,7 @@ def _renew(
     *,
     must_be_whole: bool,
 ) -> Ints:
-    """The previous map with few changes where it then is as even as the fresh one, or nearly; else the fresh one.
+    """Return the previous map with few changes if it is then as even as the fresh one, or nearly; else the fresh one.
 
     `must_be_whole`: a previous layer that splits a group is no start.
     """
@@ -177,14 +180,14 @@ def _renew(
 
 
 def _fullest(loads_WLE: Floats, slots_LGS: Ints, num_counted: int) -> Floats:
-    """What the fullest GPU carries in the worst of so many best windows, `[L]`, as the search counts."""
+    """Return the fullest GPU's load in the worst of the `num_counted` best windows, `[L]`, as the search counts."""
     fullest_WL = [fullest_in_whole_numbers(loads_LE, slots_LGS) for loads_LE in loads_WLE]
     fullest_L: Floats = np.sort(fullest_WL, axis=0)[num_counted - 1]
     return fullest_L
 
 
 def _alike(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:
-    """`[W, L, E]` whole numbers; every window of a layer adds up to 2^40, less what rounding down takes."""
+    """Return `[W, L, E]` whole numbers; every window of a layer adds up to 2^40, less what rounding down takes."""
     scaled_WLE = np.stack([scale(each) for each in windows])
     totals_WL = scaled_WLE.sum(axis=2, keepdims=True)
     alike: Floats = np.floor(scaled_WLE / np.where(totals_WL > 0, totals_WL, 1.0) * 2.0**BITS)
@@ -194,7 +197,7 @@ def _alike(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:
 def _bind(
     loads_WLE: Floats, mean: Loads, sizes: Sizes, num_counted: int, of_mean: ExpertMap
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """The bound of each layer, `[L]`, and its kind: of the window whose bound it is, or of the mean."""
+    """Return the bound of each layer, `[L]`, and its kind: that of the window that sets it, or of the mean."""
     is_whole = _keeps_groups(of_mean)
     candidates = [bind(each, sizes, within_nodes=is_whole) for each in loads_WLE]
     order_WL = np.argsort([bound_L for bound_L, _ in candidates], axis=0, kind="stable")
@@ -212,11 +215,11 @@ def _bind(
 def _ratios(
     expert_map: ExpertMap, windows: Sequence[Loads] | Sequence[Floats], sizes: Sizes
 ) -> tuple[tuple[float, ...], ...]:
-    """Max over mean, `[windows][layers]`."""
+    """Return max over mean, `[windows][layers]`."""
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
     return tuple(as_ratios(max_over_mean(scale(each), slots_LGS)) for each in windows)
 
 
 def _quantiles(ratios: Sequence[Sequence[float]], num_counted: int) -> tuple[float, ...]:
-    """Of each layer the lowest but `num_counted - 1` of its windows."""
+    """Return the `num_counted`-th lowest value of each layer over its windows."""
     return tuple(sorted(of_layer)[num_counted - 1] for of_layer in zip(*ratios, strict=True))

@@ -1,4 +1,4 @@
-"""What `tidemill experts` answers: the contract's JSON, and text for people.
+"""The answer of `tidemill experts`: the contract's JSON, and text for people.
 
 It computes nothing of its own beyond means and sums; `experts.py` does.
 """
@@ -18,7 +18,7 @@ __all__ = ["answer_json", "answer_text"]
 
 
 def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
-    """The contract's keys, without `seconds`: the same call gives the same bytes."""
+    """Return the contract's keys, without `seconds`: the same call gives the same bytes."""
     expert_map = answer.expert_map
     slots = expert_map.logical_to_physical
     return (
@@ -42,14 +42,14 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
 
 
 def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
-    """None where the tokens of a step are not given."""
+    """Return max over mean of sampled steps, or None when the tokens of a step are not given."""
     if job.step_pairs is None:
         return None
     return list(max_over_mean_sampled(expert_map, job.loads, job.sizes, job.step_pairs))
 
 
 def _windows_json(expert_map: ExpertMap) -> dict[str, Any] | None:
-    """None for a single window, and for tokens that stay near."""
+    """Return the figures of each window; None for a single window, and for tokens that stay near."""
     if expert_map.windows is None:
         return None
     outcome = asdict(expert_map.windows)
@@ -57,12 +57,12 @@ def _windows_json(expert_map: ExpertMap) -> dict[str, Any] | None:
 
 
 def _bytes(job: ExpertsJob, num_experts: int) -> int | None:
-    """Of so many experts of one layer; None where their size is not given."""
+    """Return the bytes of `num_experts` experts of one layer; None when their size is not given."""
     return None if job.expert_bytes is None else num_experts * job.expert_bytes
 
 
 def _moves_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
-    """The way from the previous map, where there is one: stages, and how many experts and bytes cross each link."""
+    """Return the way from the previous map, if there is one: stages, and the experts and bytes that cross each link."""
     if job.previous is None:
         return {}
     stages = stage_moves(job.previous, expert_map.physical_to_logical, job.sizes)
@@ -89,7 +89,7 @@ def _moves_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
 
 
 def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]) -> str:
-    """What the map is worth, for people; the map itself is for programs. `document`: the answer as JSON."""
+    """Return the figures of the map for people; the map itself is for programs. `document` is the answer as JSON."""
     expert_map = answer.expert_map
     reached, bound = expert_map.max_over_mean, expert_map.bound
     worst = max(range(len(reached)), key=reached.__getitem__)
@@ -112,7 +112,7 @@ def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]
 
 
 def _windows_lines(expert_map: ExpertMap) -> Iterator[str]:
-    """What the map reaches in each window, and what it is for."""
+    """Yield what is balanced, and what the map reaches in each window."""
     if (windows := expert_map.windows) is None:
         return
     yield "  max/mean is of  " + ("the mean of windows" if windows.quantile is None else _quantile(windows.quantile))
@@ -128,7 +128,7 @@ def _quantile(quantile: float) -> str:
 
 
 def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
-    """Balance against cross-node bytes, where there was a choice."""
+    """Yield balance against cross-node bytes, where there was a choice."""
     for point in expert_map.front:
         mark = "  <- chosen" if point == expert_map.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"

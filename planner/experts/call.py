@@ -58,16 +58,19 @@ class ExpertsCall:
     output: Path | None = None
 
     def num_slots_per_gpu(self, num_experts: int) -> int:
-        """As asked for, else just enough."""
+        """Return the slots of a GPU: as asked for, else just enough."""
         return self.slots_per_gpu or -(-num_experts // self.gpus)
 
     @property
     def chosen_per_token(self) -> int:
-        """Experts that a token goes to."""
+        """The number of experts that a token goes to."""
         return EXPERTS_PER_TOKEN if self.experts_per_token is None else self.experts_per_token
 
     def sizes(self, num_experts: int) -> Sizes:
-        """Return what the map is for; groups of which a token may go to all are not kept on nodes by `auto`."""
+        """Return the sizes that the map is for.
+
+        When a token may go to all groups, groups do not count, so that `auto` does not keep them on nodes.
+        """
         minds_groups = self.groups_per_token != self.groups or self.policy != "auto"
         return Sizes(
             num_slots=self.num_slots_per_gpu(num_experts) * self.gpus,
@@ -79,7 +82,7 @@ class ExpertsCall:
 
     @property
     def quantile(self) -> float | None:
-        """Over windows, of what `balance` asks for; None for their mean, NaN for what is no quantile."""
+        """The quantile over windows that `balance` asks for; None for their mean, NaN for what is no quantile."""
         if self.balance == "mean":
             return None
         if self.balance == "worst":
@@ -90,7 +93,7 @@ class ExpertsCall:
             return math.nan
 
     def domains(self) -> Domains:
-        """The failure domains that experts are spread over; none where they are not."""
+        """Return the failure domains that experts are spread over; empty when they are not."""
         per_node = self.gpus // self.nodes
         per_domain = {"none": 0, "node": per_node, "rack": per_node * (self.nodes_per_rack or 1)}[self.coverage]
         return consecutive_domains(self.gpus, per_domain) if per_domain else ()
@@ -99,7 +102,7 @@ class ExpertsCall:
 def wrong_arguments(
     call: ExpertsCall, num_experts: int | None, first_layer: int | None = None, *, drops_rows: bool = False
 ) -> Iterator[Violation]:
-    """Everything that is wrong with `call`; without `num_experts` what can be told without.
+    """Yield everything that is wrong with `call`. Without `num_experts`, yield what can be told without it.
 
     `first_layer` is what LOADS themselves tell, and `drops_rows` says whether rows were left out because of the option.
     """
@@ -139,7 +142,7 @@ def wrong_arguments(
 
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
-    """What concerns neither GPUs nor slots."""
+    """Yield the mistakes that concern neither GPUs nor slots."""
     if call.groups_per_token is not None and 1 < call.groups < call.groups_per_token:
         rule, reason = f"S830 must be at most {call.groups}, the number of groups", "a token goes to each once"
         yield Violation("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
@@ -163,7 +166,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
 
 
 def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
-    """Options about another one that is not there: whoever gives them believes that they count."""
+    """Yield options that need another one which is absent: whoever gives them believes that they count."""
     if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
         rule, reason = "S820 must come with --coverage rack", "racks play no part without it"
         yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
@@ -182,7 +185,7 @@ def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
 
 
 def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Violation]:
-    """What concerns the model's number of the first row."""
+    """Yield the mistakes about the model's number of the first row."""
     if call.first_layer is None:
         return
     if call.first_layer < 0:
@@ -202,7 +205,7 @@ def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: b
 
 
 def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
-    """What concerns several windows."""
+    """Yield the mistakes about several windows."""
     if call.quantile is None:
         return
     if len(call.loads) == 1:
@@ -220,7 +223,7 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
 
 
 def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:
-    """Why the coverage that is asked for cannot be had, where it cannot; what it would cost where bytes are known."""
+    """Return why the coverage asked for is impossible, if it is; with its cost, if bytes are known."""
     if call.coverage == "none":
         return None
     fewest = fewest_slots_per_gpu(num_experts, call.domains())
@@ -278,13 +281,13 @@ def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
 
 
 def _nearest_multiples(value: int, unit: int) -> Fix:
-    """The multiples of `unit` on both sides of `value`."""
+    """Return the multiples of `unit` on both sides of `value`."""
     below = value - value % unit
     return nearest_of(value, [multiple for multiple in (below, below + unit) if multiple])
 
 
 def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
-    """One of the numbers of `fitting`, where there are any, or no groups at all."""
+    """Return the nearest of `fitting`, if there are any, or no groups at all."""
     ignored = Fix("use --policy global", ({"--policy": "global"},))
     if not fitting:
         return ignored
@@ -297,7 +300,7 @@ def _without(option: str) -> Fix:
 
 
 def _as_share(quantile: float) -> Fix:
-    """Take a quantile above 1 for a percentage."""
+    """Return the nearest quantile. One above 1 is taken for a percentage."""
     meant = f"{QUANTILE}{quantile / 100:g}"
     is_percentage = 1 < quantile <= 100
     return Fix(f"did you mean {meant}?", ({HERE: meant},)) if is_percentage else for_example("--balance worst")

@@ -48,16 +48,17 @@ class ExpertsJob:
 
 @dataclass(frozen=True)
 class ExpertsAnswer:
-    """The map, and where its slots bind the map with one more on each GPU."""
+    """The map; and where slots limit it, the map with one more slot on each GPU."""
 
     expert_map: ExpertMap
     one_more_slot: ExpertMap | None
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
-    """What `call` asks for. Raises CallError with everything that is wrong with it.
+    """Return what `call` asks for.
 
-    InfeasibleError where slots do not suffice for the coverage.
+    Raise CallError with everything that is wrong with it, and InfeasibleError when slots do not suffice for the
+    coverage.
     """
     measured = _read_all(call)
     found = read_map(call.previous, call.gpus) if call.previous else None
@@ -93,7 +94,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
 
 def make_map(job: ExpertsJob) -> ExpertMap:
-    """The map for `job`."""
+    """Return the map for `job`."""
     from planner.expert_map import windows as several  # needs numpy and numba: who only asks what is wrong waits not
 
     if len(job.windows) > 1 and job.quantile is not None:
@@ -120,7 +121,10 @@ def make_map(job: ExpertsJob) -> ExpertMap:
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
-    """`expert_map`, and what one more slot a GPU would give where slots bind; None where no unit has so many."""
+    """Return `expert_map`, and the map with one more slot a GPU.
+
+    The second is None where slots do not limit the first, or where no unit has so many.
+    """
     more = replace(job.sizes, num_slots=job.sizes.num_slots + job.sizes.num_gpus)
     is_possible = more.num_slots - len(job.loads[0]) <= MAX_REDUNDANT
     if not (slots_bind(expert_map) and is_possible):
@@ -163,7 +167,7 @@ def _read_all(call: ExpertsCall) -> _Measured | Problem:
 
 
 def _wrong_arguments(call: ExpertsCall, measured: _Measured | Problem) -> Iterator[Violation]:
-    """What is wrong with `call`, as far as can be told with what was read."""
+    """Return what is wrong with `call`, as far as the files that could be read tell."""
     if isinstance(measured, Problem):
         return wrong_arguments(call, None)
     num_experts = len(measured.windows[0][0])
@@ -180,7 +184,7 @@ def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Vio
 
 
 def _mean(windows: tuple[Loads, ...]) -> Loads:
-    """Of several windows; one stays as it is, and waits for no search to be imported."""
+    """Return the mean of several windows. A single one is returned as it is, without importing the search."""
     if len(windows) == 1:
         return windows[0]
     from planner.expert_map.windows import mean_loads

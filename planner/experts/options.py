@@ -1,4 +1,4 @@
-"""The options of `tidemill experts`: what its command line takes, and the call that it makes of it."""
+"""The options of `tidemill experts`: what its command line accepts, and the call that it is parsed into."""
 
 import argparse
 from pathlib import Path

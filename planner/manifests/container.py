@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.engines.deep_ep import queue_variables
 from planner.plan.launch import LaunchDocument
 
 __all__ = ["Container", "Probe", "engine_container", "runtime_container"]
+
+OWN_FIELDS = {"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def engine_container(document: LaunchDocument) -> Container:
         started=alive,
         alive=alive,
         ready=ready,
-        fields={"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"},
+        fields=OWN_FIELDS,
         env=_sorted(told["env"]),
         image=told["image"],
         metrics=told["metrics"]["port"],
@@ -83,5 +86,13 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
         started=Probe("/health", "metrics"),
         alive=Probe("/health", "metrics"),
         ready=Probe("/readyz", "metrics"),
-        fields={"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"},
+        fields=OWN_FIELDS,
+        env=_queues(document),
     )
+
+
+def _queues(document: LaunchDocument) -> dict[str, str]:
+    """Room for a decode step's tokens in the NIC's queues. The other phases use DeepEP's kernels for prompts."""
+    if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
+        return {}
+    return queue_variables(document["limits"]["max_requests"])

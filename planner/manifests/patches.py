@@ -24,6 +24,8 @@ NOTE = "# Changed by kubernetes.patches of the spec.\n"
 
 def patched(text: str, patches: Sequence[PatchSpec]) -> str:
     """Return the object in `text`, as YAML, with those of `patches` merged into it that are about it."""
+    if not patches:
+        return text
     document = yaml.load(text, Loader=yaml.CSafeLoader)
     about_it = [each for each in patches if _is_about(each, document)]
     if not about_it:
@@ -54,7 +56,7 @@ def _is_about(patch: PatchSpec, document: Mapping[str, Any]) -> bool:
 
 
 def _merge_key(field: str, items: Sequence[Any]) -> str | None:
-    """By what the items of a list are known; None for a list that is replaced as a whole."""
+    """Return the key that identifies the items of a list; None for a list that is replaced as a whole."""
     if field == "ports":
         return next((key for key in PORT_KEYS if _all_have(items, key)), None)
     key = MERGE_KEYS.get(field)
@@ -66,7 +68,7 @@ def _all_have(items: Sequence[Any], key: str) -> bool:
 
 
 def _merged_items(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
-    """Items of the same name merged, new ones behind the others."""
+    """Merge items of the same name, and put new ones behind the others."""
     changes = {item[key]: item for item in patch}
     result = [merged(item, changes.pop(item[key])) if item.get(key) in changes else item for item in base]
     return result + list(changes.values())

@@ -55,7 +55,7 @@ def router_pod(plan: Deployable, container: Container) -> Variables:
         "image": container.image,
         "command": list(container.command),
         "args": container.args,
-        "env": [{"name": name, "value": value} for name, value in container.env.items()],
+        "env": _variables(container.fields, container.env),
         "ports": container.ports,
         "alive": _said(container.alive),
         "ready": _said(container.ready),
@@ -191,8 +191,12 @@ def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Var
     if kubernetes.kernel_cache is not None:
         values |= {variable: f"{names.KERNEL_CACHE}/{folder}" for variable, folder in KERNEL_CACHES.items()}
     values |= kubernetes.env
-    own = [{"name": name, "field": path} for name, path in fields.items() if name not in kubernetes.env]
-    return own + [
+    return _variables({name: path for name, path in fields.items() if name not in kubernetes.env}, values)
+
+
+def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
+    """As templates have them, the pod's own fields first, since `values` may name them as `$(NAME)`."""
+    return [{"name": name, "field": path} for name, path in fields.items()] + [
         {"name": name, "secret": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
     ]

@@ -32,16 +32,16 @@ class Arrangement:
                 self._add(unit, cell, count)
 
     def assignment(self) -> Assignment:
-        """As it stands now."""
+        """Return the assignment as it stands now."""
         return [dict(cells) for cells in self.at]
 
     def shift(self, unit: int, source: int, target: int, count: int) -> None:
-        """`count` nodes of `unit` less in one cell, and more in the other; free nodes may be overdrawn in between."""
+        """Move `count` nodes of `unit` from one cell to the other; free nodes may be overdrawn in between."""
         self._add(unit, source, -count)
         self._add(unit, target, count)
 
     def counts(self) -> tuple[int, ...]:
-        """Those of `quality.measure`."""
+        """Return the counts of `quality.measure`."""
         return (*self._sums(), *(each.worst() for each in self._losing()), *self._moves())
 
     def _sums(self) -> list[int]:
@@ -52,11 +52,11 @@ class Arrangement:
         return [self._to_keep - self._kept] if self._to_keep else []
 
     def rating(self) -> tuple[int, ...]:
-        """By which steps are judged: the counts, and how crowded places are with units that must not be lost together.
+        """Return what steps are judged by: the counts, then how crowded places are with units not to be lost together.
 
-        A maximum says little before it falls, nor does a unit leave a power domain before its last rack there does;
-        and moves are the price of a step, never its reason. Of whole leaves it is known only that racks and power
-        domains of one with few such units lose few.
+        Crowding counts because a maximum says little before it falls, and because a unit only leaves a power domain
+        with its last rack there. Moves are the price of a step, never its reason. Of whole leaves it is known only that
+        racks and power domains of one with few such units lose few.
         """
         losing = self._losing()
         crowded = losing or ([self._leaves] if self._leaves else [])
@@ -68,7 +68,10 @@ class Arrangement:
         return [each for each in (self._racks, self._powers) if each] if self.task.lost else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Of power domains that take most units with them; none where `goal`, by counts, has no fewer."""
+        """Return the cells of the power domains that take most units with them.
+
+        There are none where `goal`, by counts, has no fewer losses.
+        """
         powers = self.task.powers
         if self._powers is None or powers is None or not self.task.lost:
             return []
@@ -93,7 +96,7 @@ class Arrangement:
 
 
 class _Touching:
-    """How many nodes each unit has in each place, and which places lose most of `lost` units."""
+    """Counts the nodes of each unit in each place, and the places that lose most of the `lost` units."""
 
     def __init__(self, places: Places, lost: set[int]) -> None:
         self.total = 0  # places that units touch, summed over units
@@ -119,7 +122,7 @@ class _Touching:
             self.changed(unit, place, 1 if count > 0 else -1)
 
     def changed(self, unit: int, place: int, by: int) -> None:
-        """`unit` has come to `place`, or left it."""
+        """Note that `unit` has come to `place`, or left it."""
         self.total += by
         if unit in self._lost:
             loss = self._losses[place]
@@ -129,16 +132,16 @@ class _Touching:
             self._places_with[loss + by] += 1
 
     def worst(self) -> int:
-        """The worst loss of a place."""
+        """Return the worst loss of a place."""
         return max(loss for loss, places in self._places_with.items() if places)
 
     def loss(self, place: int) -> int:
-        """Units of `lost` in `place`."""
+        """Return how many of the `lost` units are in `place`."""
         return self._losses[place]
 
 
 class _RackUse(_Touching):
-    """Racks also count for as long as any of their units is on."""
+    """Also counts racks, for as long as any of their units is on."""
 
     def __init__(self, task: Task, lost: set[int]) -> None:
         assert task.racks is not None
@@ -183,6 +186,6 @@ class _InnerRacks:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Racks that hold no, one, two ... nodes; all of them for those that are more than there are."""
+    """Return the racks that hold no, one, two ... nodes; nodes beyond those that there are take all racks."""
     racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
     return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -1,4 +1,5 @@
-"""What no placement can beat: fewest leaves, and fewest racks of a state, where whole units do not fill leaves.
+"""The limit that no placement can beat: fewest leaves, and fewest racks of a state, where whole units do not fill
+leaves.
 
 Under leaves of 32 nodes stands one unit of 18 with three of 4, and 2 nodes are left over: adding up nodes sees no
 waste there. So the tables here go through the leaves one by one, for all numbers of whole units of two sizes:
@@ -30,10 +31,10 @@ NEVER = -(10**9)
 
 @lru_cache(maxsize=32)
 def min_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, int]) -> int:
-    """Leaves that units stand under beyond one for each, at least.
+    """Return the fewest leaves that units stand under beyond one for each.
 
-    `leaves`: their nodes. `kinds`: units that fit under the largest. `large`: of all that fit under none, their nodes
-    and the fewest leaves that they stand under, which are no extra.
+    `leaves`: the nodes under each. `kinds`: units that fit under the largest. `large`: the nodes of all units that fit
+    under none, and the fewest leaves that they stand under, which are no extra.
     """
     room = _room(leaves, kinds)
     if room is None:
@@ -52,7 +53,7 @@ def min_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, in
 
 
 def _splits(kinds: Kinds, most: int) -> Iterator[tuple[int, int]]:
-    """Numbers of split units of each size, up to so many together."""
+    """Yield the numbers of split units of each size, up to `most` together."""
     (_, num_small), (_, num_big) = kinds
     for of_small in range(min(num_small, most) + 1):
         for of_big in range(min(num_big, most - of_small) + 1):
@@ -60,14 +61,17 @@ def _splits(kinds: Kinds, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _left_over(room: "npt.NDArray[np.int64]", kinds: Kinds, split: tuple[int, int], num_leaves: int) -> int:
-    """Nodes under so many leaves, beside the units that are whole."""
+    """Return the nodes under `num_leaves` leaves that whole units leave over."""
     (_, num_small), (_, num_big) = kinds
     return int(room[num_small - split[0], num_big - split[1], min(num_leaves, room.shape[2] - 1)])
 
 
 @lru_cache(maxsize=32)
 def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
-    """`[a, b]`: fewest racks that hold so many whole units of each size. `racks`: of each leaf, largest first."""
+    """Return `[a, b]`, the fewest racks that hold so many whole units of each size.
+
+    `racks` are those of each leaf, largest first. The table is None where it would take too long.
+    """
     import numpy as np
 
     (small, num_small), (big, num_big) = kinds
@@ -85,7 +89,7 @@ def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "n
 
 
 def min_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: int, num_split: int) -> int:
-    """Racks for so many units of each size, of which up to `num_split` need not be whole."""
+    """Return the fewest racks for these units of each size, when up to `num_split` of them need not be whole."""
     if table is None:
         return 0
     whole = [(num_small - a, num_big - b) for a, b in _splits(((1, num_small), (1, num_big)), num_split)]
@@ -93,7 +97,10 @@ def min_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: in
 
 
 def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
-    """`[a, b, k]`, under up to k leaves; without k where that would be too large."""
+    """Return `[a, b, k]`, the most nodes left over under up to k leaves.
+
+    Where that takes too long, k has one entry, for any number of leaves; where even that does, return None.
+    """
     import numpy as np
 
     (small, num_small), (big, num_big) = kinds
@@ -118,14 +125,14 @@ def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None"
 
 
 def _num_steps(leaves: Sequence[int], kinds: Kinds) -> int:
-    """What a table without k takes, at most."""
+    """Return how many steps a table without k takes, at most."""
     (small, num_small), (big, num_big) = kinds
     patterns = sum((min(num_small, size // small) + 1) * (min(num_big, size // big) + 1) for size in leaves)
     return patterns * (num_small + 1) * (num_big + 1)
 
 
 def _patterns(size: int, kinds: Kinds) -> Iterator[tuple[int, int]]:
-    """Numbers of whole units that stand under a leaf together."""
+    """Yield the numbers of whole units that can stand under a leaf together."""
     (small, num_small), (big, num_big) = kinds
     for b in range(min(num_big, size // big) + 1):
         for a in range(min(num_small, (size - b * big) // small) + 1):

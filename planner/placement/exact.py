@@ -35,7 +35,7 @@ def exact(
     bounds: Sequence[int] = (),
     options: Mapping[str, bool | int | float] = TREE_NODES,
 ) -> tuple[Assignment, tuple[Objective, ...]]:
-    """The best assignment, and its counts with what was proven of each.
+    """Return the best assignment, and its counts with what was proven of each.
 
     `start`: any assignment. `bounds`: of its counts, where more is known than `measure` does.
     `options`: limits for HiGHS.
@@ -55,7 +55,7 @@ def exact(
 
 
 class _Formulation:
-    """Columns by what they mean, and the counts as sums of them."""
+    """The program's columns by their meaning, and the counts as sums of them."""
 
     def __init__(self, task: Task, options: Mapping[str, bool | int | float]) -> None:
         self.program = Program(options)
@@ -72,11 +72,11 @@ class _Formulation:
             self.program.between(0, self._nodes_of(range(len(task.units)), [cell]), size)
 
     def values(self, assignment: Assignment) -> list[int]:
-        """Of the columns that there are so far."""
+        """Return the values of the columns that there are so far, for `assignment`."""
         return [value(assignment) for value in self._meaning]
 
     def assignment(self, values: tuple[int, ...]) -> Assignment:
-        """That the columns' `values` say."""
+        """Return the assignment that the columns' `values` describe."""
         assignment: list[dict[int, int]] = [{} for _ in self._task.units]
         for (unit, cell), column in self._takes.items():
             if values[column]:
@@ -84,7 +84,7 @@ class _Formulation:
         return assignment
 
     def count(self, name: str) -> tuple[Terms, int]:
-        """Columns and rows for a count; it is a sum of terms and a constant."""
+        """Add the columns and rows for a count; return it as a sum of terms and a constant."""
         task = self._task
         if name == task.leaves_are:
             assert task.leaves

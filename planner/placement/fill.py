@@ -18,7 +18,7 @@ __all__ = ["fill", "fillings", "in_their_leaves"]
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """All that are worth trying."""
+    """Yield all fillings that are worth trying."""
     empty: list[dict[int, int]] = [{} for _ in task.units]
     for order in _orders(task):
         yield fill(task, empty, order)
@@ -26,7 +26,7 @@ def fillings(task: Task) -> Iterator[Assignment]:
 
 
 def fill(task: Task, placed: Assignment, order: Sequence[int] | None = None) -> Assignment:
-    """`placed`, with cells for what its units still miss: near what they have, else snug."""
+    """Return `placed` with cells for the nodes that units still lack: near their others, else snug."""
     assignment = [dict(cells) for cells in placed]
     room = Room(task, assignment)
     for unit in _by_activity(task) if order is None else order:
@@ -37,9 +37,9 @@ def fill(task: Task, placed: Assignment, order: Sequence[int] | None = None) -> 
 
 
 def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
-    """Racks for units that have leaves: under each leaf one after the other, those that are on longest first.
+    """Return racks for units that have leaves: under each leaf one after the other, those that are on longest first.
 
-    `by_leaf`: of each unit, leaf -> its nodes there. Where states are nested, every state uses as few racks of a leaf
+    `by_leaf` is for each unit leaf -> its nodes there. Where states are nested, every state uses as few racks of a leaf
     as its nodes there need.
     """
     assert task.leaves
@@ -57,12 +57,12 @@ def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
 
 
 def _by_activity(task: Task) -> list[int]:
-    """Those that are on longest first; of equals decode units last, where what is left over falls to prefill units."""
+    """Return the units that are on longest first. Among equals decode units are last, to leave leftovers to prefill."""
     return sorted(range(len(task.units)), key=lambda unit: -task.units[unit].minutes)
 
 
 def _orders(task: Task) -> list[list[int]]:
-    """Orders in which units are placed, each once."""
+    """Return the orders in which units are placed, each once."""
     units = task.units
     by_activity = _by_activity(task)
     lost = set(task.lost)
@@ -77,7 +77,7 @@ def _orders(task: Task) -> list[list[int]]:
 
 
 def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
-    """Among units that are on equally long decode and prefill units in turn: few decode units are neighbours."""
+    """Let decode and prefill units that are on equally long take turns, so that few decode units are neighbours."""
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
         group = [unit for unit in order if task.units[unit].minutes == minutes]
@@ -90,7 +90,7 @@ def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
 
 
 def _in_a_line(task: Task, order: Iterable[int]) -> Assignment:
-    """Cell after cell."""
+    """Place the units cell after cell."""
     assignment: list[dict[int, int]] = [{} for _ in task.units]
     _fill_line(task, _line(task), [(unit, task.units[unit].num_nodes) for unit in order], assignment)
     return assignment
@@ -99,7 +99,7 @@ def _in_a_line(task: Task, order: Iterable[int]) -> Assignment:
 def _fill_line(
     task: Task, line: Iterable[int], wants: Iterable[tuple[int, int]], assignment: Sequence[dict[int, int]]
 ) -> None:
-    """Units, each with the nodes that it wants, into the empty cells of `line`, one after the other."""
+    """Put units, each with the nodes that it wants, into the empty cells of `line`, one after the other."""
     cells = iter(line)
     free = 0
     for unit, num_nodes in wants:
@@ -115,7 +115,7 @@ def _fill_line(
 
 
 def _line(task: Task) -> list[int]:
-    """All cells, leaf by leaf, the largest racks of each first."""
+    """Return all cells, leaf by leaf, the largest racks of each first."""
     leaves, racks = task.leaves, task.racks
 
     def key(cell: int) -> tuple[int, int, int, int]:

@@ -25,7 +25,7 @@ SHAKES = 12  # as above
 
 
 def greedy(task: Task) -> Assignment:
-    """An assignment with all units, near the best by the counts of `quality.py`."""
+    """Return an assignment with all units, near the best by the counts of `quality.py`."""
     starts = list(fillings(task))
     if (
         task.leaves
@@ -45,14 +45,14 @@ def _leaves_first(task: Task) -> Assignment:
 
 
 def better(task: Task, one: Assignment, other: Assignment) -> Assignment:
-    """By the counts in their order; `one` if they are equal."""
+    """Return the better assignment by the counts in their order; `one` if they are equal."""
     return min(one, other, key=lambda assignment: [objective.value for objective in measure(task, assignment)])
 
 
 def _searched(
     task: Task, starts: Iterable[Assignment], tries: int, measured: Callable[[Assignment], Objectives]
 ) -> Assignment:
-    """The best that is found in so many tries; of equals the last, so that shakes go on from ever new ones."""
+    """Return the best found in `tries` tries; the last among equals, so that shakes go on from ever new ones."""
 
     def values(assignment: Assignment) -> list[int]:
         return [objective.value for objective in measured(assignment)]
@@ -76,7 +76,7 @@ def _is_best(objectives: Objectives) -> bool:
 
 
 def _shaken(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
-    """`assignment` with some units taken out, and placed again from cells that are drawn."""
+    """Return `assignment` with some units taken out, and placed again from cells that are drawn."""
     shaken = [dict(cells) for cells in assignment]
     units = random.sample(range(len(task.units)), min(num_units, len(task.units)))
     for unit in units:

@@ -25,9 +25,10 @@ PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together
 
 
 def improved(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
-    """The best that steps, each of them to a better placement, lead to from `assignment`, and how many `tries` it took.
+    """Return the best assignment reached from `assignment` by steps that each improve it, and how many `tries` it took.
 
-    `goal`: counts that nothing is below. By rating: of two assignments with equal counts, the one that is less crowded.
+    `goal`: counts that nothing is below. Steps are judged by rating: of two assignments with equal counts, the one that
+    is less crowded is better.
     """
     arrangement = Arrangement(task, assignment)
     rating = arrangement.rating()
@@ -56,7 +57,7 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
 
 
 def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Each from where the arrangement stands when it is asked for."""
+    """Yield the steps worth trying, each from where the arrangement stands when it is asked for."""
     units = range(len(arrangement.at))
     yield from _swaps(arrangement, goal)
     for unit in units:
@@ -88,13 +89,13 @@ def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[lis
 
 
 def _is_same(arrangement: Arrangement, one: int, other: int) -> bool:
-    """Whether an exchange changes nothing but names."""
+    """Return whether an exchange changes nothing but names."""
     is_whole = len(arrangement.at[one]) == len(arrangement.at[other]) == 1
     return is_whole and arrangement.task.are_alike(one, other)
 
 
 def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Racks that change places under a leaf are as many as before, and stand in other power domains."""
+    """Yield swaps of racks under a leaf: units touch as many racks as before, but in other power domains."""
     task = arrangement.task
     for one, other in product(arrangement.cells_losing_most(goal), range(len(task.cells))):
         assert task.powers
@@ -133,7 +134,7 @@ def _anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]
 
 
 def _instead(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
-    """From the cells that `unit` has now to those that it has then, as many nodes at once as can go."""
+    """Return the steps from the cells that `unit` has now to those that it has then, as many nodes a step as can go."""
     surplus = [[cell, count - then.get(cell, 0)] for cell, count in now.items() if count > then.get(cell, 0)]
     steps = []
     for target, count in then.items():

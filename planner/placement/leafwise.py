@@ -13,7 +13,7 @@ __all__ = ["by_leaf"]
 
 
 def by_leaf(task: Task) -> Task:
-    """The same units and states, with a cell for each leaf."""
+    """Return the same units and states, with a cell for each leaf."""
     assert task.leaves
     cells = []
     for leaf_cells in task.leaves.cells:

@@ -16,7 +16,10 @@ __all__ = ["nodes_of_assignment"]
 def nodes_of_assignment(
     task: Task, assignment: Assignment, before: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, ...]]:
-    """Of each unit its nodes, in the order of its ranks. `before`: those of a previous placement, each of one unit."""
+    """Return the nodes of each unit, in the order of its ranks.
+
+    `before`: those of a previous placement, each of one unit.
+    """
     places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
     kept = [
         _kept(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
@@ -34,7 +37,7 @@ def nodes_of_assignment(
 
 
 def _kept(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Node]:
-    """As many of the nodes that a unit had as it still has in their cells."""
+    """Return the nodes that a unit had, as many as it still has in their cells."""
     room = dict(cells)
     kept = []
     for cell, node in had:
@@ -45,7 +48,7 @@ def _kept(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Nod
 
 
 def _in_their_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
-    """Rack by rack; those of `before` where they were, if there are as many."""
+    """Return the nodes rack by rack; those of `before` stay at their ranks, if there are as many."""
     names = [node.name for node in _by_rack(nodes)]
     if len(names) != len(before):
         return tuple(names)
@@ -55,7 +58,10 @@ def _in_their_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, 
 
 
 def _by_rack(nodes: Sequence[Node]) -> list[Node]:
-    """Those of which the unit has most first: so units of a phase, which share one expert map, stand alike in racks."""
+    """Return the racks with most of the unit's nodes first.
+
+    Units of a phase share one expert map; in this order they stand in racks alike.
+    """
     racks: dict[str, list[Node]] = {}
     for node in sorted(nodes, key=lambda node: node.index):
         racks.setdefault(node.rack, []).append(node)

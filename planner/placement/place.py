@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from planner.cluster.domains import nvlink_domains
-from planner.cluster.inventory import Node, nodes_of
+from planner.cluster.inventory import Node, nodes_for
 from planner.facts import names
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -55,13 +55,13 @@ class _Found:
 def place_units(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], previous: Mapping[str, Sequence[str]] | None = None
 ) -> Placement:
-    """All units on disjoint nodes. `previous`: where an earlier plan had them, by unit.
+    """Return all units on disjoint nodes. `previous` says where an earlier plan had them, by unit.
 
-    Raises InfeasibleError when the cluster has too few nodes.
+    Raise InfeasibleError when the cluster has too few nodes.
     """
     check_room(spec, layouts)
     pools = _pools(layouts)
-    nodes = nodes_of(spec.cluster, pools, spec.written.kubernetes.tolerations)
+    nodes = nodes_for(spec)
     before = _of_one_unit_each(previous or {})
     placed = [_place_pool(spec, own, [node for node in nodes if node.gpu == gpu], before) for gpu, own in pools.items()]
     together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
@@ -75,7 +75,7 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return
     pools = _pools(layouts)
-    nodes = nodes_of(cluster, pools, spec.written.kubernetes.tolerations)
+    nodes = nodes_for(spec)
     short = [
         (gpu, own)
         for gpu, own in pools.items()
@@ -88,7 +88,7 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
 
 
 def _pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
-    """GPU -> the phases that run on it."""
+    """Return GPU -> the phases that run on it."""
     gpus = dict.fromkeys(layout.gpu for layout in layouts)
     return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
 
@@ -100,7 +100,7 @@ def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
 def _place_pool(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], nodes: Sequence[Node], before: Mapping[str, Sequence[str]]
 ) -> Placement:
-    """The units of phases that run on one GPU, on the usable ones of the nodes that have it."""
+    """Place the units of phases that run on one GPU, on the usable ones of the nodes that have it."""
     wanted, domains = _wanted(spec, layouts), _domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
     found = _fresh(task_of(wanted, usable, spec.written.schedule, {}, domains))
@@ -118,7 +118,7 @@ def _place_pool(
 
 
 def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
-    """NVLink domains by node, where any of them has several; `nodes` are all that have the GPU of `phase`."""
+    """Return NVLink domains by node if any has several nodes; `nodes` are all that have the GPU of `phase`."""
     domains = nvlink_domains(nodes, spec.gpu_of(phase), spec.cluster.gpus_per_node)
     return domains if len(set(domains.values())) < len(domains) else {}
 
@@ -140,13 +140,13 @@ def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Place
 
 
 def _fresh(task: Task) -> _Found:
-    """The best that is found without regard to earlier plans."""
+    """Return the best placement that is found without regard to earlier plans."""
     assignment = greedy(task)
     return _proven(task, assignment, measure(task, assignment))
 
 
 def _proven(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Found:
-    """`assignment`, or a better one from the exact search, where that is needed and the task is small enough."""
+    """Return `assignment`, or a better one from the exact search if one is needed and the task is small enough."""
     if all(objective.is_proven for objective in objectives):
         return _Found(assignment, objectives, "greedy", "every count is at its bound")
     size = f"{len(task.units)} units x {len(task.cells)} places"
@@ -159,7 +159,7 @@ def _proven(task: Task, assignment: Assignment, objectives: tuple[Objective, ...
 
 
 def _near_previous(task: Task, fresh: _Found) -> _Found:
-    """The previous placement if it is as good as `fresh`, else the better ones with few moves."""
+    """Return the previous placement if it is as good as `fresh`, else the better one with few moves."""
     kept = fill(task, _stayed(task))
     objectives = _with_bounds(measure(task, kept), fresh.objectives)
     worst = [objective.value for objective in fresh.objectives]
@@ -172,7 +172,7 @@ def _near_previous(task: Task, fresh: _Found) -> _Found:
 
 
 def _stayed(task: Task) -> Assignment:
-    """What units have of their nodes of before."""
+    """Return the nodes that units have kept from before."""
     assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
         cells: dict[int, int] = {}
@@ -183,7 +183,7 @@ def _stayed(task: Task) -> Assignment:
 
 
 def _with_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]) -> tuple[Objective, ...]:
-    """`objectives` with bounds that are `known`, as long as they are as good as those of which they are known."""
+    """Return `objectives` with the `known` bounds, as long as they are as good as those for which these are known."""
     result = list(objectives)
     for number, (now, other) in enumerate(zip(objectives, known, strict=False)):
         result[number] = replace(now, bound=max(now.bound, other.bound))
@@ -193,7 +193,7 @@ def _with_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]
 
 
 def _of_one_unit_each(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """A node that is named twice stays with the first unit: only one can have it."""
+    """Return the previous nodes, each with the first unit that names it: only one can have a node."""
     taken: set[str] = set()
     result: dict[str, list[str]] = {}
     for unit, nodes in previous.items():
@@ -238,7 +238,7 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
 
 
 def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
-    """These nodes: how many as before, and how near to each other."""
+    """Say about these nodes how many are as before, and how near to each other they are."""
     if tuple(before) == tuple(own):
         return "where the previous plan has it"
     stayed = len(set(before) & set(own))
@@ -246,7 +246,7 @@ def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]
 
 
 def _spread(nodes: Sequence[Node]) -> str:
-    """`1 leaf, 5 racks`, of what the spec names."""
+    """Return `1 leaf, 5 racks`, from the places that the spec names."""
     kinds = {"leaf": {node.leaf for node in nodes} - {""}, "rack": {node.rack for node in nodes} - {""}}
     plural = {"leaf": "leaves", "rack": "racks"}
     parts = [f"{len(places)} {kind if len(places) == 1 else plural[kind]}" for kind, places in kinds.items() if places]

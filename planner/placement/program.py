@@ -28,7 +28,7 @@ TOLERANCE = 1e-5  # above the solver's own, 1e-6, which computes in floats
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     values: tuple[int, ...]  # of the columns; the start's where nothing better was found
     bound: int  # no solution has less
@@ -38,35 +38,35 @@ class Program:
     """Whole columns between bounds, linear rows, and one objective at a time."""
 
     def __init__(self, options: Mapping[str, bool | int | float]) -> None:
-        """`options`: of HiGHS, beside those that make it repeatable."""
+        """Make an empty program. `options` are HiGHS's, beside those that make it repeatable."""
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
         for name, value in {**OPTIONS, **options}.items():
             assert self._solver.setOptionValue(name, value) == highspy.HighsStatus.kOk, name
         self._num_columns = 0
 
     def column(self, most: int) -> int:
-        """A new whole number from 0 to `most`."""
+        """Add a whole number from 0 to `most`."""
         self._solver.addCol(0.0, 0.0, float(most), 0, np.empty(0, np.int32), np.empty(0))
         self._solver.changeColIntegrality(self._num_columns, highspy.HighsVarType.kInteger)
         self._num_columns += 1
         return self._num_columns - 1
 
     def between(self, least: float, terms: Terms, most: float) -> None:
-        """From now on the sum of `terms` is at least `least` and at most `most`."""
+        """Require the sum of `terms` to be at least `least` and at most `most`."""
         columns = np.array([column for column, _ in terms], np.int32)
         factors = np.array([factor for _, factor in terms], np.float64)
         self._solver.addRow(least, most, len(terms), columns, factors)
 
     def at_least(self, terms: Terms, least: float) -> None:
-        """From now on the sum of `terms` is."""
+        """Require the sum of `terms` to be at least `least`."""
         self.between(least, terms, highspy.kHighsInf)
 
     def at_most(self, terms: Terms, most: float) -> None:
-        """From now on the sum of `terms` is."""
+        """Require the sum of `terms` to be at most `most`."""
         self.between(-highspy.kHighsInf, terms, most)
 
     def minimise(self, terms: Terms, start: Sequence[int]) -> Found:
-        """The least sum of `terms` that was found from `start`, a solution, and what was proven of it."""
+        """Return the least sum of `terms` found from `start`, a solution, and what was proven of it."""
         costs = np.zeros(self._num_columns)
         for column, factor in terms:
             costs[column] = factor

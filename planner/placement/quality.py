@@ -1,4 +1,4 @@
-"""How good a placement is, count by count, each beside a bound.
+"""The quality of a placement, count by count, each beside a bound.
 
 The counts are whole numbers, in the order in which they matter; less is better:
     leaves       leaf switches under which units stand, summed over units; `domains` are those of NVLink in their place
@@ -8,7 +8,7 @@ The counts are whole numbers, in the order in which they matter; less is better:
     moves        nodes that a unit has and that a previous plan did not give it
 
 A count whose places the spec does not name is left out; where it names those of some nodes, the others stand alone.
-No placement that is as good in the counts above it is below a count's bound; the bounds computed here hold for every
+A bound holds for every placement that is as good in the counts above. The bounds computed here hold for every
 placement, and the exact search raises them (`exact.py`).
 A count at its bound is proven: nothing better exists.
 """
@@ -32,7 +32,7 @@ LEAVES: dict[LeafKind, str] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A count, and what no placement can be below that is as good in the counts before it."""
+    """A count and its bound: no placement that is as good in the counts before it is below."""
 
     name: str
     value: int
@@ -41,17 +41,17 @@ class Objective:
 
     @property
     def excess(self) -> int:
-        """Above the bound."""
+        """The distance from the bound."""
         return self.value - self.bound
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing better exists."""
+        """True if nothing better exists."""
         return self.excess == 0
 
 
 def measure(task: Task, assignment: Assignment) -> tuple[Objective, ...]:
-    """All counts of `assignment`, most important first."""
+    """Return all counts of `assignment`, most important first."""
     counts = [
         _leaves(task, assignment),
         _racks(task, assignment),
@@ -74,7 +74,7 @@ def _leaves(task: Task, assignment: Assignment) -> Objective | None:
 
 
 def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:
-    """Nodes of such units, and the fewest leaves that they stand under."""
+    """Return the nodes of units larger than a leaf, and the fewest leaves that they stand under."""
     large = [unit.num_nodes for unit in task.units if unit.num_nodes > leaves.largest_first[0]]
     return sum(large), sum(fewest(leaves.largest_first, num_nodes) for num_nodes in large)
 
@@ -98,7 +98,7 @@ def _racks_in_use(task: Task, assignment: Assignment, racks: Places) -> int:
 
 
 def _racks_needed(task: Task, assignment: Assignment) -> int:
-    """Where cells are whole leaves: as few racks of each as hold the nodes that are on there."""
+    """Return the racks in use where cells are whole leaves: as few of each as hold the nodes that are on there."""
     value = 0
     for state in task.states:
         nodes: Counter[int] = Counter()
@@ -109,7 +109,10 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
 
 
 def _racks_of_whole_units(task: Task, assignment: Assignment, leaves: Places, kinds: Kinds) -> list[int]:
-    """Of each state, at least: units are whole but for as many as there are leaves here that units do not need."""
+    """Return a lower bound on the racks of each state.
+
+    Units are whole but for as many as there are leaves here beyond those that units need.
+    """
     extra = sum(
         len(_touched(cells, leaves)) - fewest(leaves.largest_first, unit.num_nodes)
         for unit, cells in zip(task.units, assignment, strict=True)
@@ -121,7 +124,10 @@ def _racks_of_whole_units(task: Task, assignment: Assignment, leaves: Places, ki
 
 
 def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
-    """A place that is touched by two units stops both; every unit touches as many places as it needs at least."""
+    """Return the units that one place stops at worst. Two units that touch the same place both stop with it.
+
+    For the bound, every unit touches as many places as it needs at least.
+    """
     if places is None or not task.lost:
         return None
     touched = Counter(place for unit in task.lost for place in _touched(assignment[unit], places))
@@ -132,7 +138,10 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
 
 
 def _moves(task: Task, assignment: Assignment) -> Objective | None:
-    """Units take the nodes that they had before any others; a node that is gone, or of a larger unit, is no move."""
+    """Return the nodes that units did not have before, counted as if they took their previous nodes first.
+
+    A node that is gone is no move, nor are those by which a unit was larger before.
+    """
     if not task.had_nodes:
         return None
     value = sum(

@@ -17,7 +17,7 @@ class Room:
     """Free nodes of each cell; `take` and `give` change them."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
-        """Of `task`, less what the units have in `assignment`."""
+        """Start with the nodes of `task`, less what the units have in `assignment`."""
         self.free = list(task.sizes)
         self._shelf_of, self._leaf_of, self._cells = _shelves(task)
         self._in_shelf = [0] * len(self._cells)
@@ -36,7 +36,7 @@ class Room:
             _put(self._leaves, leaf, count)
 
     def take(self, cell: int, count: int) -> None:
-        """`count` free nodes of `cell`."""
+        """Take `count` free nodes of `cell`."""
         shelf = self._shelf_of[cell]
         leaf = self._leaf_of[shelf]
         for by_size, place, counts in (
@@ -49,12 +49,12 @@ class Room:
         self.free[cell] -= count
 
     def give(self, cells: Mapping[int, int]) -> None:
-        """Back."""
+        """Give the nodes back."""
         for cell, count in cells.items():
             self.take(cell, -count)
 
     def snug(self, num_nodes: int) -> dict[int, int]:
-        """Take so many: under the leaf with the least room that is enough, else under as few leaves as possible."""
+        """Take `num_nodes`: under the leaf with the least room that is enough, else under as few leaves as possible."""
         chosen: dict[int, int] = {}
         while num_nodes:
             leaf = _snuggest(self._leaves, num_nodes)
@@ -64,7 +64,7 @@ class Room:
         return chosen
 
     def around(self, cells: Iterable[int], num_nodes: int) -> dict[int, int]:
-        """Take so many: from the racks of `cells`, then from under their leaves, then from anywhere."""
+        """Take `num_nodes`: from the racks of `cells`, then from under their leaves, then from anywhere."""
         chosen: dict[int, int] = {}
         shelves = dict.fromkeys(self._shelf_of[cell] for cell in cells)
         for shelf in shelves:
@@ -74,13 +74,13 @@ class Room:
         return chosen | self.snug(num_nodes - sum(chosen.values()))
 
     def from_cell(self, cell: int, num_nodes: int) -> dict[int, int]:
-        """Take so many: those of `cell` first, then around it."""
+        """Take `num_nodes`: those of `cell` first, then around it."""
         first = {cell: min(num_nodes, self.free[cell])}
         self.take(cell, first[cell])
         return first | self.around(first, num_nodes - first[cell])
 
     def _under(self, leaf: int, num_nodes: int) -> dict[int, int]:
-        """From the rack with the least room that is enough, else from those with most room."""
+        """Take nodes from the rack with the least room that is enough, else from those with most room."""
         chosen: dict[int, int] = {}
         while num_nodes:
             shelf = _snuggest(self._shelves[leaf], num_nodes)
@@ -100,7 +100,10 @@ class Room:
 
 
 def _shelves(task: Task) -> tuple[list[int], list[int], list[list[int]]]:
-    """What of a rack is under one leaf: cell -> shelf, shelf -> leaf, shelf -> cells. Without racks a cell is one."""
+    """Return cell -> shelf, shelf -> leaf and shelf -> cells. A shelf is what of a rack is under one leaf.
+
+    Without racks each cell is a shelf.
+    """
     numbers: dict[tuple[int, int], int] = {}
     shelf_of = []
     for cell in range(len(task.cells)):
@@ -114,7 +117,7 @@ def _shelves(task: Task) -> tuple[list[int], list[int], list[list[int]]]:
 
 
 def _snuggest(by_size: BySize, num_nodes: int) -> int:
-    """The place with the least room that is enough, else the one with most."""
+    """Return the place with the least room that is enough, else the one with most."""
     enough = [size for size in by_size if size >= num_nodes]
     return next(iter(by_size[min(enough) if enough else max(by_size)]))
 

@@ -1,7 +1,7 @@
-"""What is to be placed, as whole numbers: units that want nodes, and cells that have them.
+"""The task of placement, as whole numbers: units that want nodes, and cells that have them.
 
 A cell is all usable nodes with the same leaf switch, rack and power domain: which of them a unit has makes no
-difference, save for moves from a previous placement. So what is searched is an assignment, how many nodes of each cell
+difference, save for moves from a previous placement. So the search is for an assignment, how many nodes of each cell
 each unit takes, and nodes get their names afterwards (`nodes.py`).
 
 Where the spec names the place of some nodes only, each of the others counts as a place of its own (`named_places`).
@@ -53,21 +53,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Places:
-    """The leaves, racks or power domains; none where no usable node's is known."""
+    """The leaves, racks or power domains of the cells."""
 
     of_cell: tuple[int, ...]  # cell -> its place
     sizes: tuple[int, ...]  # place -> usable nodes
 
     @cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
-        """Of each place."""
+        """The cells of each place."""
         return tuple(
             tuple(cell for cell, own in enumerate(self.of_cell) if own == place) for place in range(len(self.sizes))
         )
 
     @cached_property
     def largest_first(self) -> tuple[int, ...]:
-        """Sizes, for what the fewest are that hold a number of nodes."""
+        """The sizes of the places, largest first: `fewest` counts with them."""
         return tuple(sorted(self.sizes, reverse=True))
 
 
@@ -92,22 +92,22 @@ class Task:
 
     @cached_property
     def leaves(self) -> Places | None:
-        """Of the cells."""
+        """The leaves of the cells."""
         return _places(self.cells, lambda cell: cell.leaf)
 
     @cached_property
     def racks(self) -> Places | None:
-        """Of the cells."""
+        """The racks of the cells."""
         return _places(self.cells, lambda cell: cell.rack)
 
     @cached_property
     def powers(self) -> Places | None:
-        """Of the cells."""
+        """The power domains of the cells."""
         return _places(self.cells, lambda cell: cell.power)
 
     @cached_property
     def on(self) -> tuple[int, ...]:
-        """Of each unit the states that it is on in, as bits."""
+        """The states in which each unit is on, as bits."""
         return tuple(
             sum(1 << number for number, state in enumerate(self.states) if unit in state.units)
             for unit in range(len(self.units))
@@ -115,17 +115,17 @@ class Task:
 
     @cached_property
     def lost(self) -> tuple[int, ...]:
-        """Units whose common loss counts: those that produce tokens."""
+        """The units whose common loss counts: those that produce tokens."""
         return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Nodes of each cell."""
+        """The number of nodes in each cell."""
         return tuple(len(cell.nodes) for cell in self.cells)
 
     @cached_property
     def kinds(self) -> Kinds | None:
-        """Units that fit under a leaf, by size; none where there are no leaves, or more than two sizes."""
+        """The units that fit under a leaf, by size; None without leaves, or with more than two sizes."""
         if self.leaves is None:
             return None
         sizes = Counter(unit.num_nodes for unit in self.units if unit.num_nodes <= self.leaves.largest_first[0])
@@ -134,7 +134,7 @@ class Task:
 
     @cached_property
     def racks_of_leaves(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes of the racks under each leaf, largest first; none where a rack is under two leaves."""
+        """The sizes of the racks under each leaf, largest first; empty where a rack is under two leaves."""
         if self.leaves is None or self.racks is None:
             return tuple(cell.racks for cell in self.cells if cell.racks)
         of_leaf: list[dict[int, None]] = [{} for _ in self.leaves.sizes]
@@ -146,12 +146,12 @@ class Task:
         return tuple(tuple(sorted((sizes[rack] for rack in own), reverse=True)) for own in of_leaf)
 
     def are_alike(self, one: int, other: int) -> bool:
-        """Whether it makes no difference which of two units has which nodes."""
+        """Return whether two units are interchangeable, so that it makes no difference which has which nodes."""
         return self._alike[one] == self._alike[other]
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """Of each unit a number that those have which are like it."""
+        """A number for each unit, which interchangeable units share."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(
             numbers.setdefault(
@@ -168,7 +168,7 @@ def task_of(
     before: Mapping[str, Sequence[str]],
     domains: Mapping[str, str] | None = None,
 ) -> Task:
-    """The task of placing `units` on `usable` nodes. `before`: unit name -> nodes, of a previous placement.
+    """Return the task of placing `units` on `usable` nodes. `before`: unit name -> nodes of a previous placement.
 
     `domains`: node -> its NVLink domain, where these have several nodes. They take the place of leaves: what a unit
     sends inside one takes no NIC, and so no leaf switch.
@@ -206,7 +206,7 @@ def _places(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Places | None
 
 
 def fewest(largest_first: Sequence[int], num_nodes: int) -> int:
-    """The fewest places that hold `num_nodes`."""
+    """Return the fewest places that hold `num_nodes`."""
     held = 0
     for number, size in enumerate(largest_first):
         if held >= num_nodes:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import chain
 
 from planner.engines.limits import engine_refusals
-from planner.facts.catalog import Gpu
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
@@ -59,24 +58,14 @@ def _named(model: str | ModelSpec) -> tuple[str, str | None]:
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:
     rule, reason = "S704 must be cpu or an NVIDIA GPU to run", "FP8 and PyTorch are others on AMD's GPUs"
-    for path, name, gpu in _gpus(spec):
+    for path, name, gpu in spec.named_gpus():
         if gpu.is_rocm:
             yield Violation(path, name, rule, reason, "plan it for other GPUs, or keep the plan for a review")
-    if spec.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in _gpus(spec)):
+    if spec.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in spec.named_gpus()):
         reason = "nobody has measured yet that the kernels of GPUs give a request the same bits in every batch"
         yield Violation(
             "deterministic", True, "S732 must be false to run on GPUs", reason, Fix("nearest: false", ({HERE: False},))
         )
-
-
-def _gpus(spec: ResolvedSpec) -> Iterator[tuple[str, str, Gpu]]:
-    """Where the spec names what it runs on, how, and its figures."""
-    if any(spec.phase(phase).gpu is None for phase in spec.phases):
-        yield "cluster.gpu", spec.cluster.gpu_name, spec.gpu
-    for phase in spec.phases:
-        name = spec.phase(phase).gpu
-        if name is not None:
-            yield f"{phase}.gpu", name, spec.gpu_of(phase)
 
 
 def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, and the exit status that says so.
+"""The errors that a user can cause, and the exit status of each.
 
     TidemillError
     ├── SpecError         2   the spec is wrong: every mistake at once, each with its line
@@ -46,12 +46,12 @@ class Violation:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What the fix says, as changes of the spec, or of the call's options; each would do."""
+        """The fix as changes of the spec, or of the call's options. Each of them alone mends the mistake."""
         found = self.fix.changes if isinstance(self.fix, Fix) else ()
         return tuple({self.path if path == HERE else path: value for path, value in each.items()} for each in found)
 
     def at(self, file: str, line: int = 0, column: int = 0) -> "Problem":
-        """The same, with its place; without a line when it is about no line of any file."""
+        """Return the same with its place; without a line when it is about no line of any file."""
         return Problem(self.path, self.value, self.rule, self.reason, self.fix, file, line, column)
 
 
@@ -64,7 +64,7 @@ class Problem(Violation):
     column: int
 
     def as_json(self) -> dict[str, Any]:
-        """One entry of `errors`, as the contract has it."""
+        """Return one entry of `errors`, as the contract has it."""
         return {
             "file": self.file,
             "path": self.path,
@@ -120,7 +120,10 @@ class OutputError(TidemillError):
 
 
 def _shown(value: Any) -> str:
-    """A value for a message: text as it is, the rest as JSON, on one line and cut where it would hide the rule."""
+    """Return a value for a message: text as it is, the rest as JSON, on one line.
+
+    It is cut where it would hide the rule.
+    """
     plain = isinstance(value, str) and value.isprintable() and value and not value.isdecimal()
     text = value if plain else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""How a mistake is mended: in words for people, and as changes that programs can make.
+"""Fixes for mistakes: in words for people, and as changes that programs can make.
 
 Every fix that needs nothing but the spec is made here, words and changes from the same values, so that what a message
 offers can be applied: the tests apply each one and see the mistake gone. A change holds only what was probably meant:
@@ -35,7 +35,7 @@ HERE = "."  # in a change: the path of the value that is wrong
 
 @dataclass(frozen=True)
 class Fix:
-    """What would do, said and listed."""
+    """A fix in words, and the changes that it names."""
 
     words: str
     changes: tuple[Change, ...]
@@ -45,19 +45,19 @@ class Fix:
 
 
 def nearest(*values: Any) -> Fix:
-    """`nearest: 96 or 144`, in place of what is there."""
+    """Offer values in place of what is there: `nearest: 96 or 144`."""
     return Fix(f"nearest: {' or '.join(map(str, values))}", tuple({HERE: value} for value in values))
 
 
 def nearest_of(value: int, allowed: Sequence[int]) -> Fix:
-    """The allowed numbers on both sides of `value`; `allowed` is sorted and holds one at least."""
+    """Offer the allowed numbers on both sides of `value`; `allowed` is sorted and holds one at least."""
     below = [number for number in allowed if number < value][-1:]
     above = [number for number in allowed if number > value][:1]
     return nearest(*below, *above)
 
 
 def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
-    """The choice that `word` is like, or the only one; of several that it is not like, the user knows which."""
+    """Offer the choice that `word` is like, or the only one. Otherwise list the choices: the user knows which."""
     meant = close_to(word, [str(choice) for choice in choices])
     likely = [choice for choice in choices if str(choice) == meant]
     words = f"did you mean {meant}?" if likely else f"write {' or '.join(map(str, choices))}"
@@ -66,12 +66,12 @@ def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
 
 
 def for_example(written: str) -> Fix:
-    """Show how it would look: an example is no change, since nobody meant its value."""
+    """Show what a right value looks like. An example is no change, since nobody meant its value."""
     return Fix(f"for example {written}", ())
 
 
 def close_to(word: Any, choices: Sequence[str], cutoff: float = 0.5) -> str | None:
-    """The choice that `word` is like: in other letters, within a longer name, or misspelt."""
+    """Return the choice that `word` is like: in other letters, within a longer name, or misspelt."""
     plain = {_plain(choice): choice for choice in choices}
     written = _plain(str(word))
     if written in plain:
@@ -84,12 +84,12 @@ def close_to(word: Any, choices: Sequence[str], cutoff: float = 0.5) -> str | No
 
 
 def removal(*paths: str, words: str | None = None) -> Fix:
-    """Take `paths` away, or what is wrong itself."""
+    """Offer to take `paths` away, or what is wrong itself."""
     return Fix(words or f"remove {' and '.join(paths) or 'it'}", (dict.fromkeys(paths or (HERE,)),))
 
 
 def applied(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """A copy of `data` with `change` made; sections that it needs are created."""
+    """Return a copy of `data` with `change` made; sections that it needs are created."""
     result: dict[str, Any] = deepcopy(dict(data))
     for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # what goes away goes last
         section, key = _holder(result, path)
@@ -101,7 +101,7 @@ def applied(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
 
 
 def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
-    """The section or list that holds what stands at `path`, and its key or index there. Keys may have dots."""
+    """Return the section or list that holds what stands at `path`, and its key or index there. Keys may have dots."""
     section: Any = data
     parts = path.split(".")
     while True:

@@ -45,32 +45,32 @@ class DaySchedule:
 
     @property
     def switches(self) -> bool:
-        """Whether some unit is off at some time."""
+        """True if some unit is off at some time."""
         return switches_units(step.units for step in self.steps)
 
     @property
     def peak_nodes(self) -> int:
-        """What the cluster must hold."""
+        """The number of nodes that the cluster must hold."""
         return max(step.num_nodes for step in self.steps)
 
     @property
     def mean_nodes(self) -> float:
-        """Over the day."""
+        """The mean number of nodes over the day."""
         return sum(step.num_nodes * step.minutes for step in self.steps) / DAY_MINUTES
 
     @property
     def released_node_hours(self) -> float:
-        """That other work can have in a day, of the peak's nodes."""
+        """The node-hours of a day, out of the peak's nodes, that are free for other work."""
         return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
 
 
 def switches_units(units_of_steps: Iterable[Sequence[str]]) -> bool:
-    """Whether some unit is off in one of a day's states; each has the names of the units that are on."""
+    """Return whether some unit is off in one of a day's states; each state has the names of the units that are on."""
     return len(set(map(tuple, units_of_steps))) > 1
 
 
 def plan_schedule(spec: Spec, units: Sequence[Unit]) -> DaySchedule | None:
-    """The day of `spec`, over its placed units; None where all are always on."""
+    """Return the day of `spec` over its placed units; None where all are always on."""
     if spec.schedule is None:
         return None
     lengths = window_minutes(spec.schedule)

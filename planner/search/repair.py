@@ -13,21 +13,21 @@ other.
 It changes no spec: the user does.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from operator import itemgetter
 from typing import Any
 
-from planner.cluster.inventory import nodes_of
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.problems.fix import Change, Fix, applied
+from planner.problems.fix import Change, applied
 from planner.search.auto import MemoryOf
+from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
+from planner.search.in_words import fix_of
 from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
@@ -81,7 +81,7 @@ def with_changes(
         if not changes and len(short) > 1:
             changes = tuple(_together(stage, spec, [fitting(phase, share) for phase in short], holding(share)))
         if changes:
-            return InfeasibleError([replace(problem, fix=_fix(changes)) for problem in error.problems])
+            return InfeasibleError([replace(problem, fix=fix_of(changes, spec)) for problem in error.problems])
     return error
 
 
@@ -178,7 +178,7 @@ def _larger_system(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
 
 def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     """Units of whole nodes where parts of them have GPUs enough; else the nodes that units lack, or other units."""
-    merged = tuple(_first(_merged_units(spec), works))
+    merged = tuple(_first(merged_units(spec), works))
     yield from merged or _first(_more_nodes(spec), works)
     yield from _first(_one_unit(spec), works)
     yield from _first(_uncordoned(spec), works)
@@ -187,7 +187,8 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     if spec.written.schedule is None:
         for phase in spec.phases:
             yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
-    yield from _first(_smaller_units(spec), works)
+    with_replicas = tuple(_first(smaller_units(spec), works))
+    yield from with_replicas or _first(smaller_units(spec, fewest_slots=True), works)
     for phase in spec.phases:  # which share a node's GPUs otherwise, or none at all
         yield from _first(_larger_units(spec, phase), works)
 
@@ -293,43 +294,6 @@ def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
         yield {f"{phase}.precision": spec.model.weights_in for phase in phases}
 
 
-def _smaller_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Where not even one unit each fits: EP sizes of whole nodes that do, those that use most GPUs first."""
-    per_node, usable = spec.cluster.gpus_per_node, _num_usable(spec)
-    most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
-    if sum(most.values()) <= usable:
-        return
-    for chosen in _splits(usable, tuple(most.values())):
-        change: dict[str, Any] = {}
-        for phase, count in zip(spec.phases, chosen, strict=True):
-            change |= _of_nodes(spec, phase, count) if count < most[phase] else {}
-        yield change
-
-
-def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Nodes of one or two phases, at most so many each: of all that are usable first, and the evenest first."""
-    for total in range(usable, 0, -1):
-        first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
-        of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
-        yield from sorted(of_total, key=lambda each: _unevenness(each, most))
-
-
-def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
-    """How many phases lose GPUs, and how much more one loses than the other."""
-    shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
-    return sum(share < 1 for share in shares), max(shares) - min(shares)
-
-
-def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int) -> Change:
-    """A unit on so many nodes, with the nearest number of redundant experts that spreads evenly over it."""
-    now, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
-    size = num_nodes * spec.cluster.gpus_per_node
-    above = now + -(num_logical + now) % size
-    redundant = min((each for each in (above, above - size) if each >= 0), key=lambda each: abs(each - now))
-    other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}
-    return {f"{phase}.ep_size": size, **other}
-
-
 def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
     """Redundant experts a slot a GPU fewer at a time."""
     section = spec.phase(phase)
@@ -373,36 +337,15 @@ def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
         yield change
 
 
-def _merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Units of a whole node, on as many GPUs, in place of several that would share it."""
-    per_node = spec.cluster.gpus_per_node
-    change: dict[str, Any] = {}
-    for phase in spec.phases if spec.written.schedule is None else ():
-        section = spec.phase(phase)
-        if section.ep_size < per_node and section.units > 1:
-            units = max(1, section.units * section.ep_size // per_node)
-            change |= {**_of_nodes(spec, phase, 1), f"{phase}.units": units}
-    if change:
-        yield change
-
-
 def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
     """On a single node a unit that does both, in place of two that cannot share it."""
     cluster, written = spec.cluster, spec.document.data
-    usable = _num_usable(spec)
+    usable = num_usable(spec)
     sizes = {spec.phase(phase).ep_size for phase in spec.phases}
     if usable == 1 and len(spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
         both = {**written["prefill"], **written["decode"]}
         both |= {key: written["prefill"][key] for key in ("max_batch_tokens",) if key in written["prefill"]}
         yield {"mixed": {key: value for key, value in both.items() if key != "units"}, "prefill": None, "decode": None}
-
-
-def _num_usable(spec: ResolvedSpec) -> int:
-    """Nodes that units may be placed on."""
-    return sum(
-        node.unusable is None
-        for node in nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
-    )
 
 
 def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
@@ -411,21 +354,3 @@ def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
     on_node = min(section.ep_size, spec.cluster.gpus_per_node)
     sizes = range(section.attention_tp + 1, on_node + 1)
     yield from ({f"{phase}.attention_tp": size} for size in sizes if on_node % size == 0)
-
-
-def _fix(changes: tuple[Change, ...]) -> Fix:
-    """`nearest: prefill.ep_size 16, or cluster.nodes 22`."""
-    return Fix(f"nearest: {', or '.join(map(_in_words, changes))}", changes)
-
-
-def _in_words(change: Change) -> str:
-    """What to write, and in place of what."""
-    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
-    gone = " and ".join(path for path, value in change.items() if value is None)
-    return f"{words} instead of {gone}" if gone else words
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -9,7 +9,7 @@ It does not plan: whether the cluster is large enough is not asked here.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -61,6 +61,14 @@ class ResolvedSpec:
         """Return what `phase` runs on."""
         name = self.written.gpu_name(phase)
         return self.gpu if name == self.cluster.gpu_name else GPUS[name]
+
+    def named_gpus(self) -> Iterator[tuple[str, str, Gpu]]:
+        """Yield where the spec names what its phases run on, the name there, and its figures."""
+        if any(self.phase(phase).gpu is None for phase in self.phases):
+            yield "cluster.gpu", self.cluster.gpu_name, self.gpu
+        for phase in self.phases:
+            if (name := self.phase(phase).gpu) is not None:
+                yield f"{phase}.gpu", name, self.gpu_of(phase)
 
     @property
     def cluster(self) -> ClusterSpec:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, WrapValidator
 from pydantic.fields import FieldInfo
 
+from planner.facts.terms import PHASES
 from planner.spec.schema import UNION_TAGS, Spec
 from planner.spec.section import Section
 
@@ -16,6 +17,7 @@ __all__ = [
     "is_quantity",
     "may_be_auto",
     "path_of",
+    "place_of",
     "required_in",
     "section_at",
     "section_of",
@@ -86,3 +88,10 @@ def sentence_of(field: FieldInfo) -> str:
 def path_of(location: Sequence[int | str]) -> str:
     """Return the dotted path of what Pydantic calls `location`."""
     return ".".join(str(part) for part in location if part not in UNION_TAGS)
+
+
+def place_of(path: str) -> str:
+    """Return `path` without the numbers of list items, and with PHASE in place of a phase: what tables are keyed by."""
+    section, *parts = path.split(".")
+    named = [part for part in parts if not part.isdecimal()]
+    return ".".join(["PHASE" if section in PHASES else section, *named])

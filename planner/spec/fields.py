@@ -26,7 +26,7 @@ from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_no
 from planner.spec.rule import Partial
 from planner.spec.schema import AUTO, Spec
 from planner.spec.section import Section
-from planner.spec.unknown_keys import fields_meant, unknown_key
+from planner.spec.unknown_keys import fields_meant, is_told_elsewhere, unknown_key
 from planner.spec.yaml import INTEGER
 
 __all__ = ["CheckedFields", "check_fields"]
@@ -59,7 +59,7 @@ def check_fields(data: Mapping[str, Any]) -> CheckedFields:
     told = details[:MAX_TOLD]
     unknown = (detail for detail in told if detail["type"] == "extra_forbidden")
     misspelt = frozenset(path for detail in unknown for path in fields_meant(detail, data))
-    violations = [_violation(detail, data) for detail in told if not _is_there(detail, misspelt)]
+    violations = [_violation(detail, data) for detail in told if not _is_said(detail, data, misspelt)]
     violations += _not_told(len(details) - len(told))
     wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | misspelt)
     sections = {path.partition(".")[0] for path in misspelt}
@@ -86,11 +86,13 @@ class _Wrong:
         return path in self._above
 
 
-def _is_there(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
-    """Whether a field that seems to be missing or empty is there under another key, or at another indentation."""
+def _is_said(detail: ErrorDetails, data: Mapping[str, Any], misspelt: frozenset[str]) -> bool:
+    """Whether a mistake is another one's: of a field that is there under another key, or at another indentation."""
     path = path_of(detail["loc"])
-    if detail["type"] == "missing":
-        return path in misspelt
+    if detail["type"] == "extra_forbidden":
+        return is_told_elsewhere(detail, data)
+    if path in misspelt:
+        return True
     return detail["input"] is None and any(each.startswith(f"{path}.") for each in misspelt)
 
 

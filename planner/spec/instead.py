@@ -4,30 +4,39 @@ Only what was meant is a change (`problems/fix.py`). It knows forms of values, a
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
+from planner.facts.quantities import as_we_spell
 from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, removal
 from planner.spec.declared import (
     choices_at,
     field_at,
     is_quantity,
     may_be_auto,
+    place_of,
     required_in,
     section_of,
     types_in,
 )
-from planner.spec.meant import fraction, thousandths, time_of_day, truth, variables, whole_number
-from planner.spec.other_names import unwrapped
+from planner.spec.meant import fraction, numeral, pairs, thousandths, time_of_day, truth, variables, whole_number
+from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
 from planner.spec.schema import AUTO
 from planner.spec.section import Section
 
-__all__ = ["as_yaml", "example_at", "instead_of", "instead_of_empty_text", "instead_of_nothing"]
+__all__ = ["as_yaml", "example_at", "in_our_form", "instead_of", "instead_of_empty_text", "instead_of_nothing"]
 
-NUMBERED = ("name", "rack", "leaf", "power")  # what is often called by a number, and is text
+# What is written in a form of its own elsewhere: place of the field -> its value in our form, or None.
+FORMS: Mapping[str, Callable[[Any], Any]] = {
+    "schedule.windows.at": time_of_day,
+    "kubernetes.env": variables,
+    "kubernetes.annotations": pairs,
+    "kubernetes.node_selector": pairs,
+    **dict.fromkeys((f"cluster.nodes.{key}" for key in ("name", "rack", "leaf", "power")), numeral),
+}
 
 
 def instead_of(path: str, value: Any) -> Fix:
@@ -37,6 +46,16 @@ def instead_of(path: str, value: Any) -> Fix:
         return did_you_mean(value, [AUTO])
     meant = None if value is None or is_quantity(field) else _meant_value(path, field, value)
     return example_at(path) if meant is None else Fix(f"nearest: {as_yaml(meant)}", ({HERE: meant},))
+
+
+def in_our_form(path: str, value: Any) -> Any:
+    """What stood under another name, as the field at `path` takes it: `fp8_e4m3` is `fp8` here; else `value` itself."""
+    field, choices = field_at(path), choices_at(path)
+    if choices and isinstance(value, str):
+        is_known = not (may_be_auto(field) and value == AUTO) and not is_not_planned_yet(path, value)
+        return (close_to(value_as_we_say(path, value), choices) if is_known else None) or value
+    meant = None if value is None or is_quantity(field) else _meant_value(path, field, value)
+    return unwrapped(value) if meant is None else meant
 
 
 def instead_of_empty_text(path: str) -> Fix:
@@ -78,14 +97,10 @@ def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
     if wrapped is not None:
         return wrapped
     types = list(types_in(field.annotation))
-    if path == "kubernetes.env":
-        return variables(value)
+    if form := FORMS.get(place_of(path)):
+        return form(value)
     if bool in types:
         return truth(value)
-    if path.rpartition(".")[2] == "at":
-        return time_of_day(value)
-    if path.startswith("cluster.nodes.") and path.rpartition(".")[2] in NUMBERED and type(value) is int:
-        return str(value)
     number = _number(path, types, value)
     return None if number is None else _plainest(_within(field, number))
 
@@ -96,6 +111,8 @@ def _wrapped(path: str, field: FieldInfo, value: Any) -> Any:
     is_element = path.rpartition(".")[2].isdecimal()
     if is_element and section and isinstance(value, str) and required_in(section) == ["name"]:
         return {"name": value}
+    if section and isinstance(value, str) and field.annotation == (section | None):
+        return _as_the_only_key(section, value)
     if is_element or get_origin(field.annotation) is not list:
         is_taken_out = str in types_in(field.annotation) and isinstance(plain, str) and plain != value
         return plain if is_taken_out else None
@@ -103,6 +120,16 @@ def _wrapped(path: str, field: FieldInfo, value: Any) -> Any:
         return [value] if isinstance(value, dict) and value.keys() >= set(required_in(section)) else None
     items = [each.strip() for each in plain.split(",")] if isinstance(plain, str) else []
     return items if items and all(items) else None
+
+
+def _as_the_only_key(section: type[Section], value: str) -> dict[str, str] | None:
+    """What `value` would be as the one key that `section` must have: `16Gi` of huge pages is their size."""
+    required = required_in(section)
+    if len(required) != 1:
+        return None
+    field = section.model_fields[required[0]]
+    said = as_we_spell("bytes", value) if is_quantity(field) else value if field.annotation is str else None
+    return {required[0]: said} if said else None
 
 
 def _number(path: str, types: Sequence[Any], value: Any) -> float | None:

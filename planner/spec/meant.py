@@ -6,7 +6,16 @@ For the fix of a message only: a spec in which one of these stands is wrong, and
 import re
 from typing import Any
 
-__all__ = ["fraction", "thousandths", "time_of_day", "truth", "variables", "whole_number"]
+__all__ = [
+    "fraction",
+    "numeral",
+    "pairs",
+    "thousandths",
+    "time_of_day",
+    "truth",
+    "variables",
+    "whole_number",
+]
 
 MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
 WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?")
@@ -44,8 +53,34 @@ def truth(value: Any) -> bool | None:
     return None if isinstance(value, bool) else (TRUTHS | FALSEHOODS).get(str(value).casefold())
 
 
+def numeral(value: Any) -> str | None:
+    """`7`, as the text that a name is."""
+    return str(value) if type(value) is int else None
+
+
+def pairs(value: Any) -> dict[str, str] | None:
+    """A list of `pool=inference` or `pool: inference`, or `pool=inference,zone=a` as kubectl takes it, as a mapping."""
+    items = value.split(",") if isinstance(value, str) else value
+    found = [_pair(each) for each in items] if isinstance(items, list) and items else [None]
+    named = dict(each for each in found if each is not None)
+    return named if len(named) == len(found) else None
+
+
+def _pair(written: Any) -> tuple[str, str] | None:
+    if isinstance(written, dict) and len(written) == 1:
+        ((key, text),) = written.items()
+        return (key, text) if isinstance(text, str) else None
+    key, sign, text = written.partition("=") if isinstance(written, str) else ("", "", "")
+    return (key.strip(), text.strip()) if sign and key.strip() else None
+
+
 def variables(value: Any) -> dict[str, Any] | None:
-    """Kubernetes' list of `{name, value}` and of secrets' keys as a mapping; None where it says anything else."""
+    """Kubernetes' list of `{name, value}` and of secrets' keys, or a shell's of `NAME=value`, as a mapping.
+
+    None where it says anything else.
+    """
+    if (shell := pairs(value)) is not None:
+        return shell
     found = [_variable(each) for each in value] if isinstance(value, list) else [None]
     named = dict(each for each in found if each is not None)
     return named if len(named) == len(found) else None

@@ -8,11 +8,11 @@ Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-p
 python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.facts.quantities import as_we_spell
-from planner.facts.terms import PHASES
+from planner.spec.declared import place_of
 from planner.spec.meant import fraction, thousandths
 from planner.spec.schema import MAX_ATTENTION_TP
 
@@ -22,6 +22,7 @@ __all__ = [
     "is_not_planned_yet",
     "of_the_server",
     "qualifiers_of",
+    "said_better",
     "said_by_flag",
     "said_by_object",
     "said_by_resources",
@@ -133,14 +134,22 @@ def as_we_say(key: str) -> str | None:
     return OTHER_NAMES.get(_plain(key))
 
 
+def said_better(key: str, beside: Iterable[str]) -> str | None:
+    """Return the key beside `key` that means the same field and says it better: vLLM's quantization, beside dtype."""
+    ours, names = as_we_say(key), list(OTHER_NAMES)
+    rivals = [each for each in beside if as_we_say(each) == ours] if ours else []
+    best = max(rivals, key=lambda each: names.index(_plain(each)), default=key)
+    return None if best == key else best
+
+
 def why_we_have_no(path: str) -> str | None:
     """Why nothing here is called so, where that takes more than a list of what there is."""
-    return NOT_YET.get(_place(path)) or WHY_NOT.get(_plain(path.rpartition(".")[2]))
+    return NOT_YET.get(place_of(path)) or WHY_NOT.get(_plain(path.rpartition(".")[2]))
 
 
 def what_instead_of(path: str) -> str | None:
     """What to do instead of writing this key, where to leave it out would lose what was meant."""
-    return INSTEAD.get(_place(path))
+    return INSTEAD.get(place_of(path))
 
 
 def why_not_so(path: str, value: Any) -> str | None:
@@ -156,13 +165,6 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 def value_as_we_say(path: str, value: Any) -> Any:
     """Return our word for what is called `value` elsewhere; `value` itself where it is none of these."""
     return OTHER_VALUES.get(path.rpartition(".")[2], {}).get(_plain(str(value)).casefold(), value)
-
-
-def _place(path: str) -> str:
-    """Return `path` without the numbers of list items, and with PHASE in place of a phase."""
-    section, *parts = path.split(".")
-    named = [part for part in parts if not part.isdecimal()]
-    return ".".join(["PHASE" if section in PHASES else section, *named])
 
 
 def _plain(key: str) -> str:
@@ -192,6 +194,7 @@ NOT_YET = {
     "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
+    "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
     "kubernetes.volumes.csi": _MOUNTED,
@@ -202,9 +205,12 @@ NOT_YET = {
     "schedule.windows.duration": _WINDOW,
 }
 
-INSTEAD = dict.fromkeys(
-    ("kubernetes.volumes.nfs", "kubernetes.volumes.csi"), "write the claim that has it, or the host_path of its mount"
-)
+_MOUNT = "write the claim that has it, or the host_path of its mount"
+INSTEAD = {
+    "kubernetes.volumes.nfs": _MOUNT,
+    "kubernetes.volumes.csi": _MOUNT,
+    "kubernetes.patches.path": "write what is in the file as a mapping below patch",
+}
 
 NOT_YET_VALUES = {
     "precision": (
@@ -217,8 +223,19 @@ NOT_YET_VALUES = {
     )
 }
 
-# Values of the spec that are called otherwise elsewhere.
-OTHER_VALUES = {"precision": {"nvfp4": "fp4", "modelopt_fp4": "fp4", "w4afp8": "w4a8"}}
+# Values of the spec that are called otherwise elsewhere, such as torch's and vLLM's words for a dtype.
+_DTYPES = {"float8": "fp8", "float8_e4m3": "fp8", "float8_e4m3fn": "fp8", "bfloat16": "bf16"}
+OTHER_VALUES = {
+    "precision": {
+        **_DTYPES,
+        "float32": "fp32",
+        "float": "fp32",
+        "nvfp4": "fp4",
+        "modelopt_fp4": "fp4",
+        "w4afp8": "w4a8",
+    },
+    "kv_precision": _DTYPES,
+}
 
 _DP = "dp_size is ep_size / attention_tp, each rank or attention group has requests of its own"
 _EP = "experts are always spread over all GPUs of a unit (ep_size)"
@@ -271,7 +288,7 @@ WHY_NOT = {
     "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
 }
 
-OTHER_NAMES = {
+OTHER_NAMES = {  # of two keys for one field the later one here says it better
     # vLLM
     "tensor_parallel_size": "attention_tp",
     "max_num_seqs": "max_requests",
@@ -289,9 +306,9 @@ OTHER_NAMES = {
     "ep_num_redundant_experts": "redundant_experts",
     "max_running_requests": "max_requests",
     "context_length": "max_request_tokens",
-    "chunked_prefill_size": "max_batch_tokens",
     "max_total_tokens": "max_kv_tokens",
     "max_prefill_tokens": "max_batch_tokens",
+    "chunked_prefill_size": "max_batch_tokens",
     # TensorRT-LLM
     "max_batch_size": "max_requests",
     "max_num_tokens": "max_batch_tokens",

@@ -4,7 +4,7 @@ A key may be misspelt, called otherwise by an engine or Kubernetes (`other_names
 wrong indentation. A field that was meant is there under a wrong name, so that nobody calls it missing too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -12,27 +12,26 @@ from pydantic_core import ErrorDetails
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, close_to, removal
-from planner.spec.declared import choices_at, path_of, required_in, section_at, section_of
-from planner.spec.instead import as_yaml
-from planner.spec.meant import time_of_day
+from planner.spec.declared import may_be_auto, path_of, place_of, required_in, section_at, section_of
+from planner.spec.instead import as_yaml, in_our_form
+from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
     QUANTITIES,
     as_we_say,
-    is_not_planned_yet,
     of_the_server,
     qualifiers_of,
+    said_better,
     said_by_flag,
     said_by_object,
     said_by_resources,
     unwrapped,
-    value_as_we_say,
     what_instead_of,
     why_we_have_no,
 )
-from planner.spec.schema import UNION_TAGS, Spec
+from planner.spec.schema import AUTO, UNION_TAGS, Spec
 
-__all__ = ["fields_meant", "unknown_key"]
+__all__ = ["fields_meant", "is_told_elsewhere", "unknown_key"]
 
 
 def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
@@ -52,6 +51,13 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
     elif said := _said_by_flag(detail, data):
         reason, fix = said[1], Fix(_written(said[0]) or "leave it out", ({HERE: None, **meant},))
+    elif meant and (of_kustomize := _of_kustomize(detail, data)):
+        gone = {f"{parent}.{each}": None for each in of_kustomize}
+        reason, fix = "that is Kustomize's form", Fix(_written(_short(meant, parent)), ({**gone, **meant},))
+    elif better := said_better(str(detail["loc"][-1]), _given(detail, data)):
+        reason = f"{better} says it, as {ours}"
+    elif _is_left_to_us(detail):
+        reason, fix = f"{ours} has a default in place of auto", removal(words="leave it out")
     elif meant and (of_server := _of_the_server(detail, data)):
         reason, fix = of_server
     elif meant:
@@ -79,36 +85,87 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
         return {path_of((*parents, each)): number for each, number in by_flag[0].items()}
     if moved := _level_above(detail, data) or _not_indented(detail, data):
         return moved
-    given: Any = data
-    for part in parents:
-        given = given[part]
+    given = _given(detail, data)
+    if form := FORMS.get(place_of(path)):
+        return {path_of((*parents, each)): value for each, value in form(given).items()}
     fields = section_at(detail["loc"]).model_fields
     free = [name for name in fields if name not in given]
     ours = as_we_say(str(key))
+    if _is_left_to_us(detail) or said_better(str(key), given):
+        return {}
     if ours in free:
         path = path_of((*parents, ours))
-        return {path: _in_our_form(path, detail["input"])}
-    if path.startswith("kubernetes.resources.") and key in QUANTITIES and "unit" in free:
-        said = said_by_resources(given)
-        return {"kubernetes.resources.unit": said} if said else {}
-    folder = unwrapped(detail["input"])
-    if path == "kubernetes.hostPath" and "volumes" in free and isinstance(folder, str):
-        return {"kubernetes.volumes": [{"host_path": folder, "mount_path": folder}]}
+        return {path: in_our_form(path, detail["input"])}
     if ours in fields or why_we_have_no(path):
         return {}
-    elsewhere = _elsewhere(ours or str(key), data)
+    elsewhere = {each: in_our_form(each, detail["input"]) for each in _elsewhere(ours or str(key), data)}
     free = [name for name in free if section_of(fields[name]) or not isinstance(detail["input"], dict)]
     free = [name for name in free if qualifiers_of(str(key)) <= qualifiers_of(name)]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
-    return {path_of((*parents, close)): detail["input"]} if close else dict.fromkeys(elsewhere, detail["input"])
+    return {path_of((*parents, close)): detail["input"]} if close else elsewhere
+
+
+def is_told_elsewhere(detail: ErrorDetails, data: Mapping[str, Any]) -> bool:
+    """Whether an unknown key is one of several of a form that is told at the first of them."""
+    keys = _of_kustomize(detail, data)
+    return bool(keys) and detail["loc"][-1] in keys[1:] and bool(fields_meant(detail, data))
+
+
+def _given(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section in which an unknown key stands."""
+    given: Any = data
+    for part in detail["loc"][:-1]:
+        given = given if part in UNION_TAGS else given[part]
+    assert isinstance(given, dict)
+    return given
+
+
+def _of_kustomize(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of Kustomize's form of a patch, of which this one is one."""
+    is_of_patch = place_of(path_of(detail["loc"][:-1])) == "kubernetes.patches"
+    keys = keys_of_kustomize(_given(detail, data)) if is_of_patch else ()
+    return keys if detail["loc"][-1] in keys else ()
+
+
+def _is_left_to_us(detail: ErrorDetails) -> bool:
+    """Whether a key of another tool asks for the default of a field that has one, and knows no `auto`."""
+    ours, section = as_we_say(str(detail["loc"][-1])), section_at(detail["loc"])
+    field = section.model_fields.get(ours or "")
+    return detail["input"] == AUTO and field is not None and not field.is_required() and not may_be_auto(field)
+
+
+def _of_folder(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A volume for a folder of the nodes."""
+    folder = unwrapped(given["hostPath"])
+    is_told = isinstance(folder, str) and "volumes" not in given
+    return {"volumes": [{"host_path": folder, "mount_path": folder}]} if is_told else {}
+
+
+def _of_container(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a unit's pods request, for a container's requests and limits."""
+    said = said_by_resources(given) if "unit" not in given else {}
+    return {"unit": said} if said else {}
+
+
+# What is said in a form of its own elsewhere: place of a key that we lack -> what its section says, as keys of ours.
+FORMS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "kubernetes.hostPath": _of_folder,
+    **dict.fromkeys((f"kubernetes.resources.{key}" for key in QUANTITIES), _of_container),
+    **dict.fromkeys((f"kubernetes.patches.{key}" for key in KUSTOMIZE_KEYS), said_by_kustomize),
+}
 
 
 def _renaming(value: Any, meant: Mapping[str, Any], parent: str) -> Fix:
     """Say which keys were meant, and what to write there where that is not `value`."""
-    short = {path.removeprefix(f"{parent}."): each for path, each in meant.items()}
+    short = _short(meant, parent)
     is_same = all(each == value for each in meant.values())
     words = f"did you mean {' and '.join(short)}?" if is_same else _written(short)
     return Fix(words, ({HERE: None, **meant},))
+
+
+def _short(meant: Mapping[str, Any], parent: str) -> dict[str, Any]:
+    """`meant` by the keys of the section that they stand in."""
+    return {path.removeprefix(f"{parent}."): each for path, each in meant.items()}
 
 
 def _written(values: Mapping[str, Any]) -> str:
@@ -161,16 +218,6 @@ def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str,
         above = name if name in Spec.model_fields else above
     section = section_of(Spec.model_fields[above]) if above and data[above] is None else None
     return {f"{above}.{key}": detail["input"]} if section and key in section.model_fields else {}
-
-
-def _in_our_form(path: str, value: Any) -> Any:
-    """A value under another key's name, as our key takes it: `fp8_e4m3` is `fp8` here."""
-    if path.endswith(".at"):
-        return time_of_day(value) or value
-    choices = choices_at(path)
-    if choices and isinstance(value, str) and not is_not_planned_yet(path, value):
-        return close_to(value_as_we_say(path, value), choices) or value
-    return unwrapped(value)
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, TypeGuard
 
 from planner.facts import names
 from planner.problems.fix import Fix, for_example, nearest
@@ -95,12 +95,12 @@ def cached_kernels_have_an_absolute_folder(folder: str | None) -> Broken | None:
 @_reads("kubernetes.stage.source", "kubernetes.volumes")
 def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken | None:
     """The copy is made from what a pod can see."""
-    if not _is_absolute(source) or volume_of(source, volumes) is not None:
-        return None
-    paths = [
-        path for path in (volume.get("mount_path") for volume in volumes) if path is not None and _is_absolute(path)
-    ]
+    paths = [path for volume in volumes if _is_free(path := volume.get("mount_path"))]
+    if not _is_absolute(source) or volume_of(source, volumes) is not None or len(paths) < len(volumes):
+        return None  # where a volume will be that has a wrong path, nobody knows yet
     rule = "S457 must be in one of kubernetes.volumes"
+    if shown := _shown_at(source, volumes):
+        return Broken(rule, "pods see the folder of the nodes under another path", nearest(shown))
     reason = f"pods see {' and '.join(paths)}" if paths else "pods see no volume"
     if paths:
         return Broken(rule, reason, nearest(*paths))
@@ -142,6 +142,20 @@ def volume_of(path: str, volumes: Volumes) -> int | None:
         index: volume["mount_path"] for index, volume in enumerate(volumes) if _is_in(path, volume.get("mount_path"))
     }
     return max(above, key=lambda index: len(above[index]), default=None)
+
+
+def _shown_at(path: str, volumes: Volumes) -> str | None:
+    """Return where pods see a folder of the nodes; None where no volume has it."""
+    above = [each for each in volumes if _is_in(path, each.get("host_path"))]
+    if not above:
+        return None
+    volume = max(above, key=lambda each: len(each["host_path"]))
+    return posixpath.normpath(posixpath.join(volume["mount_path"], posixpath.relpath(path, volume["host_path"])))
+
+
+def _is_free(path: str | None) -> TypeGuard[str]:
+    """Whether something can be mounted there."""
+    return path is not None and _is_absolute(path) and not _is_taken_by_pods(path)
 
 
 def _on_nodes(path: str, volumes: Volumes) -> str | None:

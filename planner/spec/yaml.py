@@ -137,15 +137,18 @@ class _Reader:
             raise self.refused(_start(event), f"S108 must nest at most {MAX_DEPTH} deep", "no spec needs more", fix)
         self.values[path] = _start(event)
         if isinstance(event, yaml.MappingStartEvent):
-            return self.mapping(events, path, depth)
+            return self.mapping(event, events, path, depth)
         if isinstance(event, yaml.SequenceStartEvent):
             return self.sequence(events, path, depth)
         assert isinstance(event, yaml.ScalarEvent)
         return _scalar(event)
 
-    def mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
-        """The rest of a mapping whose start has been taken."""
+    def mapping(
+        self, start: yaml.MappingStartEvent, events: Iterator[yaml.Event], path: str, depth: int
+    ) -> dict[str, Any]:
+        """The rest of a mapping whose `start` has been taken."""
         result: dict[str, Any] = {}
+        before: tuple[str, str] | None = None  # the last key and its text
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
@@ -155,8 +158,36 @@ class _Reader:
             if key in result:
                 raise self.given_twice(key, _start(event), path, result)
             self.keys[key_path] = _start(event)
-            result[key] = self.value(next(events), events, key_path, depth + 1)
+            value = next(events)
+            if start.flow_style and self.has_no_colon(event, value):
+                raise self.cut_off(event, events, before)
+            before = (key, value.value) if isinstance(value, yaml.ScalarEvent) else None
+            result[key] = self.value(value, events, key_path, depth + 1)
         return result
+
+    def has_no_colon(self, key: yaml.Event, value: yaml.Event) -> bool:
+        """Whether a key in braces has neither a value nor a colon: it is a part of what stands before it."""
+        assert key.end_mark
+        assert value.start_mark
+        between = self.text[key.end_mark.index : value.start_mark.index]
+        return isinstance(value, yaml.ScalarEvent) and not value.value and value.implicit[0] and ":" not in between
+
+    def cut_off(self, key: yaml.Event, events: Iterator[yaml.Event], before: tuple[str, str] | None) -> SpecError:
+        """Say that a comma in braces has ended the value `before` it, which goes on in `key` and those like it."""
+        assert isinstance(key, yaml.ScalarEvent)
+        place, parts = _start(key), [key.value]
+        for event in events:
+            if not isinstance(event, yaml.ScalarEvent) or not self.has_no_colon(event, next(events)):
+                break
+            parts.append(event.value)
+        rule = "S110 must give each key in braces a value"
+        if before is None:
+            return self.refused(place, rule, f"`{parts[0]}` has none", f"write `{parts[0]}: null`, or what it is")
+        name, value = before
+        whole = [value, *parts]
+        reason = f"a comma in braces ends a value, so that `{name}` is `{value}` alone"
+        fix = f'put it in quotes, `{name}: "{",".join(whole)}"`, or a list in brackets, `{name}: [{", ".join(whole)}]`'
+        return self.refused(place, rule, reason, fix)
 
     def key(self, event: yaml.Event) -> str:
         """The text that a key must be, in characters that are YAML's where they look like it."""

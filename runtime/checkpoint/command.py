@@ -15,7 +15,7 @@ __all__ = ["write_digests"]
 
 
 def write_digests(checkpoint: str, output: Path | None, num_threads: int, *, as_json: bool) -> None:
-    """Write the manifest beside `config.json`, or to `output`, and print what it covers. Raises RuntimeFailure."""
+    """Write the manifest beside `config.json`, or to `output`, and print what it covers. Raise RuntimeFailure."""
     folder = resolve(checkpoint)
     path = output or folder / MANIFEST
     shards = read_shards(folder)
@@ -34,6 +34,6 @@ def write_digests(checkpoint: str, output: Path | None, num_threads: int, *, as_
 
 
 def _new_bars() -> Progress:
-    """Show who waits at a terminal how far it is: reading a checkpoint takes minutes."""
+    """Show progress to someone waiting at a terminal: reading a checkpoint takes minutes."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

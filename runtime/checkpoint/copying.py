@@ -46,7 +46,7 @@ def copy_files(
     manifest: Manifest | None,
     num_threads: int,
 ) -> None:
-    """Copy the files in `sizes`, several at a time. Raises CheckpointError, RuntimeFailure and OSError."""
+    """Copy the files in `sizes`, several at a time. Raise CheckpointError, RuntimeFailure and OSError."""
     total = sum(sizes.values())
     free = shutil.disk_usage(destination).free
     if total > free:
@@ -72,13 +72,13 @@ def copy_files(
 
 
 def partial_name(name: str) -> str:
-    """Return what a file is called until it is whole."""
+    """Return the name of a file until it is whole."""
     return f".{name}.partial"
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` once it is whole and on the disk. Raises OSError."""
+    """Open a file that takes the place of `path` once it is whole and on the disk. Raise OSError."""
     partial = path.with_name(partial_name(path.name))
     partial.unlink(missing_ok=True)
     with partial.open("xb") as file:  # never what a link there points to
@@ -95,7 +95,7 @@ def say(sentence: str) -> None:
 
 
 def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
-    """Return all of a file, header and tensors as they follow each other; nothing to compare without a manifest."""
+    """Return the pieces of a file, header and tensors in order; none without a manifest to compare with."""
     if shard is None or manifest is None:
         return ()
     expected = manifest.files[shard.path.name]
@@ -110,7 +110,7 @@ def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
 
 
 def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], progress: "_Progress") -> None:
-    """Copy one file of `size` bytes. Raises CheckpointError, and OSError about `destination`."""
+    """Copy one file of `size` bytes. Raise CheckpointError, and OSError about `destination`."""
     check = _Check(source, pieces)
     with written_whole(destination) as file:
         for part in _parts(source, size):
@@ -120,7 +120,7 @@ def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], 
 
 
 def _parts(path: Path, size: int) -> Iterator[bytes]:
-    """Yield the `size` bytes of a file. Raises CheckpointError: what cannot be read, or has others, is the source."""
+    """Yield the `size` bytes of a file. Raise CheckpointError when the source cannot be read, or has another size."""
     left = size
     try:
         with open_file(path) as file:
@@ -145,7 +145,7 @@ class _Check:
         self._hash = hashlib.sha256()
 
     def take(self, part: bytes) -> None:
-        """Take the next bytes. Raises CheckpointError at the end of a piece that is another."""
+        """Take the next bytes. Raise CheckpointError at the end of a piece with another digest."""
         rest = memoryview(part)
         while rest and self._left:
             piece = self._left[-1]
@@ -164,7 +164,7 @@ class _Check:
 
 
 class _Progress:
-    """Says on stderr how far the copy is, one line at a time: a pod's log is no terminal."""
+    """Prints to stderr how far the copy is, one line at a time: a pod's log is no terminal."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._lock = total, 0, Lock()

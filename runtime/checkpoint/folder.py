@@ -28,7 +28,7 @@ MAX_READ_BYTES = 100 * 2**20  # of a file that is read at once; DeepSeek-V3's la
 
 
 def resolve(uri: str) -> Path:
-    """The checkpoint's folder: `bundled:NAME` inside this package, else an absolute path. Raises CheckpointError."""
+    """Return the checkpoint's folder: `bundled:NAME` in this package, else an absolute path. Raise CheckpointError."""
     package = Path(__file__).parents[1]
     folder = package / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
     if not os.path.isdir(folder):  # without the errors that `Path.is_dir` has for names that no folder can have
@@ -38,14 +38,14 @@ def resolve(uri: str) -> Path:
 
 
 def check_config_digest(folder: Path, digest: str | None) -> None:
-    """Refuse a checkpoint of other shapes than the plan was made for, where it says. Raises CheckpointError."""
+    """Refuse a checkpoint whose config differs from the plan's, if the plan names one. Raise CheckpointError."""
     found = config_digest(folder)
     if digest is not None and found != digest:
         raise CheckpointError(f"{folder / 'config.json'} is {found}, the plan was made for {digest}: plan again")
 
 
 def config_digest(folder: Path) -> str:
-    """The sha256 of the bytes of `config.json`. Raises CheckpointError."""
+    """Return the sha256 of the bytes of `config.json`. Raise CheckpointError."""
     return digest_of_bytes(read_bytes(folder / "config.json"))
 
 
@@ -55,7 +55,7 @@ def digest_of_bytes(content: bytes) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file. Raises CheckpointError."""
+    """Return a JSON object from a checkpoint's file. Raise CheckpointError."""
     try:
         value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a small file. Raises CheckpointError."""
+    """Return all bytes of a small file. Raise CheckpointError."""
     try:
         with open_file(path) as file:
             content = file.read(MAX_READ_BYTES + 1)
@@ -78,7 +78,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file that has an end. Raises CheckpointError for a FIFO, a device or a folder, and OSError."""
+    """Open a file that has an end. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO would be waited for here
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

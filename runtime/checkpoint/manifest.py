@@ -33,7 +33,7 @@ PART_BYTES = 8 * 2**20
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one file holds."""
+    """The content of one file, as digests."""
 
     num_bytes: int = msgspec.field(name="bytes")
     header: str
@@ -41,7 +41,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the files of a checkpoint hold."""
+    """The content of a checkpoint's files, as digests."""
 
     version: Literal[1]
     config_digest: str
@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {name: digest for file in self.files.values() for name, digest in file.tensors.items()}
 
     def check_headers(self, shards: Sequence[Shard]) -> None:
-        """Refuse files of other names, sizes or headers. Raises CheckpointError."""
+        """Refuse files of other names, sizes or headers. Raise CheckpointError."""
         found = {shard.path.name: shard for shard in shards}
         for name in sorted(found.keys() ^ self.files.keys()):
             where = "the folder" if name in found else MANIFEST
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The folder's manifest, if it has one. Raises CheckpointError where it cannot be read, or is of another config."""
+    """Return the folder's manifest, or None. Raise CheckpointError if it cannot be read, or is of another config."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         return None
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def check_weights_digest(folder: Path, digest: str | None) -> None:
-    """Refuse other weights than the plan was made for, where it was made for certain ones. Raises CheckpointError."""
+    """Refuse other weights than the plan's, if the plan names some. Raise CheckpointError."""
     if digest is None:
         return
     path = folder / MANIFEST
@@ -96,7 +96,7 @@ def check_weights_digest(folder: Path, digest: str | None) -> None:
 def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progress: Callable[[int], None]) -> Manifest:
     """Read every byte of a checkpoint, `num_threads` tensors at a time. `progress(n)`: n more bytes are done.
 
-    Raises CheckpointError.
+    Raise CheckpointError.
     """
     stored = [(shard.path.name, name, tensor) for shard in shards for name, tensor in shard.tensors.items()]
     threads = ThreadPoolExecutor(num_threads)
@@ -115,7 +115,7 @@ def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progr
 
 
 def write_manifest(manifest: Manifest, path: Path) -> str:
-    """Write it whole or not at all, and return the sha256 of its bytes. Raises RuntimeFailure."""
+    """Write it whole or not at all, and return the sha256 of its bytes. Raise RuntimeFailure."""
     content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
     try:
         _write(content, path)

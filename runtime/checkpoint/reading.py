@@ -25,7 +25,7 @@ WAITING_BYTES = 2**25  # so that a thread that wakes up late delays nobody
 class ReadDigests:
     """Takes tensors in parts, each tensor's in order. `found` has the digest of every tensor that is complete.
 
-    With `expected`, of the manifest, a tensor that holds something else raises CheckpointError, a few parts later.
+    When a tensor's digest is not the one in `expected`, of the manifest, CheckpointError is raised a few parts later.
     """
 
     def __init__(self, expected: Mapping[str, str] | None, num_threads: int) -> None:
@@ -59,7 +59,7 @@ class ReadDigests:
         self._waiting_bytes += part.nbytes
 
     def _wait_until(self, num_bytes: int) -> None:
-        """Until at most so many bytes wait."""
+        """Wait until at most `num_bytes` wait to be hashed."""
         while self._waiting and (self._waiting_bytes > num_bytes or self._waiting[0][1].done()):
             part_bytes, hashed = self._waiting.popleft()
             self._waiting_bytes -= part_bytes

@@ -1,4 +1,4 @@
-"""Whether two ranks read the same weights, told from a few bytes a file.
+"""Tell from a few bytes a file whether two ranks read the same weights.
 
 With a manifest, every rank has held what it read against it, and equal manifests are equal weights. Without one, ranks
 compare config.json, the size and the header of each file, and the tensors that all of them read: everything but routed
@@ -23,7 +23,7 @@ Files = dict[str, tuple[int, str]]  # name -> size, and the digest of what all r
 
 
 def compared_files(folder: Path, shards: Sequence[Shard], common: Mapping[str, str], has_manifest: bool) -> Files:
-    """What this rank found. `common`: the digests of the tensors that every rank reads."""
+    """Return this rank's files as it found them. `common`: the digests of the tensors that every rank reads."""
     if has_manifest:
         content = read_bytes(folder / MANIFEST)
         return {MANIFEST: (len(content), digest_of_bytes(content))}
@@ -33,7 +33,7 @@ def compared_files(folder: Path, shards: Sequence[Shard], common: Mapping[str, s
 
 
 def check_same_files(own: Files, own_name: str, others: Files, other_name: str) -> None:
-    """Refuse weights that differ, naming the first file that does, and both ranks. Raises CheckpointError."""
+    """Refuse weights that differ, naming the first file that does, and both ranks. Raise CheckpointError."""
     for name in sorted(own.keys() | others.keys(), key=lambda name: (name != MANIFEST, name)):
         if own.get(name) != others.get(name):
             raise CheckpointError(

@@ -101,7 +101,7 @@ def _refuse_overlap(folder: Path, destination: Path) -> None:
 
 
 def _is_in(path: Path, folder: Path) -> bool:
-    """Whether `path` is `folder` or below it; either may not be there yet."""
+    """Return whether `path` is `folder` or below it; either may not be there yet."""
     whole = Path(os.path.realpath(path))
     above = [each for each in (whole, *whole.parents) if os.path.exists(each)]
     return os.path.exists(folder) and any(os.path.samefile(each, folder) for each in above)
@@ -109,7 +109,7 @@ def _is_in(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other pods of this node out, which may stage the same. The kernel lets go of the lock with the process."""
+    """Keep out other pods of this node, which may stage the same. The kernel drops the lock when the process ends."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # else a FIFO would be waited for here
     with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -123,7 +123,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """What tells this source from another of the same sizes, without reading it."""
+    """Return what tells this source from another of the same sizes, without reading it."""
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
@@ -132,7 +132,7 @@ def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, An
 
 
 def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the files of another source, and note which one those to come are of. Raises RuntimeFailure."""
+    """Remove the files of another source, and note the source of those to come. Raise RuntimeFailure."""
     known = _read_record(destination)
     if known == identity:
         return
@@ -150,7 +150,7 @@ def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> Non
 
 
 def _read_record(destination: Path) -> dict[str, Any]:
-    """Return what was staged; no files where nothing was. Raises RuntimeFailure for what staging does not write."""
+    """Return what was staged; no files if nothing was. Raise RuntimeFailure for what staging does not write."""
     path = destination / STAGED
     if not os.path.lexists(path):
         return {"files": {}}
@@ -169,5 +169,5 @@ def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a file that staging may have written: a link is none."""
+    """Return the size of a file that staging may have written, which is never a link."""
     return path.stat().st_size if path.is_file() and not path.is_symlink() else None

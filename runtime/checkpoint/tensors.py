@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint has and where they lie, read from the headers of its files and held against their sizes.
+"""The tensors of a checkpoint and where they lie, read from the headers of its files and held against their sizes.
 
 Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
 """
@@ -21,7 +21,7 @@ MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and how: `dtype` in safetensors' words, `start` and `num_bytes` in its file."""
+    """A tensor in its file: `dtype` in safetensors' words, `start` and `num_bytes` in bytes."""
 
     path: Path
     dtype: str
@@ -41,7 +41,7 @@ class Shard:
 
 
 class _TensorEntry(msgspec.Struct):
-    """What a safetensors header says of one tensor; its type is the reader's to check."""
+    """The entry of one tensor in a safetensors header; the reader must check its type."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,12 +49,12 @@ class _TensorEntry(msgspec.Struct):
 
 
 def read_shards(folder: Path) -> list[Shard]:
-    """Every file by its header, which is held against its size; in the order of their names. Raises CheckpointError."""
+    """Return every file by its header, which is held against its size, in name order. Raise CheckpointError."""
     return [_read_shard(path) for path in _tensor_files(folder)]
 
 
 def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
-    """Every tensor by its name. Raises CheckpointError."""
+    """Return every tensor by its name. Raise CheckpointError."""
     index: dict[str, StoredTensor] = {}
     for shard in shards:
         for name, tensor in shard.tensors.items():
@@ -66,7 +66,7 @@ def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
 
 
 def refuse_holes(shards: Sequence[Shard]) -> None:
-    """Refuse a file that was made in full length before it was filled, and never was. Raises CheckpointError."""
+    """Refuse a file that was created in full length and never filled. Raise CheckpointError."""
     for shard in shards:
         hole = _first_hole(shard)
         if hole < shard.num_bytes:
@@ -88,19 +88,22 @@ def _tensor_files(folder: Path) -> list[Path]:
 
 
 def _file_name(name: str, index: Path) -> str:
-    """A shard lies beside its index (as a link, if need be): a checkpoint names no other files of this machine."""
+    """Return a shard's file name. It lies beside its index, or is a link there: a checkpoint names no other files."""
     if name in ("", ".", "..") or "/" in name:
         raise CheckpointError(f"{index} names the file {name!r}, which is not the name of a file beside it")
     return name
 
 
 def _exists(path: Path) -> bool:
-    """Without the errors that `Path.exists` has for names that no file can have, and folders that are closed to us."""
+    """Return whether the file exists.
+
+    `Path.exists` would raise for names that no file can have, and for folders that are closed to us.
+    """
     return os.path.exists(path)
 
 
 def _first_hole(shard: Shard) -> int:
-    """Return where the file system keeps nothing: the end of the file where it keeps all, or nobody knows."""
+    """Return where the file system first stores nothing; the file's end if it stores all, or if nobody knows."""
     with suppress(OSError), open_file(shard.path) as file:
         return os.lseek(file.fileno(), 0, os.SEEK_HOLE)
     return shard.num_bytes
@@ -137,7 +140,10 @@ def _stored(path: Path, data: int, entry: _TensorEntry) -> StoredTensor:
 
 
 def _check_offsets(path: Path, entries: dict[str, _TensorEntry]) -> None:
-    """Tensors follow each other without gaps, from 0 on: the format's own rule, so that none is read as another."""
+    """Check that tensors follow each other without gaps, from 0 on.
+
+    It is the format's own rule, so that no tensor is read as another.
+    """
     so_far = 0
     for name, entry in sorted(entries.items(), key=lambda named: named[1].data_offsets):
         start, end = entry.data_offsets

@@ -64,7 +64,7 @@ class Summed:
     result_TD: Tensor
 
     def sum(self) -> Tensor:
-        """Return them."""
+        """Return the results."""
         return self.result_TD
 
 
@@ -77,7 +77,7 @@ def deep_ep_form(
     ops: Ops,
     capacity: int | None,
 ) -> TokenDispatcher | None:
-    """Return DeepEP's form for this unit, or None where there is none; the log says once why not.
+    """Return DeepEP's form for this unit, or None if there is none; the log says once why not.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     """
@@ -119,7 +119,7 @@ def why_no_low_latency(group: Group, hidden_size: int, top_k: int) -> str | None
 
 
 class _DeepEp:
-    """What both forms have: the unit, its rows, and DeepEP's buffer, once its ranks are here."""
+    """The common part of both forms: the unit, its rows, and DeepEP's buffer once its ranks are here."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = False
@@ -149,7 +149,7 @@ class NormalDispatcher(_DeepEp):
     """DeepEP's normal kernels."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
-        """Send rows; what this rank was sent is put in order when it has arrived."""
+        """Send rows. The rows that this rank is sent are put in order when they have arrived."""
         x, weights_TK = self.row_format.quantise(x_TD), weights_TK.contiguous()
         x = Quantised(x.codes, x.scales.contiguous()) if isinstance(x, Quantised) else x
         contracts.check_dispatch(x, slots_TK, weights_TK, self.group.size, self.num_slots)
@@ -247,12 +247,12 @@ class LowLatencyDispatcher(_DeepEp):
         self._num_under_way = 0
 
     def begin_step(self, num_tokens: int) -> None:
-        """There is room for this many, or the launch file's limits are not kept."""
+        """Assert that there is room for this many: otherwise the launch file's limits are broken."""
         assert num_tokens <= self.capacity
         super().begin_step(num_tokens)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
-        """Begin to send; the rows are in their slots' room when it has been waited for."""
+        """Begin to send; after the wait the rows are in their slots' room."""
         x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
         sizes = self.group.size, self.num_slots, self.capacity
         contracts.check_low_latency_dispatch(x_TD, slots_TK, weights_TK, *sizes)
@@ -299,7 +299,7 @@ class LowLatencyDispatcher(_DeepEp):
 
 
 class _Handles:
-    """What DeepEP asks of a communicator while its buffer is made: who is who, and everybody's handle.
+    """The communicator that DeepEP asks for while it makes its buffer: who is who, and everybody's handle.
 
     A handle is a device's number, an address as bytes, or None where a rank has none.
     """
@@ -324,9 +324,9 @@ class _Handles:
 
 
 def _added(results_RD: Tensor, place_RK: Tensor, weights_RK: Tensor) -> Tensor:
-    """Add up each token's rows with their weights, [tokens that came, D]; -1 is the place of no row.
+    """Add up each token's rows with their weights, [tokens that came, D]; a place of -1 means no row.
 
-    A place of no row is read as the token's first row with a weight of 0: what another token's row holds cannot matter.
+    For such a place the token's first row is read with a weight of 0, so that another token's row cannot matter.
     """
     if not len(place_RK):
         return results_RD.new_empty(0, results_RD.shape[1])

@@ -74,12 +74,12 @@ class Pending(Generic[T]):
     finish: Callable[[Any], T]
 
     def wait(self) -> T:
-        """The result; once. Raises PeerLost."""
+        """Return the result; call it once. Raise PeerLost."""
         return self.finish(self.arrive())
 
 
 class WeightsApplied(Enum):
-    """Where the gate's weights meet the experts' results."""
+    """The place where the gate's weights meet the experts' results."""
 
     BY_COMBINE = auto()
     BY_EXPERTS = auto()  # rows come with their weights, and combine adds what it is given
@@ -123,7 +123,7 @@ ExpertRows = ContiguousRows | MaskedRows
 
 @dataclass(frozen=True)
 class Computed:
-    """What is left of a dispatch when the experts have read its rows."""
+    """The rest of a dispatch after the experts have read its rows."""
 
     sent_W: Tensor  # this rank's pairs for each rank
     way_back: Any  # what the dispatcher itself needs in combine
@@ -143,7 +143,7 @@ class Dispatched:
 
 
 class Combined(Protocol):
-    """What the experts made of this rank's tokens, arrived."""
+    """The experts' results for this rank's tokens, arrived."""
 
     def sum(self) -> Tensor:
         """Return the weighted sum over each token's choices, [T, D]."""
@@ -164,47 +164,47 @@ class ChoiceRows:
 
 
 class RowFormat(Protocol):
-    """How a token's activations travel: rows of bytes, because they may be of several types (codes and scales)."""
+    """The form in which a token's activations travel: rows of bytes, since they may have several types."""
 
     def quantise(self, x_TD: Tensor) -> Tensor | Quantised:
-        """Return what travels, before it becomes bytes."""
+        """Return the form that travels, before it becomes bytes."""
 
     def encode(self, x_TD: Tensor) -> Tensor:
         """Return rows of bytes, [T, X], uint8."""
 
     def decode(self, bytes_RX: Tensor) -> Tensor | Quantised:
-        """Return what the experts take of rows [R, X] that `encode` gave, or of such rows in slots [M, Z, X]."""
+        """Return the experts' input from rows [R, X] that `encode` gave, or from such rows in slots [M, Z, X]."""
 
 
 class PlainRows:
-    """As they are."""
+    """Rows sent without any change."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
     def quantise(self, x_TD: Tensor) -> Tensor:
-        """The same."""
+        """Return the same tensor."""
         return x_TD
 
     def encode(self, x_TD: Tensor) -> Tensor:
-        """The same memory."""
+        """Return the same memory as bytes."""
         assert x_TD.dtype == self.dtype
         return x_TD.contiguous().view(torch.uint8)
 
     def decode(self, bytes_RX: Tensor) -> Tensor:
-        """The same memory."""
+        """Return the same memory as activations."""
         return bytes_RX.view(self.dtype)
 
 
 @dataclass
 class ExchangeTime:
-    """How many exchanges there were, and how long they took from their beginning to the arrival of the rows."""
+    """The number of exchanges, and their time from the beginning to the arrival of the rows."""
 
     count: int = 0
     seconds: float = 0.0
 
     def timed(self, exchange: Callable[[], T]) -> Callable[[], T]:
-        """`exchange`, which begins now."""
+        """Return `exchange`, timed from now until it returns."""
         began = time.monotonic()
 
         def until_here() -> T:
@@ -215,14 +215,14 @@ class ExchangeTime:
         return until_here
 
     def add(self, seconds: float) -> None:
-        """One more exchange, which took so long."""
+        """Count one more exchange, which took `seconds`."""
         self.count += 1
         self.seconds += seconds
 
 
 @dataclass
 class Traffic:
-    """What was exchanged so far. Bytes are those of dispatch, without combine."""
+    """The traffic so far. Bytes are those of dispatch, without combine."""
 
     bytes_sent: int = 0  # to other ranks
     bytes_to_other_nodes: int = 0  # part of them
@@ -230,7 +230,7 @@ class Traffic:
     combine: ExchangeTime = field(default_factory=ExchangeTime)
 
     def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
-        """So many rows go to each rank of `group`: add them by the links that they take."""
+        """Add the rows that go to each rank of `group`, by the links that they take."""
         for rank, number in enumerate(send):
             if rank != group.rank:
                 self.bytes_sent += number * row_bytes
@@ -246,7 +246,7 @@ class TokenDispatcher(Protocol):
     sums_in_order: bool
 
     def begin_step(self, num_tokens: int) -> None:
-        """Hear that this rank has at most so many tokens in a dispatch of this step. A collective."""
+        """Learn that this rank has at most `num_tokens` tokens in a dispatch of this step. A collective."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Bring each pair's row to its slot."""
@@ -266,7 +266,7 @@ class LocalDispatcher:
         self.traffic = Traffic()
 
     def begin_step(self, num_tokens: int) -> None:
-        """There is nobody to agree with."""
+        """Do nothing: there is nobody to agree with."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
         """Sort the pairs by slot."""
@@ -278,14 +278,14 @@ class LocalDispatcher:
         return _here(Dispatched(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
-        """They are here, sorted."""
+        """Return the results, which are here, sorted."""
         row_of_pair_TK, weights_TK = dispatched.way_back
         return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a rank told each rank before any row moved, and what each told it: a line for each rank.
+    """The numbers that a rank told each rank before any row moved, and those that each told it, one line a rank.
 
     The host waits for these numbers once, and for nothing else in a dispatch.
     """
@@ -318,10 +318,10 @@ class AllToAllDispatcher:
         self.traffic = Traffic()
 
     def begin_step(self, num_tokens: int) -> None:
-        """Any number is dispatched alike."""
+        """Do nothing: any number of tokens is dispatched alike."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
-        """Put the slots in front of each row; exchange; make of what came a row for each slot that is here."""
+        """Put the slots in front of each row, exchange, and make a row for each slot here from the rows that came."""
         pairs_WM = self.sizes(slots_TK)
         row_of_pair = inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)
@@ -343,7 +343,7 @@ class AllToAllDispatcher:
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, group_by_slot)
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
-        """Each pair's result goes to its token's rank."""
+        """Send each pair's result to its token's rank."""
         way: _WayBack = dispatched.way_back
         rows = results.index_select(0, inverse(way.arrival_of_row))
         exchange = partial(self.group.all_to_all, rows, way.received, way.sent)
@@ -361,7 +361,7 @@ class AllToAllDispatcher:
         return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
-        """What brings every row to its ranks: the sizes, then the rows, sources in order."""
+        """Return a function that brings every row to its ranks: the sizes, then the rows, sources in order."""
         is_for_TW = self.among(slots_TK // self.slots_per_rank)
         sizes_WX = torch.cat((pairs_WM, is_for_TW.sum(0)[:, None]), 1)
 
@@ -380,35 +380,35 @@ class AllToAllDispatcher:
         return Sizes(sent, received, received_WX)
 
     def for_each(self, rows_RX: Tensor, is_for_RW: Tensor, num_rows: int) -> Tensor:
-        """The rows for each rank, rank by rank, a row that is for several once for each: `num_rows` in all."""
+        """Return `num_rows` rows, rank by rank: those for each rank. A row for several ranks is there once for each."""
         return rows_RX.index_select(0, is_for_RW.T.nonzero_static(size=num_rows)[:, 1])
 
     def among(self, ranks_RK: Tensor) -> Tensor:
-        """[R, W], whether each rank is one of a row's."""
+        """Return [R, W], whether each rank is one of a row's."""
         is_among_RW = ranks_RK.new_zeros(len(ranks_RK), self.group.size, dtype=torch.bool)
         return is_among_RW.scatter_(1, ranks_RK, True)
 
     def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """One all-to-all of rows of bytes, counted."""
+        """Do one all-to-all of rows of bytes, and count it."""
         self.traffic.count(self.group, send, rows.shape[1])
         return self.group.all_to_all(rows, send, receive)
 
     def sizes(self, slots_TK: Tensor) -> Tensor:
-        """Pairs for each slot of each rank, [W, M]."""
+        """Return the pairs for each slot of each rank, [W, M]."""
         pairs_WM = slots_TK.new_zeros(self.group.size, self.slots_per_rank)
         slots = slots_TK.flatten()
         pairs_WM.view(-1).scatter_add_(0, slots, torch.ones_like(slots))
         return pairs_WM
 
     def _by_slot(self, lines: list[list[int]]) -> list[list[int]]:
-        """The pairs for each slot, of each line of sizes."""
+        """Return the pairs for each slot, from each line of sizes."""
         return [line[: self.slots_per_rank] for line in lines]
 
     def _pairs(self, lines: list[list[int]]) -> list[int]:
-        """The pairs of each line of sizes."""
+        """Return the sum of pairs of each line of sizes."""
         return [sum(pairs) for pairs in self._by_slot(lines)]
 
 
 def _here(value: T) -> Pending[T]:
-    """Nothing is under way."""
+    """Return a pending value for which nothing is under way."""
     return Pending(lambda: value, lambda arrived: arrived)

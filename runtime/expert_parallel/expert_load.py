@@ -14,21 +14,24 @@ __all__ = ["ExpertLoad"]
 
 
 class ExpertLoad:
-    """(Token, choice) pairs: `rows` `[num_moe_layers, slots_per_rank]`, `sent` `[num_moe_layers, num_ranks]`."""
+    """Counts of (token, choice) pairs.
+
+    `rows` is `[num_moe_layers, slots_per_rank]`, `sent` is `[num_moe_layers, num_ranks]`.
+    """
 
     def __init__(self, local_experts: Tensor, num_ranks: int) -> None:
-        """`local_experts` `[num_moe_layers, slots_per_rank]`: the logical expert in each slot of this rank."""
+        """Start at 0. `local_experts` `[num_moe_layers, slots_per_rank]` is the logical expert in each slot here."""
         self.local_experts = local_experts
         self.rows = torch.zeros_like(local_experts)
         self.sent = local_experts.new_zeros(len(local_experts), num_ranks)
         self._rows_of_layer, self._sent_of_layer = list(self.rows), list(self.sent)
 
     def add(self, moe_layer: int, counts_M: Tensor, sent_W: Tensor) -> None:
-        """Count one dispatch of one layer, where the counts are: nobody waits for them."""
+        """Count one dispatch of one layer, on the device where the counts are: nobody waits for them."""
         self._rows_of_layer[moe_layer].add_(counts_M)
         self._sent_of_layer[moe_layer].add_(sent_W)
 
     def imbalance(self) -> Tensor:
-        """Of each layer, the most that a rank got of this rank's tokens over the mean, at least 1; 1 before any."""
+        """Return for each layer the most that a rank got of this rank's tokens over the mean; 1 before any."""
         mean = self.sent.float().mean(1)
         return (self.sent.amax(1) / mean).where(mean > 0, 1.0)

@@ -1,4 +1,4 @@
-"""Which group a unit's ranks form, and which dispatcher it gets."""
+"""Choose the group that a unit's ranks form, and the dispatcher that it gets."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ __all__ = ["new_dispatcher", "new_group"]
 
 
 def new_group(rank: int, size: int, nodes: Sequence[int] | None = None, device: torch.device = CPU) -> Group:
-    """Return the group of a unit of `size` ranks, not joined yet; `nodes`: where each is, if not all on one."""
+    """Return the group of a unit of `size` ranks, not joined yet; `nodes` says where each is, if not all on one."""
     if size == 1:
         return SoloGroup()
     return GlooGroup(rank, size, nodes) if device.type == "cpu" else NcclGroup(rank, size, nodes, device)
@@ -34,10 +34,10 @@ def new_dispatcher(
     backend: Backend,
     capacity: int | None = None,
 ) -> TokenDispatcher:
-    """Choose the form for this unit. `x_1D` is what a token's row is made of and what an expert makes of it.
+    """Choose the form for this unit. `x_1D` is a sample of a token's row, and of what an expert makes of it.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
-    Raises RuntimeFailure when the model is to be deterministic and the form is not.
+    Raise RuntimeFailure when the model is to be deterministic and the form is not.
     """
     if backend.device.type == "cpu":
         dispatcher = _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
@@ -60,7 +60,7 @@ def _device_form(
     backend: Backend,
     capacity: int | None,
 ) -> TokenDispatcher:
-    """DeepEP's kernels where they fit, else our exchanges: with room in every slot where steps have few tokens."""
+    """Choose DeepEP's kernels if they fit, else our exchanges: with room in every slot if steps have few tokens."""
     from runtime.expert_parallel.deep_ep import deep_ep_form
 
     form = deep_ep_form(group, slots_per_rank, top_k, row_format, x_1D, backend.ops, capacity)
@@ -74,7 +74,7 @@ def _device_form(
 def _form_for(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
-    """No exchange at EP1, common memory inside a CPU node, otherwise by node where that saves something."""
+    """Choose no exchange at EP1, common memory on one CPU node, else all-to-all: by node where that saves rows."""
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format, backend.ops)
     num_nodes = len(set(group.nodes))

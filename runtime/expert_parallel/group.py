@@ -42,33 +42,33 @@ class Begun(Protocol[T_co]):
     """An exchange that has begun."""
 
     def result(self) -> T_co:
-        """Return what it gives, for what is computed from now on. Raises PeerLost."""
+        """Return its result, for what is computed from now on. Raise PeerLost."""
 
 
 class Group(Protocol):
-    """What dispatch and the step loop ask of the ranks together. Rank and size are known before anyone has joined."""
+    """The interface that dispatch and the step loop need. Rank and size are known before anyone has joined."""
 
     rank: int
     size: int
     nodes: tuple[int, ...]  # the node of each rank
 
     def join(self, meeting: MeetingPoint) -> None:
-        """Wait until all ranks of the unit are here. Raises RuntimeFailure."""
+        """Wait until all ranks of the unit are here. Raise RuntimeFailure."""
 
     def from_first(self, text: str) -> str:
-        """Return what the first rank gave, on every rank."""
+        """Return the first rank's text, on every rank."""
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Return what each rank gave, on every rank; for small things, before the first step."""
+        """Return each rank's part, on every rank; for small things, before the first step."""
 
     def any(self, flag: bool) -> bool:
-        """True on every rank if `flag` is true on one: the lockstep of a step."""
+        """Return True on every rank if `flag` is true on one: the lockstep of a step."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
 
     def begin(self, exchange: Callable[[], T]) -> Begun[T]:
-        """Do `exchange`, which calls `all_to_all`, behind the caller's back, after all that were begun before it."""
+        """Run `exchange`, which calls `all_to_all`, in the background, after all that were begun before it."""
 
 
 class SoloGroup:
@@ -79,27 +79,27 @@ class SoloGroup:
     nodes: tuple[int, ...] = (0,)
 
     def join(self, meeting: MeetingPoint) -> None:
-        """There is nobody to wait for."""
+        """Return at once: there is nobody to wait for."""
 
     def from_first(self, text: str) -> str:
-        """It is the first."""
+        """Return the text: this rank is the first."""
         return text
 
     def gather(self, part: bytes) -> list[bytes]:
-        """It is the only one."""
+        """Return the one part: this rank is the only one."""
         return [part]
 
     def any(self, flag: bool) -> bool:
-        """Nobody else can say yes."""
+        """Return the flag: nobody else can say yes."""
         return flag
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """All rows stay."""
+        """Return the rows: all of them stay."""
         assert send == receive == [len(rows)]
         return rows
 
     def begin(self, exchange: Callable[[], T]) -> Begun[T]:
-        """There is nothing to wait for: it is done at once."""
+        """Do the exchange at once: there is nothing to wait for."""
         done: Future[T] = Future()
         done.set_result(exchange())
         return done
@@ -127,7 +127,7 @@ class GlooGroup:
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {first_line(error)}") from None
 
     def from_first(self, text: str) -> str:
-        """Pass the text by the store, once in a group's life."""
+        """Pass the text through the store, once in a group's life."""
         try:
             if self.rank == 0:
                 self._store.set(FIRST_SAYS, text)
@@ -138,7 +138,7 @@ class GlooGroup:
             raise PeerLost(f"the first rank of this unit is gone ({first_line(error)})") from None
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Pass the parts by the store."""
+        """Pass the parts through the store."""
         names = [f"gathered/{self._num_gathered}/{rank}" for rank in range(self.size)]
         self._num_gathered += 1
         try:
@@ -149,26 +149,26 @@ class GlooGroup:
             raise PeerLost(f"a rank of this unit is gone ({first_line(error)})") from None
 
     def any(self, flag: bool) -> bool:
-        """One all-reduce."""
+        """Do one all-reduce."""
         votes = torch.tensor([int(flag)])
         with _peer_loss_named():
             self._backend.allreduce([votes]).wait()
         return bool(votes.item())
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """One variable-size all-to-all. `rows` is contiguous [sum(send), ...]; the result [sum(receive), ...]."""
+        """Do one variable-size all-to-all. `rows` is contiguous [sum(send), ...]; the result [sum(receive), ...]."""
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
         with _peer_loss_named():
             self._backend.alltoall_base(received, rows, receive, send).wait()
         return received
 
     def begin(self, exchange: Callable[[], T]) -> Begun[T]:
-        """On the exchange thread."""
+        """Begin the exchange on the exchange thread."""
         return self._exchanges.submit(link(exchange))
 
 
 def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
-    """Made directly: `init_process_group` would listen on the host name's address besides, whatever it is told."""
+    """Make the process group directly: `init_process_group` would also listen on the host name's address, always."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = STEP_TIMEOUT
@@ -177,7 +177,10 @@ def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.Process
 
 @contextmanager
 def _peer_loss_named() -> Iterator[None]:
-    """gloo says RuntimeError for everything; where its transport says it, a peer is not there. The rest is our bugs."""
+    """Turn RuntimeError into PeerLost when gloo's transport says that a peer is gone; gloo uses it for everything.
+
+    The rest are our bugs.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -187,6 +190,6 @@ def _peer_loss_named() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """A backend's own words without the source line before them and the advice after them."""
+    """Return a backend's own words without the source line before them and the advice after them."""
     words = str(error).splitlines()[0].split(". This is typically", 1)[0]
     return words.partition("] ")[2] if words.startswith("[") else words

@@ -41,7 +41,7 @@ class NodeDispatcher(AllToAllDispatcher):
         )
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
-        """Sizes, then rows to relays, then rows to ranks."""
+        """Exchange sizes, then rows with relays, then rows with ranks."""
         ranks_TK = slots_TK // self.slots_per_rank
         is_for_relay_TW = self.among(self._relay_of_rank_W[ranks_TK])
         sizes_WX = self._sizes_by_relay(pairs_WM, is_for_relay_TW.sum(0), self.among(ranks_TK).sum(0))
@@ -63,7 +63,7 @@ class NodeDispatcher(AllToAllDispatcher):
         return by_relays
 
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
-        """Lines of sizes, [W, X]: a rank's pairs by slot; rows by way of it; rows for it; those for its whole node."""
+        """Return lines of sizes, [W, X]: a rank's pairs by slot; rows through it; rows for it; rows for its node."""
         no_rows = rows_W.new_zeros(1)
         passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]
         return torch.cat((pairs_WM, to_relay_W[:, None], rows_W[:, None], passed_on_WX), 1)
@@ -76,7 +76,7 @@ class NodeDispatcher(AllToAllDispatcher):
         return total
 
     def _by_source(self, from_each_W: Tensor, num_rows: int) -> Tensor:
-        """Rows arrive by relay, then source: the order that puts sources first."""
+        """Return the order that puts sources first: rows arrive by relay, then by source."""
         sources = self._arrival_W.repeat_interleave(from_each_W[self._arrival_W], output_size=num_rows)
         return sources.argsort(stable=True)
 
@@ -91,7 +91,7 @@ def _passed_on(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
 
 
 def _relay(group: Group, source: int, node: int) -> int:
-    """Return the rank of `node` that stands there where `source` stands in its own."""
+    """Return the rank of `node` at the same place there as `source` has in its own node."""
     own = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[source]]
     there = [rank for rank in range(group.size) if group.nodes[rank] == node]
     return there[own.index(source) % len(there)]

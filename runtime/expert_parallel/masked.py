@@ -60,7 +60,7 @@ class MaskedDispatcher:
         self._for_each = [slots_per_rank * capacity] * group.size
 
     def begin_step(self, num_tokens: int) -> None:
-        """There is room for this many, or the launch file's limits are not kept."""
+        """Assert that there is room for this many: otherwise the launch file's limits are broken."""
         assert num_tokens <= self.capacity
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
@@ -85,7 +85,7 @@ class MaskedDispatcher:
         return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, close_gaps)
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
-        """Give the results back as the rows came."""
+        """Send the results back the way the rows came."""
         way: _WayBack = dispatched.way_back
         rows_RD = results.flatten(0, 1)
         room = torch.empty_like(rows_RD).index_copy_(0, way.arrival_of_row, rows_RD)
@@ -96,18 +96,18 @@ class MaskedDispatcher:
         )
 
     def _expected_rows(self, slots_TK: Tensor) -> int:
-        """Rows of a slot, if all ranks dispatch as many tokens as this one and all slots get the same."""
+        """Return the rows of a slot, if all ranks dispatch as many tokens as this one and all slots get the same."""
         return max(1, slots_TK.numel() // self.slots_per_rank)
 
     def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """How many rows came from each rank for each slot here, and the rooms that they came in."""
+        """Return how many rows came from each rank for each slot here, and the rooms that they came in."""
         self.traffic.count(self.group, self._for_each, room.shape[1])
         one_each = [1] * self.group.size
         counts_WM = self.group.all_to_all(pairs_WM, one_each, one_each)
         return counts_WM, self.group.all_to_all(room, self._for_each, self._for_each)
 
     def _without_gaps(self, counts_WM: Tensor) -> Tensor:
-        """Where each row of `[M, Z]` lies among what came, `[W, M, capacity]`: rows that exist first, by source."""
+        """Return where each row of `[M, Z]` lies in what came, `[W, M, capacity]`: rows that exist first, by source."""
         place_Z = torch.arange(self.group.size * self.capacity, device=counts_WM.device)
         source_Z, number_Z = place_Z // self.capacity, place_Z % self.capacity
         is_room_MZ = number_Z >= counts_WM.T[:, source_Z]

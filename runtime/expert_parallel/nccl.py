@@ -43,7 +43,10 @@ class NcclGroup(GlooGroup):
     def __init__(
         self, rank: int, size: int, nodes: Sequence[int] | None, device: torch.device, queue: SideQueue | None = None
     ) -> None:
-        """`device` is this process's own. `queue`: where exchanges run, if not on a stream of it."""
+        """Make the group of `device`, this process's own.
+
+        Exchanges run on `queue`, by default a stream of the device.
+        """
         super().__init__(rank, size, nodes)
         self._device = device
         self._queue = CudaQueue(device) if queue is None else queue
@@ -54,7 +57,7 @@ class NcclGroup(GlooGroup):
         self._nccl = _nccl(self._store, self.rank, self.size)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """One variable-size all-to-all on the current queue: the host does not wait for it."""
+        """Do one variable-size all-to-all on the current queue: the host does not wait for it."""
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
         try:
             self._nccl.alltoall_base(received, rows, receive, send).wait()
@@ -63,7 +66,7 @@ class NcclGroup(GlooGroup):
         return received
 
     def begin(self, exchange: Callable[[], T]) -> "_Issued[T]":
-        """Issue the exchange beside what computes."""
+        """Issue the exchange beside the computation."""
         with self._queue.beside():
             result = exchange()
             mark = self._queue.mark()
@@ -71,21 +74,21 @@ class NcclGroup(GlooGroup):
 
 
 class _Issued(Generic[T]):
-    """An exchange that the device has in its queue; what it reads is held until what computes comes after it."""
+    """An exchange in the device's queue. Its inputs are held until the computation is ordered after it."""
 
     def __init__(self, queue: SideQueue, mark: Any, result: T, exchange: Callable[[], T]) -> None:
         self._queue, self._mark, self._result = queue, mark, result
         self._exchange: Callable[[], T] | None = exchange
 
     def result(self) -> T:
-        """Return what it gives, for what computes from now on."""
+        """Return its result, for the computation from now on."""
         self._queue.join(self._mark, list(_tensors(self._result)))
         self._exchange = None
         return self._result
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in `value`: a tensor, a tuple or a dataclass of such, or something without any."""
+    """Yield every tensor in `value`: a tensor, a tuple or a dataclass of such, or something without any."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):

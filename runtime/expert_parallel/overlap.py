@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Pause(Enum):
-    """Where a flow can be left alone, in the order of a layer."""
+    """The places where a flow can be left alone, in the order of a layer."""
 
     HALF_ATTENDED = auto()  # queries and latents are computed, attention is not
     GATED = auto()  # slots are chosen, nothing is sent
@@ -53,20 +53,20 @@ Flow = Generator[Pause, None, T]
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many micro-batches there are, where they take turns, and by how many stages the first is ahead."""
+    """The number of micro-batches, where they take turns, and by how many stages the first is ahead."""
 
     num_micro_batches: int
     pauses: frozenset[Pause]
     lead: int = 0
 
     def shares(self, num_tokens: int) -> list[int]:
-        """How many of a step's tokens each micro-batch gets: as equal as can be."""
+        """Return how many of a step's tokens each micro-batch gets: as equal as possible."""
         if self.num_micro_batches == 1:
             return [num_tokens]
         return [num_tokens // 2, num_tokens - num_tokens // 2]
 
     def run(self, flows: list[Flow[T]]) -> list[T]:
-        """All flows to their ends, in turns; what they return."""
+        """Run all flows to their ends, in turns; return their results."""
         results: dict[int, T] = {}
         stages = [self._stages(number, flow, results) for number, flow in enumerate(flows)]
         for _ in islice(stages[0], self.lead):

@@ -1,4 +1,4 @@
-"""How the ranks of a unit find each other: at a store that the first of them serves, on a host known by name.
+"""The way that ranks of a unit find each other: at a store that the first of them serves, on a host known by name.
 
 In a cluster that name has no address before the leader's pod runs, or still the address of the pod before it; and one
 node may pull its image or load its weights minutes longer than another. So the name is looked up again until the leader
@@ -26,7 +26,7 @@ RETRY_S = 0.5
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where the ranks of a unit find each other.
+    """The place where the ranks of a unit find each other.
 
     `leader`: host of the unit's first node. `address`: where this rank binds. `first`: it is the first rank of its
     node, and so serves the store if this node is the leader's.
@@ -39,7 +39,7 @@ class MeetingPoint:
 
 
 def meet(meeting: MeetingPoint, rank: int, size: int) -> dist.Store:
-    """The store, once all `size` ranks are there. Raises PeerLost, RuntimeError (torch's), RuntimeFailure."""
+    """Return the store, once all `size` ranks are there. Raise PeerLost, RuntimeError (torch's), RuntimeFailure."""
     store = _find(meeting, size)
     store.set(_here(rank), "")
     store.wait([_here(peer) for peer in range(size)], JOIN_TIMEOUT)
@@ -72,7 +72,7 @@ def _find(meeting: MeetingPoint, size: int) -> dist.Store:
 
 
 def _serve(meeting: MeetingPoint, size: int) -> dist.Store:
-    """On a socket of ours: the store by itself would listen on every address."""
+    """Serve the store on a socket of ours: by itself it would listen on every address."""
     listener = listen(meeting.address, meeting.port, "rendezvous").detach()
     return dist.TCPStore(
         meeting.address, meeting.port, size, True, CALL_TIMEOUT, wait_for_workers=False, master_listen_fd=listener

@@ -35,7 +35,7 @@ STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
 
 @dataclass(frozen=True)
 class Gateway:
-    """What the routes share. `started` is in seconds since 1970."""
+    """The objects that all routes share. `started` is in seconds since 1970."""
 
     model: ServedModel
     registry: Registry
@@ -44,7 +44,7 @@ class Gateway:
 
 
 def create_app(gateway: Gateway) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
     handlers: dict[Any, Any] = {  # to starlette's types, each would have to take any exception
         ApiError: _api_error,
         HTTPException: _http_error,
@@ -67,22 +67,22 @@ def create_app(gateway: Gateway) -> Starlette:
 
 
 async def completions(request: Request) -> Response:
-    """POST /v1/completions."""
+    """Answer POST /v1/completions."""
     return await _answer(request, completion_call, CompletionDialect, "cmpl")
 
 
 async def chat_completions(request: Request) -> Response:
-    """POST /v1/chat/completions."""
+    """Answer POST /v1/chat/completions."""
     return await _answer(request, chat_call, ChatDialect, "chatcmpl")
 
 
 async def list_models(request: Request) -> Response:
-    """GET /v1/models: the one that is served."""
+    """Answer GET /v1/models: the one model that is served."""
     return JSONResponse({"object": "list", "data": [_model_card(request.app.state.gateway)]})
 
 
 async def show_model(request: Request) -> Response:
-    """GET /v1/models/NAME; a name may hold slashes."""
+    """Answer GET /v1/models/NAME; a name may hold slashes."""
     gateway: Gateway = request.app.state.gateway
     if request.path_params["name"] != gateway.model.name:
         raise unknown_model(request.path_params["name"], gateway.model.name)
@@ -90,12 +90,12 @@ async def show_model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: this process lives."""
+    """Answer GET /health: this process lives."""
     return JSONResponse({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
-    """GET /readyz: whether requests can be answered, and the state of every rank."""
+    """Answer GET /readyz: whether requests can be answered, and the state of every rank."""
     report = request.app.state.gateway.registry.report()
     return JSONResponse(report, status_code=200 if report["ready"] else 503)
 
@@ -118,7 +118,7 @@ async def _answer(
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
-    """Every choice as one delta."""
+    """Return every choice as one delta."""
     deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
     while (delta := await generation.next_delta()) is not None:
         deltas[delta.index].append(delta)
@@ -136,7 +136,7 @@ def _joined(parts: list[Delta]) -> Delta:
 async def _events(
     dialect: Dialect, generation: Generation, first: Delta | None, include_usage: bool
 ) -> AsyncIterator[bytes]:
-    """The stream's events, the last one being [DONE] or an error."""
+    """Yield the stream's events, the last one being [DONE] or an error."""
     begun: set[int] = set()
     delta = first
     try:
@@ -171,7 +171,7 @@ def _api_error(request: Request, error: ApiError) -> Response:
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
-    """Starlette's own: a path or a method that does not exist."""
+    """Answer Starlette's own errors: a path or a method that does not exist."""
     message = f"{request.method} {request.url.path}: {error.detail.lower()}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return JSONResponse(
@@ -184,6 +184,6 @@ def _client_left(request: Request, error: ClientDisconnect) -> Response:
 
 
 def _our_bug(request: Request, error: Exception) -> Response:
-    """The client gets the shape it expects; the traceback goes to the log."""
+    """Answer in the shape that the client expects; the traceback goes to the log."""
     body = ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error").body()
     return JSONResponse(body, status_code=500)

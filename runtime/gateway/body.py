@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamOptions(_Part):
-    """With `include_usage`, one more chunk before the end carries the usage."""
+    """The options of a stream. With `include_usage`, one more chunk before the end carries the usage."""
 
     include_usage: bool = False
 
@@ -64,7 +64,7 @@ class Message(_Part):
 
 
 class Body(_Part):
-    """What both routes share."""
+    """The fields that both routes share."""
 
     model: str
     max_tokens: PositiveInt | None = None
@@ -81,7 +81,7 @@ class Body(_Part):
     user: str | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as the list that it may be short for."""
+        """Return `stop` as a list, even if it was written as one text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -96,7 +96,7 @@ class CompletionBody(Body, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None: no logprobs at all."""
+        """The number of likeliest tokens to report; None means no logprobs at all."""
         return self.logprobs
 
 
@@ -110,7 +110,7 @@ class ChatBody(Body, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None: no logprobs at all."""
+        """The number of likeliest tokens to report; None means no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -118,7 +118,7 @@ BodyKind = TypeVar("BodyKind", CompletionBody, ChatBody)
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
-    """The body as `kind`. Raises ApiError, naming the parameter."""
+    """Return the body as `kind`. Raise ApiError, naming the parameter."""
     wishes = {name: value for name, value in _read_object(raw).items() if value is not None}
     _refuse_unsupported(wishes, kind)
     try:
@@ -150,12 +150,12 @@ def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Types count: `n: true` is not `n: 1`."""
+    """Return whether the value asks for nothing. Types count: `n: true` is not `n: 1`."""
     return any(type(value) is type(nothing) and value == nothing for nothing in neutral)
 
 
 def _misfit(complaint: str) -> ApiError:
-    """msgspec's sentence, with the parameter that it points at."""
+    """Return msgspec's sentence, with the parameter that it points at."""
     where = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
     param = where and where[1]
     return invalid(f"{param}: {complaint}" if param else complaint, param)

@@ -1,4 +1,4 @@
-"""What an HTTP body asks of the ranks: prompts as token ids, sampling, stop strings, all within the limits.
+"""The ranks' work that an HTTP body asks for: prompts as token ids, sampling, stop strings, all within the limits.
 
 Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, no logprobs, a random seed, 16 tokens
 for a completion (OpenAI's) and for a chat all that is left.
@@ -50,14 +50,14 @@ class Call:
 
 
 def completion_call(raw: bytes, model: ServedModel) -> Call:
-    """Read the body of /v1/completions. Raises ApiError."""
+    """Read the body of /v1/completions. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
     _check_model(body, model)
     return _call(body, _prompts(body.prompt, model.tokenizer), body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
 
 
 def chat_call(raw: bytes, model: ServedModel) -> Call:
-    """Read the body of /v1/chat/completions. Raises ApiError."""
+    """Read the body of /v1/chat/completions. Raise ApiError."""
     body = parse_body(raw, ChatBody)
     _check_model(body, model)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -74,7 +74,7 @@ def _check_model(body: Body, model: ServedModel) -> None:
 
 
 def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
-    """Every form of `prompt` as lists of ids."""
+    """Return every form of `prompt` as lists of ids."""
     if isinstance(prompt, str):
         return [_encoded(prompt, tokenizer)]
     if prompt and all(isinstance(item, int) for item in prompt):
@@ -132,7 +132,7 @@ def _call(
 
 
 def _max_tokens(num_prompt_tokens: int, asked: int | None, default: int, model: ServedModel) -> int:
-    """Tokens to generate: as asked, else the default as far as there is room for it."""
+    """Return how many tokens to generate: as asked, else the default as far as there is room for it."""
     room = model.max_request_tokens - num_prompt_tokens
     wanted = asked if asked is not None else min(default, max(room, 1))
     if wanted > room:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError when it is too large, ClientDisconnect when the client leaves."""
+    """Return the whole body. Raise ApiError when it is too large, ClientDisconnect when the client leaves."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -32,7 +32,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves first. The body must have been read."""
+    """Return the result of `work`, which is cancelled when the client leaves first. The body must have been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -50,7 +50,7 @@ async def _disconnect(request: Request) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. `close` is called whatever way the response ends."""
+    """Server-sent events. `close` is called however the response ends."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""From tokens to text while they arrive: no half characters, and nothing of a stop string.
+"""Turn tokens into text while they arrive: no half characters, and nothing of a stop string.
 
     token ids -> bytes -> characters (a partial one waits for its rest) -> text (what may begin a stop string waits)
 
@@ -25,18 +25,18 @@ class TextStream:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has come; there is no more text then."""
+        """True if a stop string has come; there is no more text then."""
         return self._matcher.has_matched
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain, often none."""
+        """Return the text that this token makes certain, often none."""
         known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
         text = self._utf8.decode(self._token_bytes[token_id] if known else b"")
         self.num_characters += len(text)
         return self._matcher.push(text)
 
     def finish(self) -> str:
-        """What was held back; a character that was never completed becomes U+FFFD."""
+        """Return the text held back; a character that was never completed becomes U+FFFD."""
         return self._matcher.push(self._utf8.decode(b"", final=True)) + self._matcher.release()
 
 
@@ -49,7 +49,7 @@ class StopMatcher:
         self.has_matched = False
 
     def push(self, text: str) -> str:
-        """The part of the text so far that no stop string can still claim."""
+        """Return the part of the text so far that no stop string can still claim."""
         if self.has_matched:
             return ""
         text = self._held + text
@@ -63,18 +63,18 @@ class StopMatcher:
         return text[:certain]
 
     def release(self) -> str:
-        """The held text, once nothing can follow it."""
+        """Return the held text, once nothing can follow it."""
         held, self._held = self._held, ""
         return held
 
 
 def first_match(text: str, stops: Sequence[str]) -> int | None:
-    """Where the stop string starts that is complete first; of several that end together, the longest."""
+    """Return where the stop string starts that is complete first; if several end together, the longest of them."""
     matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return min(matches)[1] if matches else None
 
 
 def num_held(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of `text` that may begin a stop string."""
+    """Return how many characters at the end of `text` may begin a stop string."""
     starts = (stop[:length] for stop in stops for length in range(1, min(len(stop) - 1, len(text)) + 1))
     return max((len(start) for start in starts if text.endswith(start)), default=0)

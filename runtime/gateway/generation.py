@@ -34,7 +34,7 @@ MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, 
 
 @dataclass(frozen=True)
 class Delta:
-    """What choice `index` grew by; `text` may be empty. The last delta of a choice has its finish_reason.
+    """The growth of choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
 
     `logprobs` is None where nobody asked for them.
     """
@@ -49,7 +49,7 @@ class Generation:
     """The prompts of one call, answered side by side: all of them, or none is begun. Whoever makes one closes it."""
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
-        """Raises ApiError where nobody can take them."""
+        """Begin all prompts of the call. Raise ApiError when nobody can take them."""
         _check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
@@ -61,11 +61,11 @@ class Generation:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens that the model made so far, a stop token included: it was computed like any other."""
+        """The tokens that the model made so far. A stop token counts: it was computed like any other."""
         return sum(answer.num_tokens for answer in self._answers)
 
     async def next_delta(self) -> Delta | None:
-        """The next delta of any choice; None when all are complete. Raises ApiError when a rank gave up."""
+        """Return the next delta of any choice, or None when all are complete. Raise ApiError when a rank gave up."""
         while any(answer.finish_reason is None for answer in self._answers):
             index, message = await self._arrivals.get()
             if isinstance(message, Failed):
@@ -80,7 +80,7 @@ class Generation:
         return None
 
     def close(self) -> None:
-        """Nobody reads on: whatever still runs is aborted."""
+        """Abort everything that still runs: nobody reads on."""
         for in_flight in self._in_flight:
             in_flight.end()
 
@@ -123,7 +123,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None
 
     def take(self, token: Token) -> Delta:
-        """What one more token makes certain."""
+        """Return the delta that one more token makes certain."""
         self.num_tokens += 1
         num_characters_before = self._text.num_characters
         text = "" if token.finish_reason == "stop" else self._text.push(token.token_id)
@@ -162,7 +162,7 @@ class InFlightRequest:
         self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
 
     def end(self, *, answered: bool = False) -> None:
-        """Over, wanted or not; ranks that still work on it are told. Ending twice is ending once.
+        """End the request, wanted or not, and tell ranks that still work on it. Ending twice is ending once.
 
         An answer that ends at a stop string is `answered`, though its ranks know nothing of its end.
         """

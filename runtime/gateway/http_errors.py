@@ -1,4 +1,4 @@
-"""What the gateway says when it cannot answer, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
 One exception with five ways to make it; each message is a sentence that the caller can act on.
 
@@ -27,36 +27,36 @@ class ApiError(Exception):
     code: str | None = None
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON document, the same in an HTTP answer and in a stream."""
+        """Return the JSON document, the same in an HTTP answer and in a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Retry-After where asking again may help."""
+        """Return Retry-After where asking again may help."""
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The caller's mistake, or a wish that this server does not grant."""
+    """Return the error for a caller's mistake, or for a wish that this server does not grant."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unknown_model(asked: str, served: str) -> ApiError:
-    """A model that is not served here."""
+    """Return the error for a model that is not served here."""
     message = f"the model {asked!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def overloaded(num_asked: int, num_free: int) -> ApiError:
-    """More requests than the ranks may have at a time."""
+    """Return the error for more requests than the ranks may have at a time."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
     return ApiError(429, message, type="rate_limit_error", code="overloaded")
 
 
 def unavailable(message: str) -> ApiError:
-    """No unit can take the request."""
+    """Return the error when no unit can take the request."""
     return ApiError(503, message, type="server_error", code="not_ready")
 
 
 def rank_failed(reason: str) -> ApiError:
-    """The request was running and ended without an answer."""
+    """Return the error for a request that was running and ended without an answer."""
     return ApiError(503, f"the request was given up: {reason}", type="server_error", code="rank_failed")

@@ -1,9 +1,9 @@
-"""Logprobs on their way with the text: a token's are told with the first character that the token took part in.
+"""Send logprobs along with the text: a token's are sent with the first character that it contributes to.
 
-    token -> held, with the number of characters before it -> told once that many characters and one more are told
+    token -> held, with the number of characters before it -> sent once that many characters and one more are sent
 
-The invariant: what was told when an answer ends is of the tokens that its text is made of, in their order; tokens that
-lie wholly in a stop string, and a stop token, are not among them.
+The invariant: the logprobs sent when an answer ends are those of the tokens that its text is made of, in their order.
+Tokens that lie wholly in a stop string, and a stop token, are not among them.
 Which logits they are of is the ranks' business (`runtime/serving/sampling.py`).
 """
 
@@ -36,12 +36,12 @@ class LogprobStream:
         self._num_told = 0
 
     def push(self, token_id: int, logprobs: Logprobs, offset: int) -> None:
-        """A token, and how many characters those before it made."""
+        """Hold a token's logprobs; `offset` is how many characters the tokens before it made."""
         best = tuple((self._tokenizer.spelling(other), logprob) for other, logprob in logprobs.best)
         self._held.append(TokenLogprobs(offset, self._tokenizer.spelling(token_id), logprobs.chosen, best))
 
     def release(self, num_characters: int, *, all_of_them: bool) -> Sequence[TokenLogprobs]:
-        """What goes with so many more characters of text; or all, where an answer ends with its last token."""
+        """Return what goes with `num_characters` more of text; or all, where an answer ends with its last token."""
         self._num_told += num_characters
         told = []
         while self._held and (all_of_them or self._held[0].offset < self._num_told):

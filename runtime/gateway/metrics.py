@@ -1,4 +1,4 @@
-"""What the gateway measures.
+"""The gateway's metrics.
 
 Names and meanings are vLLM's with our prefix, so that dashboards carry over. Seen from the gateway:
     waiting    sent to a prefill rank, no token yet
@@ -56,7 +56,7 @@ class RequestClock:
         metrics.waiting.inc()
 
     def token(self) -> None:
-        """A token is here."""
+        """Note that a token has come."""
         now = time.monotonic()
         if self._last_token is None:
             self._metrics.waiting.dec()
@@ -69,7 +69,7 @@ class RequestClock:
         self._last_token = now
 
     def end(self, *, answered: bool) -> None:
-        """The request is over; the first end counts."""
+        """Note that the request is over; the first end counts."""
         if self._has_ended:
             return
         self._has_ended = True

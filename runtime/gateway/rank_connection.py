@@ -33,26 +33,26 @@ class Rank:
 
     @property
     def num_requests(self) -> int:
-        """Requests that this rank has or is about to get."""
+        """The requests that this rank has or is about to get."""
         return len(self._listeners)
 
     def subscribe(self, request_id: str, listener: Listener) -> None:
-        """From now on `listener` gets what this rank says of the request."""
+        """Give `listener` everything that this rank says of the request from now on."""
         self._listeners[request_id] = listener
 
     def unsubscribe(self, request_id: str) -> bool:
-        """Nobody listens any more; whether somebody did."""
+        """Stop listening to the request; return whether somebody did."""
         did = self._listeners.pop(request_id, None) is not None
         self._dismiss_if_free()
         return did
 
     def send(self, message: FromGateway) -> None:
-        """Queue one frame; to a lost rank nothing is sent."""
+        """Queue one frame. Nothing is sent to a lost rank."""
         if self.state != "lost":
             write_or_hang_up(self._writer, encode_frame(message))
 
     def take(self, message: FromRank) -> None:
-        """Act on what the rank says. Raises WireError."""
+        """Act on what the rank says. Raise WireError."""
         match message:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
@@ -63,18 +63,18 @@ class Rank:
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str) -> None:
-        """Nothing more comes from this rank: every request that it had fails."""
+        """Fail every request that this rank had: nothing more comes from it."""
         self.state = "lost"
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason))
 
     def hang_up(self, reason: str) -> None:
-        """End the connection, which is of no use any more: every request that it had fails."""
+        """End the connection, which is of no more use, and fail every request that it had."""
         self.fail_all(reason)
         self._writer.transport.abort()
 
     def _dismiss_if_free(self) -> None:
-        """A rank that leaves stays until nobody here waits for it: new requests go to other units."""
+        """Let a rank that wants to leave go once nobody here waits for it. New requests already go to other units."""
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 

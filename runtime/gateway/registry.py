@@ -46,7 +46,7 @@ class Unit:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all ranks are here and ready."""
+        """True if all ranks are here and ready."""
         return len(self.ranks) == self.num_ranks and all(rank.state == "ready" for rank in self.ranks)
 
 
@@ -63,7 +63,7 @@ class Registry:
         self._complain = Complaints(log.warning)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One rank's connection, from Hello to its end."""
+        """Serve one rank's connection, from Hello to its end."""
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
@@ -80,7 +80,7 @@ class Registry:
             del self._connections[task]
 
     def units(self) -> list[Unit]:
-        """Every known unit, by name."""
+        """Return every known unit, by name."""
         members: dict[str, list[Rank]] = {}
         for (name, _), rank in sorted(self._ranks.items()):
             members.setdefault(name, []).append(rank)
@@ -89,15 +89,15 @@ class Registry:
         ]
 
     def choose_ranks(self) -> tuple[Rank, Rank] | None:
-        """Who computes the next request's prompt and who its tokens: one and the same in a mixed unit.
+        """Return the rank for the next request's prompt and the rank for its tokens: the same rank in a mixed unit.
 
-        None while no unit of a phase is ready.
+        It is None while no unit of a phase is ready.
         """
         chosen = choose_ranks(*self._loads(), next(self._turns))
         return None if chosen is None else (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
 
     def room(self) -> int | None:
-        """How many more requests may come; None while no unit of a phase is ready.
+        """Return how many more requests may come; None while no unit of a phase is ready.
 
         The rank that a request stays with to its end counts: it has its latents in memory while the request waits.
         """
@@ -105,7 +105,10 @@ class Registry:
         return room(rest, self._max_requests_per_rank) if first and rest else None
 
     def report(self) -> dict[str, Any]:
-        """The body of /readyz. `pid`: whoever started a gateway here can tell that it is this one who answers."""
+        """Return the body of /readyz.
+
+        Its `pid` tells whoever started a gateway here that this is the one that answers.
+        """
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
         is_ready = {"prefill", "decode"} <= ready_phases or "mixed" in ready_phases
@@ -125,7 +128,7 @@ class Registry:
             await asyncio.wait(self._connections)
 
     def _loads(self) -> tuple[list[RankLoad], list[RankLoad]]:
-        """Of the ranks that can compute prompts, and of those that can go on."""
+        """Return the loads of the ranks that can compute prompts, and of those that can go on."""
         units = [unit for unit in self.units() if unit.is_ready]
         prefill, decode, mixed = (_loads(units, phase) for phase in ("prefill", "decode", "mixed"))
         return (prefill, decode) if prefill and decode else (mixed, mixed)  # a mixed rank is nobody's partner
@@ -154,14 +157,14 @@ class Registry:
         return rank
 
     def _hang_up_before(self, hello: Hello) -> None:
-        """The same process calls again before anybody here noticed that its last connection broke."""
+        """Hang up an earlier connection of the same process, which calls again before its breaking was noticed here."""
         known = self._ranks.get((hello.unit, hello.rank))
         if known is not None and known.state != "lost" and known.hello == hello:
             log.info("%s on %s calls again", known, hello.node)
             known.hang_up(f"{known} lost its connection")
 
     def _drop_predecessors(self, hello: Hello) -> None:
-        """The lost ranks of an earlier launch of this unit are nobody's peers now."""
+        """Drop the lost ranks of an earlier launch of this unit: they are nobody's peers now."""
         for key, rank in list(self._ranks.items()):
             if rank.hello.unit == hello.unit and rank.hello.unit_digest != hello.unit_digest:
                 del self._ranks[key]
@@ -176,14 +179,14 @@ async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a rank cannot serve here. Whoever calls is told less than the log: no digest or name but its own."""
+    """The reason why a rank cannot serve here. A caller is told less than the log: no digest or name but its own."""
 
     to_the_rank: str
     to_the_log: str
 
 
 def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
-    """Why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
+    """Return why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
     if hello.kv_digest != kv_digest:
         said = f"its kv_digest is {hello.kv_digest}, "
         return _Refusal(said + "the gateway's is another", said + f"the gateway's is {kv_digest}")
@@ -202,7 +205,7 @@ def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal |
 
 
 def _what_is_wrong(hello: Hello) -> str | None:
-    """What no rank may say of itself, whoever else is there."""
+    """Return what no rank may say of itself, whoever else is there; or None."""
     for field, name in (("unit", hello.unit), ("node", hello.node), ("for_node", hello.for_node or "")):
         if len(name) > MAX_NAME or not name.isprintable():
             return f"its {field} is no name of at most {MAX_NAME} characters that can be shown"
@@ -217,7 +220,7 @@ def _what_is_wrong(hello: Hello) -> str | None:
 
 
 def _identity(hello: Hello) -> str:
-    """What the ranks of one unit have in common."""
+    """Return what the ranks of one unit have in common, in words."""
     return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
 
 
@@ -227,7 +230,7 @@ def _loads(units: list[Unit], phase: str) -> list[RankLoad]:
 
 
 def _where(rank: Rank) -> str:
-    """`node-7`, or `spare node-7 for node-2`."""
+    """Return `node-7`, or `spare node-7 for node-2`."""
     hello = rank.hello
     return f"spare {hello.node} for {hello.for_node}" if hello.for_node else hello.node
 
@@ -237,7 +240,7 @@ def _report_unit(unit: Unit) -> dict[str, Any]:
 
 
 def _report_rank(rank: Rank) -> dict[str, Any]:
-    """`for_node` is there when `node` is a spare that stands in for it."""
+    """Return the rank's part of the report. `for_node` is there when `node` is a spare that stands in for it."""
     hello = rank.hello
     where = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
     return {

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect(ABC):
-    """How one route writes one answer. `created` is in seconds since 1970."""
+    """The way in which one route writes one answer. `created` is in seconds since 1970."""
 
     id: str
     created: int
@@ -34,11 +34,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def choice(self, delta: Delta) -> Json:
-        """A finished choice, given as one delta."""
+        """Return a finished choice, given as one delta."""
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """What a choice grew by."""
+        """Return the growth of a choice."""
 
 
 class CompletionDialect(Dialect):
@@ -47,7 +47,7 @@ class CompletionDialect(Dialect):
     objects = ("text_completion", "text_completion")
 
     def choice(self, delta: Delta) -> Json:
-        """The text, plain."""
+        """Return the text, plain."""
         return {
             "index": delta.index,
             "text": delta.text,
@@ -56,7 +56,7 @@ class CompletionDialect(Dialect):
         }
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """The text, plain."""
+        """Return the text, plain."""
         return self.choice(delta)
 
 
@@ -66,35 +66,35 @@ class ChatDialect(Dialect):
     objects = ("chat.completion", "chat.completion.chunk")
 
     def choice(self, delta: Delta) -> Json:
-        """The assistant's message."""
+        """Return the assistant's message."""
         message = {"role": "assistant", "content": delta.text, "refusal": None}
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """The message's growth; nothing but the finish_reason when it ends without text."""
+        """Return the message's growth; nothing but the finish_reason when it ends without text."""
         role = {"role": "assistant"} if is_first else {}
         content = {"content": delta.text} if is_first or delta.text else {}
         return {"index": delta.index, "delta": role | content} | _chat_ending(delta)
 
 
 def whole(dialect: Dialect, choices: Sequence[Delta], usage: Json) -> Json:
-    """The answer of a call that does not stream; each choice is one delta."""
+    """Return the answer of a call that does not stream; each choice is one delta."""
     return _document(dialect, dialect.objects[0], [dialect.choice(delta) for delta in choices]) | {"usage": usage}
 
 
 def chunk(dialect: Dialect, delta: Delta, *, is_first: bool, include_usage: bool) -> Json:
-    """One event of a stream. With `include_usage` every chunk has the key, and only the last a value."""
+    """Return one event of a stream. With `include_usage` every chunk has the key, and only the last a value."""
     document = _document(dialect, dialect.objects[1], [dialect.delta(delta, is_first=is_first)])
     return document | {"usage": None} if include_usage else document
 
 
 def usage_chunk(dialect: Dialect, usage: Json) -> Json:
-    """The last event before the end, without choices."""
+    """Return the last event before the end, without choices."""
     return _document(dialect, dialect.objects[1], []) | {"usage": usage}
 
 
 def usage(num_prompt_tokens: int, num_generated_tokens: int) -> Json:
-    """OpenAI's counts and DeepSeek's cache counts. There is no prefix cache, so every prompt token was computed."""
+    """Return OpenAI's counts and DeepSeek's cache counts. Without a prefix cache, every prompt token was computed."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated_tokens,
@@ -115,7 +115,7 @@ def _document(dialect: Dialect, name: str, choices: list[Json]) -> Json:
 
 
 def _columns(tokens: Sequence[TokenLogprobs]) -> Json:
-    """Logprobs as completions have them: a list for each property, `text_offset` counted in the whole answer."""
+    """Return logprobs as completions have them: a list for each property, `text_offset` counted in the whole answer."""
     return {
         "tokens": [_key(token.token) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
@@ -127,20 +127,23 @@ def _columns(tokens: Sequence[TokenLogprobs]) -> Json:
 
 
 def _key(token: Spelling) -> str:
-    """A token as a key of an object: OpenAI's form for bytes that are no text, which would be alike as U+FFFD."""
+    """Return a token as a key of an object.
+
+    Bytes that are no text get OpenAI's form for them, because they would all be alike as U+FFFD.
+    """
     if token.content is None or token.content == token.name.encode():
         return token.name
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
 
 
 def _chat_ending(delta: Delta) -> Json:
-    """What a chat's choice ends with, whole or not."""
+    """Return the keys that end a chat's choice, whole or not."""
     logprobs = None if delta.logprobs is None else {"content": list(map(_row, delta.logprobs)), "refusal": None}
     return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 
 
 def _row(token: TokenLogprobs) -> Json:
-    """Logprobs as chats have them: an object for each token."""
+    """Return logprobs as chats have them: an object for each token."""
     return _entry(token.token, token.logprob) | {"top_logprobs": [_entry(*other) for other in token.best]}
 
 

@@ -1,4 +1,5 @@
-"""Which ranks take a request, for its prompt and for its tokens: those with the fewest requests, in turn among equals.
+"""Choose the ranks for a request, for its prompt and for its tokens: those with the fewest requests, in turn among
+equals.
 
 Why in turn: ranks that are equally loaded would otherwise be chosen by name, and under light load the last ones never.
 It counts requests, not their tokens or KV.
@@ -20,20 +21,20 @@ class RankLoad:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Who it is."""
+        """The rank's identity."""
         return self.unit, self.rank
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Where one request's first token comes from, and where the rest."""
+    """The ranks that one request's first token, and its other tokens, come from."""
 
     first: RankLoad
     rest: RankLoad
 
 
 def choose_ranks(first: Sequence[RankLoad], rest: Sequence[RankLoad], turn: int) -> Chosen | None:
-    """One of each, `turn` being how often this was asked before; None when there is none.
+    """Return one rank of each kind, or None when there is none. `turn` is how often this was asked before.
 
     Mixed ranks come as both, and one of them is chosen as both.
     """
@@ -43,12 +44,12 @@ def choose_ranks(first: Sequence[RankLoad], rest: Sequence[RankLoad], turn: int)
 
 
 def room(ranks: Sequence[RankLoad], most: int) -> int:
-    """How many more requests the ranks may have together, each at most so many."""
+    """Return how many more requests the ranks may have together, at most `most` each."""
     return sum(max(most - load.num_requests, 0) for load in ranks)
 
 
 def least_loaded(ranks: Sequence[RankLoad], turn: int) -> RankLoad:
-    """One of the ranks with the fewest requests. `ranks` is not empty; its order does not matter."""
+    """Return one of the ranks with the fewest requests. `ranks` is not empty; its order does not matter."""
     fewest = min(load.num_requests for load in ranks)
     equals = sorted(load for load in ranks if load.num_requests == fewest)
     return equals[turn % len(equals)]

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def run(launch: GatewayLaunch, address: str) -> None:
-    """Serve on `address` until SIGTERM or SIGINT. Raises RuntimeFailure, one sentence, when it cannot."""
+    """Serve on `address` until SIGTERM or SIGINT. Raise RuntimeFailure, one sentence, when that is impossible."""
     logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
     model = _load_model(launch)
     measured = CollectorRegistry()
@@ -77,7 +77,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) ->
 
 
 def _stop(server: uvicorn.Server, registry: Registry) -> None:
-    """Running answers get a grace, then an error: so uvicorn finds nothing to cancel.
+    """Give running answers a grace, then an error, so that uvicorn finds nothing to cancel.
 
     uvicorn itself stops at these signals, but raises them again when it is done; without a handler that would kill us.
     """

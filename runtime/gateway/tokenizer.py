@@ -39,7 +39,7 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What the gateway needs of a checkpoint. `bos_id` is None when plain prompts get no BOS."""
+    """The parts of a checkpoint's tokenizer that the gateway needs. `bos_id` is None when plain prompts get no BOS."""
 
     encoder: tokenizers.Tokenizer
     token_bytes: Sequence[bytes]  # by token id; special tokens have no text: b""
@@ -50,19 +50,22 @@ class Tokenizer:
     chat_template: jinja2.Template | None
 
     def encode(self, text: str) -> list[int]:
-        """A plain prompt's ids, with BOS exactly once where the checkpoint wants it."""
+        """Return a plain prompt's ids, with BOS exactly once where the checkpoint wants it."""
         ids = self.encoder.encode(text, add_special_tokens=False).ids
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def spelling(self, token_id: int) -> Spelling:
-        """The token by itself. A special token goes by its name, one that only the model knows by its number."""
+        """Return the token by itself. A special token goes by its name, one that only the model knows by its number."""
         content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
         if content:
             return Spelling(content.decode(errors="replace"), content)
         return Spelling(self.encoder.id_to_token(token_id) or f"token_id:{token_id}", None)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """A conversation's ids, up to where the assistant speaks. Raises jinja2.TemplateError if refused."""
+        """Return a conversation's ids, up to where the assistant speaks.
+
+        Raise jinja2.TemplateError if it is refused.
+        """
         assert self.chat_template is not None
         text = self.chat_template.render(messages=messages, add_generation_prompt=True, **self.special_texts)
         return self.encoder.encode(text, add_special_tokens=False).ids
@@ -75,7 +78,7 @@ class _Token(msgspec.Struct):
 
 
 class _TokenizerConfig(msgspec.Struct):
-    """What is read of tokenizer_config.json."""
+    """The fields that are read from tokenizer_config.json."""
 
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
@@ -83,20 +86,20 @@ class _TokenizerConfig(msgspec.Struct):
     chat_template: str | None = None
 
     def special_texts(self) -> dict[str, str]:
-        """bos_token and eos_token as text, where there are any."""
+        """Return bos_token and eos_token as text, where there are any."""
         tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
         return {name: token.content if isinstance(token, _Token) else token for name, token in tokens.items() if token}
 
 
 class _ModelConfig(msgspec.Struct):
-    """What is read of config.json."""
+    """The fields that are read from config.json."""
 
     vocab_size: int
     eos_token_id: int | list[int] | None = None
 
 
 class _GenerationConfig(msgspec.Struct):
-    """What is read of generation_config.json."""
+    """The fields that are read from generation_config.json."""
 
     eos_token_id: int | list[int] | None = None
 
@@ -105,7 +108,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read a checkpoint folder's tokenizer. Raises CheckpointError."""
+    """Read a checkpoint folder's tokenizer. Raise CheckpointError."""
     encoder = _read_encoder(folder / "tokenizer.json")
     settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
     config = _read_settings(folder / "config.json", _ModelConfig)
@@ -138,7 +141,7 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
 
 
 def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
-    """`[num_tokens]`: what each token adds to the text."""
+    """Return `[num_tokens]`, what each token adds to the text."""
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     special = {token_id for token_id, token in encoder.get_added_tokens_decoder().items() if token.special}
     vocabulary = encoder.get_vocab(with_added_tokens=True)
@@ -151,14 +154,17 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
 
 
 def byte_characters() -> list[str]:
-    """`[256]`: the character that stands for each byte: itself where it prints, else the next from U+0100 on."""
+    """Return `[256]`, the character that stands for each byte: itself if it prints, else the next from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     substitutes = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
 def _leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
-    """add_bos_token decides; where it is not said, what the tokenizer itself puts before an empty text."""
+    """Return the BOS that plain prompts get, or None.
+
+    add_bos_token decides. Where it is absent, the tokenizer decides by what it puts before an empty text.
+    """
     bos_token = settings.special_texts().get("bos_token")
     bos_id = encoder.token_to_id(bos_token) if bos_token else None
     if bos_token and bos_id is None:
@@ -176,7 +182,7 @@ def _stop_ids(path: Path, config: _ModelConfig) -> tuple[int, ...]:
 
 
 def _compile_template(folder: Path, source: str | None) -> jinja2.Template | None:
-    """The checkpoint's template is foreign code, so it runs in a sandbox; the block settings are transformers'."""
+    """Compile the template in a sandbox, because it is foreign code; the block settings are transformers'."""
     if source is None:
         return None
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

@@ -1,7 +1,7 @@
-"""What one model is built with: a table of operations on a device, a precision, and a way of batching.
+"""The basis of one model: a table of operations on a device, a precision, and a way of batching.
 
-Chosen once, when the model is built, and handed down to every part of it. The choice reads torch's number of threads,
-so whoever sets that does it before. What only one kind of device needs is imported for that kind alone: numba takes a
+It is chosen once, when the model is built, and handed down to every part of it. The choice reads torch's number of
+threads, so set that number before. What only one kind of device needs is imported for that kind alone: numba takes a
 second, and a machine with GPUs may not have it.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Backend", "choose_backend"]
 
 @dataclass(frozen=True)
 class Backend:
-    """`dtype` is the type of the model's matrices, which may be FP8."""
+    """The table, the batching and the type of the model's matrices, `dtype`, which may be FP8."""
 
     dtype: torch.dtype
     ops: Ops
@@ -28,19 +28,19 @@ class Backend:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's tensors are made."""
+        """The device that the model's tensors are made on."""
         return self.ops.device
 
     @property
     def unquantized_dtype(self) -> torch.dtype:
-        """The type of all that is never quantised."""
+        """The type of everything that is never quantised."""
         return unquantized_dtype(self.dtype)
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
     """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant.
 
-    Raises RuntimeFailure where nobody has measured that a device's operations can be.
+    Raise RuntimeFailure when nobody has measured that a device's operations can be.
     """
     if device.type != "cpu":
         if deterministic:
@@ -55,7 +55,10 @@ def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool
 
 
 def _device_ops(device: torch.device) -> Ops:
-    """The table for a GPU that is there: NVIDIA's have kernels. Where none is, as in tests, the reference."""
+    """Return the table for a GPU that is there: NVIDIA's have kernels.
+
+    Without one, as in tests, return the reference.
+    """
     if not torch.cuda.is_available():
         return Ops(device)
     if torch.version.hip:

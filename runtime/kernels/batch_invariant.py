@@ -82,12 +82,12 @@ class Batching(Protocol):
 
 
 class Batched:
-    """One call for all."""
+    """Computes all rows in one call."""
 
     is_invariant = False
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Call it with all rows at once."""
+        """Call the function with all rows at once."""
         return function(*rows)
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class BatchInvariant:
     is_invariant = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Go tile by tile; no rows are one tile of zeros, of which none comes back."""
+        """Go tile by tile. No rows are one tile of zeros, of which none comes back."""
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
         tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
@@ -202,7 +202,7 @@ class BatchInvariant:
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Go slot by slot and tile by tile too, of all rows."""
+        """Go slot by slot and tile by tile too, over all rows."""
         num_slots, num_rows = x.codes.shape[:2]
         rows = Quantised(x.codes.flatten(0, 1), x.scales.flatten(0, 1))
         results_RD = self.fp8_experts(ops, rows, [num_rows] * num_slots, counts_M, experts)
@@ -213,7 +213,7 @@ class BatchInvariant:
 def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
     """Ask each row-wise function, given with its row's size and type, whether a row's position in a tile matters.
 
-    A tile of equal rows must become equal rows. Raises RuntimeFailure.
+    A tile of equal rows must become equal rows. Raise RuntimeFailure otherwise.
     """
     generator = torch.Generator().manual_seed(0)
     for function, size, dtype in functions:
@@ -236,12 +236,12 @@ def _fp8_expert(ops: Ops, experts: ExpertCodes, slot: int, bytes_RD: Tensor, sca
 
 
 def _tile(rows: Tensor, start: int) -> Tensor:
-    """The rows from `start`, as many as a tile has, in memory of their own."""
+    """Return the rows from `start`, as many as a tile has, in memory of their own."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
     return _with_zeros(tile, 0, missing) if missing else own(tile)
 
 
 def _with_zeros(rows: Tensor, before: int, after: int) -> Tensor:
-    """Rows of zeros around `rows`."""
+    """Put rows of zeros around `rows`."""
     return F.pad(rows, (*(0, 0) * (rows.dim() - 1), before, after))

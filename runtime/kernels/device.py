@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def use_device(kind: str, local_rank: int) -> torch.device:
     """Return the device of one rank of a node, and make it this process's own before anything is allocated.
 
-    `kind` is the launch file's `device`. Raises RuntimeFailure where there is no such device.
+    `kind` is the launch file's `device`. Raise RuntimeFailure when there is no such device.
     """
     if kind == "cpu":
         return CPU
@@ -67,7 +67,7 @@ class HostLink:
         return torch.empty(tuple(shape), dtype=dtype)
 
     def to_host(self, x: Tensor) -> Tensor:
-        """Return `x` in host memory, and wait until it is there; a CPU's tensor as it is."""
+        """Return `x` in host memory, and wait until it is there. A CPU's tensor is returned as it is."""
         if x.device.type == "cpu":
             return x
         host = self.empty(x.shape, x.dtype)

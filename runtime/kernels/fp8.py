@@ -57,12 +57,12 @@ class ExpertCodes:
 
 
 def num_blocks(size: int) -> int:
-    """Blocks in a dimension of `size`; the last may be smaller."""
+    """Return the blocks in a dimension of `size`; the last may be smaller."""
     return -(-size // BLOCK)
 
 
 def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
-    """Each row's groups, by itself: a row's codes and scales do not depend on other rows."""
+    """Quantise each row's groups, by itself: a row's codes and scales do not depend on other rows."""
     groups_RFX = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     scales_RF = _scales(groups_RFX.abs().amax(-1))
     if power_of_two:
@@ -72,7 +72,7 @@ def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
 
 
 def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
-    """A matrix in weight blocks, as DeepSeek's checkpoints hold it."""
+    """Quantise a matrix in weight blocks, as DeepSeek's checkpoints hold it."""
     rows, columns = w_OD.shape
     padded = F.pad(w_OD.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
@@ -84,13 +84,13 @@ def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
 
 
 def dequantise_matrix(w: Quantised) -> Tensor:
-    """[O, D] in FP32: each code times its block's scale."""
+    """Return [O, D] in FP32: each code times its block's scale."""
     rows, columns = w.codes.shape
     return w.codes.float() * _by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
 
 
 def matmul(x: Quantised, w: Quantised) -> Tensor:
-    """x W^T, [R, O] in FP32, block of channels by block of channels."""
+    """Return x W^T, [R, O] in FP32, block of channels by block of channels."""
     scales_OF = _by_row(w.scales, len(w.codes))
     total_RO = x.codes.new_zeros((len(x.codes), len(w.codes)), dtype=torch.float32)
     blocks = zip(x.codes.float().split(BLOCK, 1), w.codes.split(BLOCK, 1), strict=True)
@@ -101,13 +101,13 @@ def matmul(x: Quantised, w: Quantised) -> Tensor:
 
 
 def pack(x: Quantised) -> Tensor:
-    """Rows as they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
+    """Return rows as they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
     scales = x.scales.clone(memory_format=torch.contiguous_format)  # no rows of one group have a stride of 0
     return torch.cat((x.codes.view(torch.uint8), scales.view(torch.uint8)), 1)
 
 
 def unpack(rows: Tensor, size: int) -> Quantised:
-    """What `pack` packed, in slots [M, Z, X] too; `size` is D. The codes stay where they are."""
+    """Return what `pack` packed, in slots [M, Z, X] too; `size` is D. The codes stay where they are."""
     scales = rows[..., size:].clone(memory_format=torch.contiguous_format)  # FP32 begins at any byte of a row
     return Quantised(rows[..., :size].view(E4M3), scales.view(torch.float32))
 
@@ -122,6 +122,6 @@ def _scales(magnitudes: Tensor) -> Tensor:
 
 
 def _rounded_up(scales: Tensor) -> Tensor:
-    """To the next power of two, exactly: scale = mantissa 2^exponent with a mantissa from 1/2 up to, not with, 1."""
+    """Round scales up to a power of two, exactly: scale = mantissa 2^exponent with a mantissa from 1/2 to below 1."""
     mantissas, exponents = torch.frexp(scales)
     return torch.ldexp(torch.ones_like(scales), exponents - (mantissas == 0.5).int())

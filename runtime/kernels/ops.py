@@ -45,7 +45,7 @@ class Ops:
         return numbers.tolist()
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Refuse a model in FP8 whose scales this table cannot multiply with. Raises RuntimeFailure."""
+        """Refuse a model in FP8 whose scales this table cannot multiply with. Raise RuntimeFailure."""
 
     # projections, norms, MLPs
 
@@ -217,7 +217,7 @@ class Ops:
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
         """Compute at least the first `counts_M` of each slot's rows [M, Z, D]: [M, Z, D] in BF16.
 
-        All of a slot's are computed here: nobody waits for the counts. A slot gets about `expected_rows`.
+        Here all rows of a slot are computed: nobody waits for the counts. A slot gets about `expected_rows`.
         """
         slots = zip(x.codes, x.scales, strict=True)
         return torch.stack([self.fp8_expert(Quantised(*rows), experts, slot) for slot, rows in enumerate(slots)])
@@ -241,5 +241,5 @@ def inverse(order: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Return scale x q k^T, of batches of matrices."""
+    """Return scale x q k^T, for batches of matrices."""
     return torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)

@@ -12,5 +12,5 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m
 
 
 def unquantized_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of all that is never quantised in a model whose matrices are `dtype`."""
+    """Return the type of everything that is never quantised in a model whose matrices are `dtype`."""
     return torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype

@@ -39,7 +39,7 @@ class LatentCache:
         device: torch.device,
         link: HostLink | None = None,
     ) -> None:
-        """`link`: how latents cross to the host's memory and back, if not by plain copies."""
+        """Make the cache. `link` says how latents cross to the host's memory and back, if not by plain copies."""
         self.num_pages = num_pages(num_tokens)
         self._pages = torch.zeros(num_layers, self.num_pages, PAGE_TOKENS, latent_dim, dtype=dtype, device=device)
         self.layers = [LayerPages(pages) for pages in self._pages]
@@ -48,11 +48,11 @@ class LatentCache:
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that no table holds."""
+        """The number of pages that no table holds."""
         return len(self._free)
 
     def can_allocate(self, table: PageTable, num_tokens: int) -> bool:
-        """There are pages for `table` to hold `num_tokens` in all."""
+        """Return whether there are pages for `table` to hold `num_tokens` in all."""
         return num_pages(num_tokens) - len(table) <= len(self._free)
 
     def allocate(self, table: PageTable, num_tokens: int) -> None:
@@ -61,7 +61,7 @@ class LatentCache:
             table.append(self._free.pop())
 
     def free(self, table: PageTable) -> None:
-        """Its request needs no pages any more; the table is empty afterwards."""
+        """Take all pages of a table back; its request needs them no more."""
         assert set(table).isdisjoint(self._free)
         self._free += table
         table.clear()
@@ -82,7 +82,7 @@ class LatentCache:
         return latents
 
     def _rows(self, table: PageTable, num_tokens: int) -> Tensor:
-        """The rows of a request's first tokens in every layer."""
+        """Return the rows of a request's first tokens in every layer."""
         return torch.tensor(slot_mapping(table, 0, num_tokens), dtype=torch.long, device=self._pages.device)
 
 
@@ -94,16 +94,16 @@ class LayerPages:
         self.pages = pages  # [J, PAGE_TOKENS, C]
 
     def write(self, slot_mapping_T: Tensor, latent_TC: Tensor) -> None:
-        """The latents of a step's own tokens."""
+        """Write the latents of a step's own tokens."""
         self._rows.index_copy_(0, slot_mapping_T, latent_TC)
 
     def read(self, slot_mapping_S: Tensor) -> Tensor:
-        """`[S, C]`."""
+        """Return the latents in these rows, `[S, C]`."""
         return self._rows.index_select(0, slot_mapping_S)
 
 
 def num_pages(num_tokens: int) -> int:
-    """Return how many pages hold so many tokens of one request."""
+    """Return how many pages hold `num_tokens` tokens of one request."""
     return -(-num_tokens // PAGE_TOKENS)
 
 

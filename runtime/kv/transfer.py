@@ -40,7 +40,7 @@ HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many ti
 
 
 class TransferCounters(Protocol):
-    """Who counts what was handed over."""
+    """Counts what was handed over."""
 
     def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float) -> None:
         """Hear that one request was handed over and accepted."""
@@ -54,7 +54,7 @@ class KvSender:
         self._connections: dict[tuple[str, int], _Connection] = {}
 
     async def send(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
-        """Hand a request over. Raises RuntimeFailure when the decode rank cannot be reached or refuses."""
+        """Hand a request over. Raise RuntimeFailure when the decode rank cannot be reached or refuses."""
         connection = self._connections.setdefault((host, port), _Connection(host, port))
         payload = _to_bytes(latents)
         frame = encode_frame(handover, len(payload))
@@ -79,9 +79,10 @@ class KvReceiver:
         accept: Callable[[Handover, Tensor], None],
         link: HostLink | None = None,
     ) -> None:
-        """`token_shape`: (num_layers, latent_dim). `accept` gets every handover that passed the checks.
+        """Make the server. `token_shape` is (num_layers, latent_dim).
 
-        `link` gives the memory that latents come to, from which a device copies them.
+        `accept` gets every handover that passed the checks. `link` gives the memory that latents come to, from which a
+        device copies them.
         """
         self._launch = launch
         self._token_shape = token_shape
@@ -94,7 +95,7 @@ class KvReceiver:
         self._num_connections = 0
 
     async def serve(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One prefill rank's connection, until it closes or breaks the protocol."""
+        """Serve one prefill rank's connection, until it closes or breaks the protocol."""
         self._num_connections += 1
         try:
             if self._num_connections <= MAX_CONNECTIONS:
@@ -138,7 +139,10 @@ class KvReceiver:
 def why_refused(
     handover: Handover, payload_bytes: int, launch: UnitLaunch, token_shape: tuple[int, int], vocab_size: int
 ) -> str | None:
-    """Why this handover cannot be taken, or None. Only a sender that knows the digest hears about anything else."""
+    """Return why this handover cannot be taken, or None.
+
+    Only a sender that knows the digest hears about anything else.
+    """
     num_layers, latent_dim = token_shape
     num_tokens = len(handover.prompt_ids)
     expected_shape = [num_layers, num_tokens, latent_dim]
@@ -156,7 +160,7 @@ def why_refused(
 
 
 class _Room:
-    """How many handovers, and how many bytes of them, may be held at a time.
+    """The number of handovers, and of their bytes, that may be held at a time.
 
     Room is taken on the network's thread, and given back on whichever drops the last reference to the latents; the
     garbage collector may do that at any moment. So what is given back goes through a queue that allows for it.
@@ -168,7 +172,7 @@ class _Room:
         self._given_back: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def take(self, num_bytes: int) -> bool:
-        """Take room for one more handover; whether there was any."""
+        """Take room for one more handover; return whether there was any."""
         while not self._given_back.empty():
             self._num_bytes -= self._given_back.get()
             self._num_handovers -= 1
@@ -179,12 +183,12 @@ class _Room:
         return True
 
     def give_back(self, num_bytes: int) -> None:
-        """One handover of so many bytes is not held any more."""
+        """Give back the room of one handover of `num_bytes`, which nobody holds any more."""
         self._given_back.put(num_bytes)
 
 
 def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
-    """Refuse a launch file whose KV layout is not this model's. Raises RuntimeFailure."""
+    """Refuse a launch file whose KV layout is not this model's. Raise RuntimeFailure."""
     computed = math.prod(token_shape) * DTYPES[layout.dtype].itemsize
     if layout.bytes_per_token != computed:
         raise RuntimeFailure(

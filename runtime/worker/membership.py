@@ -37,6 +37,7 @@ class Membership:
         self._claim = Claim(launch.unit_digest, node, address)
         self._news: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._place: int | None = None
+        self._is_placed = False  # by a leader that is here
         self._roll = Roll(launch)
         self._said = ""
         self._keeping_up: Future[None] | None = None  # asyncio holds tasks weakly: without it, the place could be lost
@@ -60,6 +61,14 @@ class Membership:
             place = _place(self._news.get())
             if place != self._place:
                 raise PeerLost(f"this node's ranks have place {self._place}, and the unit's leader gives it {place}")
+
+    def is_whole(self) -> bool:
+        """Whether the unit has all its nodes. The leader's node sees all of them, every other sees the leader's.
+
+        A node is gone as soon as its process ends, and `VANISHED_AFTER_S` after its machine or network fails. It is
+        here however long its ranks take for a step. Read from any thread.
+        """
+        return self._is_placed and (self._roll.is_whole or not self._roll.is_leaders)
 
     async def _keep_up(self, listener: socket.socket) -> None:
         """Hold the place, for ever. Raises RuntimeFailure when there is none for this node."""
@@ -89,11 +98,13 @@ class Membership:
                 self._heed(frame[0])
                 frame = await frames.read()
         finally:
+            self._is_placed = False
             writer.close()
 
     def _heed(self, message: FromLeader) -> None:
         match message:
             case Place(number=number):
+                self._is_placed = True
                 self._news.put(number)
             case Wait(reason=reason):
                 self._complain(f"waiting for a place in unit {self._launch.unit}: {reason}")

@@ -4,18 +4,18 @@ A node asks the unit's leader which place is its own (`membership.py`), and star
 the others here are killed and the node ends with a sentence that names the cause; the ranks on other nodes notice by
 themselves. It does not restart anything: Kubernetes, or `tidemill up`, decides that for the whole unit.
 
-    SIGTERM -> the ranks drain (`leaving.py`), for as long as the call allows -> they end, or are killed
+SIGTERM lets the ranks drain for as long as the call allows (`draining.py`).
 """
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runtime.errors import LaunchError
 from runtime.launch import UnitLaunch
 from runtime.worker.children import Child, wait_together
 from runtime.worker.cpus import threads_of_each
+from runtime.worker.draining import Drain, end_at_once
 from runtime.worker.membership import Membership
 
 __all__ = ["run_node"]
@@ -29,7 +29,7 @@ def run_node(
     SIGTERM lets the ranks answer their requests, for `drain_s` at most, and ends node and ranks. The first process of a
     pod has to ask for the signal, or the kernel ignores it.
     """
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end_at_once)
     _require_a_place(launch, node)
     place = membership.join()
     if node in launch.spares:
@@ -41,9 +41,15 @@ def run_node(
         Child(f"{launch.unit} rank {each.rank}", [*flags, "--local-rank", str(each.local_rank)], threads)
         for each in ranks
     ]
+    drain = Drain(children, drain_s, membership.is_whole)
     if drain_s:
-        signal.signal(signal.SIGTERM, _draining(children, drain_s))
-    wait_together(children, membership.check)
+        signal.signal(signal.SIGTERM, drain.begin)
+
+    def check() -> None:
+        membership.check()
+        drain.check()
+
+    wait_together(children, check)
     print(f"tidemill: the ranks of unit {launch.unit} on {node} have drained and ended", file=sys.stderr, flush=True)
 
 
@@ -52,20 +58,3 @@ def _require_a_place(launch: UnitLaunch, node: str) -> None:
         spares = f", its spares {', '.join(sorted(launch.spares))}" if launch.spares else ""
         known = ", ".join(sorted(launch.places)) + spares
         raise LaunchError(f"unit {launch.unit} has no place for node {node!r}; its nodes are {known}")
-
-
-def _draining(children: Sequence[Child], drain_s: float) -> Callable[[int, object], None]:
-    """Let the ranks answer the requests that they have; a second signal, or the end of `drain_s`, ends them."""
-
-    def drain(_: int, __: object) -> None:
-        signal.signal(signal.SIGTERM, _end)
-        signal.signal(signal.SIGALRM, _end)
-        signal.setitimer(signal.ITIMER_REAL, drain_s)
-        for child in children:
-            child.process.terminate()
-
-    return drain
-
-
-def _end(signal_number: int, _: object) -> None:
-    sys.exit(128 + signal_number)  # the ranks end with `wait_together`

@@ -67,6 +67,11 @@ class Roll:
         self._places: dict[str, int] = {}
         self._complain = Complaints(_say)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every place has a node that is here. Read from any thread."""
+        return len(self._places) == len(self._launch.places)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Follow one node's connection, from its claim to its end."""
         notice_a_vanished_peer(writer)

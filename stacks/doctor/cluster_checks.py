@@ -1,4 +1,4 @@
-"""What the user may do, which kinds the cluster serves, and what the server says to the plan's objects. Pure."""
+"""Checks of the user's rights, the kinds that the cluster serves, and the server's word on the plan's objects. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,14 +11,14 @@ __all__ = ["kinds", "objects", "rights", "unseen"]
 
 
 def unseen(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """What nobody looked at: it may be right, and `up` may do without the right to look."""
+    """Yield what nobody looked at. It may be right, and `up` may not need the right to look."""
     for each in facts.unseen:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"not looked at: {reason}", fix, blocks=False)
 
 
 def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """The provider gets, creates, patches and deletes objects of each kind of the plan."""
+    """Check that the provider may get, create, patch and delete objects of each kind of the plan."""
     for each in facts.denied:
         where = f"in namespace {each.namespace}" if each.namespace else "in the whole cluster"
         reason = f"the kubeconfig's user may not {', '.join(each.verbs)} them {where}"
@@ -30,7 +30,7 @@ def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Every kind of the plan is served, in the plan's version."""
+    """Check that every kind of the plan is served, in the plan's version."""
     for (api_version, kind), versions in facts.unserved.items():
         group, wanted = api_version.rpartition("/")[0], api_version.rpartition("/")[2]
         install = INSTALL.get(kind, "install what defines it")
@@ -43,7 +43,7 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def objects(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """The server, and our own rules about whose an object is, have nothing against any object of the plan."""
+    """Check that neither the server nor our own rules about ownership object to any object of the plan."""
     for each in facts.refused:
         if isinstance(each.error, (ForeignError, OtherPlanError)):
             reason, fix = split_sentence(str(each.error).removeprefix(f"{each.object} "))

@@ -1,6 +1,6 @@
 """`tidemill doctor SPEC|PLAN.json --context NAME`: what a plan needs, one look at the cluster, and the findings.
 
-With a probe, pods are started on the planned nodes besides, and deleted again: `probing.py`.
+With a probe, pods are also started on the planned nodes, and deleted again: `probing.py`.
 """
 
 import threading
@@ -26,21 +26,24 @@ NOT_PROBED = "nodes were not probed: mend first what blocks"
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found; `probed` says what a probe measured, or why there was none. None where nobody asked for one."""
+    """The findings; `probed` says what a probe measured, or why there was none.
+
+    It is None when nobody asked for one.
+    """
 
     findings: tuple[Finding, ...]
     probed: str | None
 
     @property
     def blocks(self) -> bool:
-        """Whether something would stop `up`."""
+        """True if something would stop `up`."""
         return any(each.blocks for each in self.findings)
 
 
 def examine(plan: Deployable, context: str, *, with_probe: bool, report: Callable[[str], None]) -> Examination:
     """Compare the cluster of that kubeconfig context with `plan`. Without a probe nothing is created.
 
-    Raises InfeasibleError for a plan that cannot be rendered, ClusterError where the cluster cannot be asked.
+    Raise InfeasibleError for a plan that cannot be rendered, ClusterError when the cluster cannot be asked.
     """
     needs = needs_of(plan)
     try:

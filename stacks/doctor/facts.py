@@ -1,4 +1,4 @@
-"""What a cluster is like, as far as a plan cares, at one moment. `reading.py` looks; the checks judge.
+"""The state of a cluster, as far as a plan cares, at one moment. `reading.py` looks; the checks judge.
 
 Objects are manifests as the API server gives them. A list is None where the user may not read it, and the checks go
 without it: `unseen` says what and why.
@@ -25,7 +25,7 @@ class Denied:
 
 @dataclass(frozen=True)
 class Refused:
-    """What the server says to a dry run of an object, or our own rules to whose object is there already."""
+    """An object that the server refuses in a dry run, or that our rules refuse because of whose is there already."""
 
     object: str  # `ServiceAccount tidemill/demo-runtime`; of a pod that was tried, its component
     error: ProviderError
@@ -57,5 +57,5 @@ class ClusterFacts:
 
 
 def is_ending(live: Manifest) -> bool:
-    """Whether an object is being deleted."""
+    """Return whether an object is being deleted."""
     return "deletionTimestamp" in live["metadata"]

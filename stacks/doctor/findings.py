@@ -1,4 +1,4 @@
-"""What stands between a plan and a cluster: one finding an obstacle, and all of them as text.
+"""The obstacles between a plan and a cluster: one finding each, and all of them as text.
 
     blocks   `up` would fail, or wait until its deadline
     else     worth knowing: a spare that cannot stand in, or what nobody could look at
@@ -53,12 +53,12 @@ class Finding:
 
 
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Give programs every finding by itself."""
+    """Return every finding by itself, for programs."""
     return {"findings": [asdict(each) for each in findings]}
 
 
 def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list[str]:
-    """Tell people line by line, with objects that lack the same named together, and what blocks first."""
+    """Return the findings line by line, for people: objects that lack the same together, and what blocks first."""
     if not findings:
         return [f"{plan}: nothing in the cluster of context {context} stands in its way"]
     num_blocking = sum(each.blocks for each in findings)
@@ -67,7 +67,7 @@ def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list
 
 
 def split_sentence(sentence: str) -> tuple[str, str]:
-    """Take a sentence of `kube/errors.py` apart: what is wrong, and what to do."""
+    """Split a sentence of `kube/errors.py` in two: what is wrong, and what to do."""
     reason, _, fix = sentence.rpartition("; ")
     return (reason, fix) if reason else (fix, "remove what the server names, and repeat")
 
@@ -83,7 +83,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _nameless(finding: Finding) -> Finding:
-    """The same of any object: its name, which commands in the fix need, is NAME."""
+    """Return the same finding for any object: its name, which commands in the fix need, becomes NAME."""
     name = re.compile(rf"(?<![\w.-]){re.escape(finding.object.rpartition(' ')[2])}(?![\w.-])")
     return replace(finding, object="", reason=name.sub("NAME", finding.reason), fix=name.sub("NAME", finding.fix))
 

@@ -36,7 +36,7 @@ CLASS = re.compile(r"no PriorityClass with name|RuntimeClass .* not found|runtim
 
 
 def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """It is there where the plan does not make it, and not on its way out."""
+    """Check that the namespace is there if the plan does not make it, and that it is not being deleted."""
     live, subject = facts.namespace, f"Namespace {needs.namespace}"
     was_seen = all(each.what != "the namespace" for each in facts.unseen)
     if live is None and not needs.creates_namespace and was_seen:
@@ -48,7 +48,7 @@ def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def named_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Whatever the pods name is there."""
+    """Check that every object that the pods name is there."""
     for named, found in facts.named.items():
         if found is None:
             check, how = NAMED[named.kind]
@@ -60,7 +60,7 @@ def named_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Each claim has its volume, and all nodes whose pods mount it may."""
+    """Check that each claim has its volume, and that all nodes whose pods mount it may."""
     for named, found in facts.named.items():
         if named.kind != "PersistentVolumeClaim" or found is None:
             continue
@@ -79,7 +79,10 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """All pods of the plan fit into what each quota leaves; its own pods, of an earlier `up`, do not count twice."""
+    """Check that all pods of the plan fit into what each quota leaves.
+
+    Its own pods, of an earlier `up`, do not count twice.
+    """
     wanted, own = _wanted(needs), _held_by_plan(needs, facts)
     for quota in facts.quotas or ():
         spec, status = quota["spec"], quota.get("status") or {}
@@ -99,7 +102,7 @@ def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """A pod of each component is let in."""
+    """Check that a pod of each component is let in."""
     said_quotas = {each.object.rpartition("/")[2] for each in quotas(needs, facts)}
     has_no_class = any(found is None for named, found in facts.named.items() if named.kind.endswith("Class"))
     violations: dict[str, list[str]] = {}
@@ -131,20 +134,20 @@ def _refused_pod(refused: Refused, error: RefusedError) -> Finding:
 
 
 def _waits_for_pods(claim: Manifest, facts: ClusterFacts) -> bool:
-    """Whether its volume is made when the first pod comes."""
+    """Return whether the claim's volume is made when the first pod comes."""
     name = claim["spec"].get("storageClassName")
     found = (each for each in facts.storage_classes or () if each["metadata"]["name"] == name)
     return any(each.get("volumeBindingMode") == "WaitForFirstConsumer" for each in found)
 
 
 def _nodes_mounting(claim: str, needs: Needs) -> set[str]:
-    """The nodes whose pods mount it; a workload that has no planned nodes is on one of its own."""
+    """Return the nodes whose pods mount the claim; a workload without planned nodes counts as one node of its own."""
     mounting = [each for each in needs.pod_sets if claim in each.claims]
     return {node for each in mounting for node in each.nodes or (f"any for {each.owner}",)}
 
 
 def _wanted(needs: Needs) -> dict[str, Decimal]:
-    """What quotas call what the plan's pods take.
+    """Return what the plan's pods take, under the names that quotas use.
 
     Source: https://kubernetes.io/docs/concepts/policy/resource-quotas/ (types of resource quota)
     """
@@ -154,7 +157,7 @@ def _wanted(needs: Needs) -> dict[str, Decimal]:
 
 
 def _held_by_plan(needs: Needs, facts: ClusterFacts) -> dict[str, Decimal]:
-    """The same of the plan's pods that are there already."""
+    """Return the same for the plan's pods that are there already."""
     own = [each["spec"] for each in facts.pods or () if needs.owns(each)]
     requests, limits = summed(map(requests_of, own)), summed(map(limits_of, own))
     return _as_quotas_say(requests, limits, len(own))

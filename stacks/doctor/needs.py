@@ -1,4 +1,4 @@
-"""What a plan asks of a cluster, read off the very objects that `up` would apply. Pure.
+"""A plan's needs of a cluster, read off the very objects that `up` would apply. Pure.
 
 The objects are asked and not the spec: whatever put a toleration, a resource or a claim into a pod template (a field, a
 template, a patch), a pod comes to the cluster with it, and there is no second list of fields to keep up to date.
@@ -60,7 +60,7 @@ class PodSet:
 
     @property
     def requests(self) -> Amounts:
-        """What each pod holds of its node."""
+        """The resources that each pod holds of its node."""
         return requests_of(self.template["spec"])
 
     @property
@@ -77,7 +77,7 @@ class PodSet:
 
 @dataclass(frozen=True)
 class Needs:
-    """All that a plan asks of a cluster."""
+    """Everything that a plan asks of a cluster."""
 
     plan: str
     namespace: str
@@ -92,16 +92,16 @@ class Needs:
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
 
     def owns(self, pod: Manifest) -> bool:
-        """Whether a pod is the plan's own, of an earlier `up`."""
+        """Return whether a pod is the plan's own, of an earlier `up`."""
         metadata = pod["metadata"]
         is_labelled = (metadata.get("labels") or {}).get(PLAN_LABEL) == self.plan
         return is_labelled and metadata.get("namespace") == self.namespace
 
 
 def needs_of(plan: Deployable) -> Needs:
-    """Read off what `plan` asks for. Raises InfeasibleError when it cannot be rendered, or holds no pods.
+    """Return what `plan` asks for. Raise InfeasibleError when it cannot be rendered, or holds no pods.
 
-    A patch may write anything at any place, and `up` would hear of it from the server.
+    A patch may write anything anywhere; without this check `up` would hear of it from the server.
     """
     rendered = plan_objects(plan)
     in_order = [*rendered.shared, *rendered.gateway, *(each for unit in rendered.units.values() for each in unit)]
@@ -154,7 +154,7 @@ def _of_pod(spec: Template, of_container: Callable[[Template], Amounts]) -> Amou
 
 
 def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
-    """Raises InfeasibleError with each object that no server would take, for what `doctor` reads of it."""
+    """Raise InfeasibleError with each object that no server would take, as far as `doctor` reads it."""
     problems = [
         Violation("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, CORRECT).at(plan.name)
         for each in objects
@@ -166,7 +166,7 @@ def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
 
 
 def _wrong_with(manifest: Manifest) -> str | None:
-    """What is wrong with the shape of an object, or with what its pods ask of Multus."""
+    """Return what is wrong with the shape of an object, or with what its pods ask of Multus."""
     if wrong := misfit(manifest, WORKLOADS.get("", {}), WORKLOADS.get(manifest["kind"], {})):
         return wrong
     metadata = (_template(manifest) or {}).get("metadata") or {}
@@ -202,7 +202,7 @@ def _template(workload: Manifest) -> Template | None:
 
 
 def _num_pods(workload: Manifest) -> int:
-    """Count the pods of one that nobody has scaled."""
+    """Return the number of pods of a workload that nobody has scaled."""
     spec = workload["spec"]
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", 1)
     return int(size) * int(spec.get("replicas", 1))
@@ -236,7 +236,7 @@ def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
 
 
 def _secrets(spec: Template) -> Iterator[str]:
-    """The Secrets that containers take their environment from, those they can do without left out."""
+    """Yield the Secrets that containers take their environment from, without the optional ones."""
     for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
         for variable in container.get("env") or []:
             secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
@@ -245,7 +245,7 @@ def _secrets(spec: Template) -> Iterator[str]:
 
 
 def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:
-    """Read (namespace, name) from either form that Multus takes: `a, other/b@net1`, or a JSON list."""
+    """Yield (namespace, name) from either form that Multus takes: `a, other/b@net1`, or a JSON list."""
     if annotation.startswith("["):
         yield from ((each.get("namespace") or namespace, each["name"]) for each in _listed_networks(annotation))
         return

@@ -37,19 +37,19 @@ DEVICE_PLUGIN = "the device plugin that offers it"
 
 @dataclass(frozen=True)
 class Place:
-    """A node, found or not, and the pods that one wants to have there."""
+    """A node, found or not, and the pods that should run there."""
 
     name: str
     pod_set: PodSet
     is_spare: bool
 
     def finding(self, check: Check, reason: str, fix: str) -> Finding:
-        """An obstacle there, which blocks unless the unit can start without the node."""
+        """Return an obstacle there, which blocks unless the unit can start without the node."""
         return Finding(check, f"Node {self.name}", reason, fix, blocks=not self.is_spare)
 
 
 def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Every planned node, then every spare."""
+    """Check every planned node, then every spare."""
     if facts.nodes is None:
         return
     known = {each["metadata"]["name"]: each for each in facts.nodes}
@@ -69,7 +69,7 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Pods that may go anywhere have somewhere to go, beside the units."""
+    """Check that pods which may go anywhere have somewhere to go, beside the units."""
     if facts.nodes is None:
         return
     taken = {name: [each.requests] for each in needs.pod_sets for name in each.nodes}
@@ -83,7 +83,7 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _closed(place: Place, node: Manifest) -> Iterator[Finding]:
-    """What keeps the scheduler from putting the pods there, however much room there is."""
+    """Yield what keeps the scheduler from putting the pods there, however much room there is."""
     if node["spec"].get("unschedulable"):
         fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
         yield place.finding("node", "it is cordoned", fix)
@@ -96,7 +96,7 @@ def _closed(place: Place, node: Manifest) -> Iterator[Finding]:
 
 
 def _absent(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
-    """Why a node is not there, and what to do; many clusters have names besides, in a label."""
+    """Return why a node is not there, and what to do. Many clusters also keep names in a label."""
     alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
     if alias:
         reason = f"it is the label {HOSTNAME} of the Node {alias}, and pods are placed by the Node's own name"
@@ -121,7 +121,7 @@ def _labels_lacking(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _taints_in_the_way(node: Manifest, pod_set: PodSet) -> list[str]:
-    """Write them as `kubectl taint` does, those left out that another finding says."""
+    """Return the taints as `kubectl taint` writes them, without those that another finding covers."""
     tolerations = pod_set.template["spec"].get("tolerations") or []
     return [
         f"{taint['key']}{'=' if taint.get('value') else ''}{taint.get('value') or ''}:{taint['effect']}"
@@ -133,7 +133,7 @@ def _taints_in_the_way(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Match as Kubernetes does; a toleration without an effect or a key matches each.
+    """Match as Kubernetes does: a toleration without an effect or a key matches each.
 
     Source: https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
     """
@@ -147,7 +147,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def _too_small(place: Place, node: Manifest) -> Iterator[Finding]:
-    """Resources that the node does not offer, or offers too little of, even when it is empty."""
+    """Yield resources that the node does not offer, or offers too little of, even when it is empty."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     for resource, wanted in place.pod_set.requests.items():
@@ -170,7 +170,7 @@ def _too_small(place: Place, node: Manifest) -> Iterator[Finding]:
 
 
 def _occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Resources of which there would be enough, if pods of others did not hold them."""
+    """Yield resources of which there would be enough if other pods did not hold them."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
     holders = _others_on(node, place.pod_set, needs, facts)
     held = summed(requests_of(each["spec"]) for each in holders)
@@ -190,7 +190,7 @@ def _named(pods: Sequence[Manifest]) -> str:
 
 
 def _others_on(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
-    """The pods on a node that are neither the plan's nor give way to the plan's by their priority."""
+    """Return the pods on a node that are not the plan's and do not give way to the plan's by priority."""
     name, priority = node["metadata"]["name"], _priority(pod_set, facts)
     return [
         each
@@ -202,7 +202,7 @@ def _others_on(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFact
 
 
 def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
-    """The priority by which its pods evict others; None where they evict nobody."""
+    """Return the priority by which the pods evict others; None where they evict nobody."""
     wanted = pod_set.template["spec"].get("priorityClassName")
     found = next(
         (live for named, live in facts.named.items() if (named.kind, named.name) == ("PriorityClass", wanted)), None

@@ -1,4 +1,4 @@
-"""What a probe says: what kept it from running; where no pod starts, where none is reached, what is slow. Pure."""
+"""The verdict on a probe: what kept it from running; where no pod starts, where none is reached, what is slow. Pure."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 
 def probe_findings(probe: Probe) -> Iterator[Finding]:
-    """Each node that keeps a unit from working as planned, once."""
+    """Yield each node that keeps a unit from working as planned, once."""
     for each in probe.in_the_way:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
@@ -29,7 +29,7 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
 
 
 def probe_summary(probe: Probe) -> str:
-    """What was measured, in a line."""
+    """Return what was measured, in a line."""
     if probe.in_the_way:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
@@ -42,7 +42,7 @@ def probe_summary(probe: Probe) -> str:
 
 
 def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The fewest nodes that explain all missing connections: the one with most first, then what it leaves.
+    """Yield the fewest nodes that explain all missing connections: the one with most first, then what it leaves.
 
     Nodes whose pod has not started explain theirs already.
     """

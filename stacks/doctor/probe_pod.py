@@ -1,4 +1,4 @@
-"""What each pod of `doctor --probe` runs: connect to all others, then send to all of them at the same time.
+"""The script of each pod of `doctor --probe`: connect to all others, then send to all of them at the same time.
 
     python3 -c SCRIPT INDEX NUM_PODS SERVICE PORT SECONDS DEADLINE_S
 
@@ -6,8 +6,8 @@ Its text is handed to `python3 -c` in whatever image the units have, ours or an 
 library alone, and imports nothing of ours. Pods find each other by the names that a headless Service gives them, as
 ranks do.
 
-Everybody connects to everybody, one connection a direction. Who has all of its connections says so to pod 0, and pod 0,
-once all have, says go. Then each sends to every other for SECONDS, and counts what it receives.
+Every pod connects to every other, one connection a direction. A pod that has all of its connections says so to pod 0,
+and pod 0, once all have, says go. Then each sends to every other for SECONDS, and counts what it receives.
 
 The result is one line of JSON where Kubernetes keeps a container's last words, of which it takes 4096 bytes:
     {"missing": [peers without a connection], "mb_per_s": [received from each peer; null from itself]}
@@ -50,7 +50,7 @@ def main(words: Sequence[str], last_words: str = LAST_WORDS) -> None:
 
 
 def address_of(peer: int, service: str, port: int) -> tuple[str, int]:
-    """Where a peer listens."""
+    """Return the address where a peer listens."""
     return f"probe-{peer}.{service}", port
 
 
@@ -82,7 +82,7 @@ def _connect(index: int, others: Iterable[int], service: str, port: int, deadlin
 
 
 def _agree(index: int, incoming: Connections, outgoing: Connections, deadline: float) -> bool:
-    """Wait until all have all their connections; whether they did in time."""
+    """Wait until all pods have all their connections; return whether they did in time."""
     if index != 0:
         outgoing[0].sendall(READY)
         return _hears(incoming[0], GO, deadline)
@@ -94,7 +94,7 @@ def _agree(index: int, incoming: Connections, outgoing: Connections, deadline: f
 
 
 def _hears(connection: socket.socket, word: bytes, deadline: float) -> bool:
-    """Whether the peer says so before the deadline."""
+    """Return whether the peer says `word` before the deadline."""
     connection.settimeout(max(deadline - time.monotonic(), RETRY_S))
     try:
         return connection.recv(1) == word
@@ -105,7 +105,7 @@ def _hears(connection: socket.socket, word: bytes, deadline: float) -> bool:
 
 
 def _exchange(num_pods: int, incoming: Connections, outgoing: Connections, seconds: float) -> list[float | None]:
-    """Send to all and receive from all; MB/s received from each."""
+    """Send to all and receive from all; return the MB/s received from each."""
     rates: list[float | None] = [None] * num_pods
     stop = time.monotonic() + seconds
 

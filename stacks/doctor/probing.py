@@ -42,7 +42,7 @@ OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
 
 @dataclass(frozen=True)
 class Probe:
-    """What pods on the planned nodes found."""
+    """The result of pods on the planned nodes."""
 
     nodes: tuple[str, ...]
     not_started: Mapping[str, str]  # node -> why its pod has no last words
@@ -52,7 +52,7 @@ class Probe:
 
     @property
     def median(self) -> float | None:
-        """The middle one of all rates."""
+        """The median of all rates."""
         rates = sorted(self.mb_per_s.values())
         return rates[len(rates) // 2] if rates else None
 
@@ -90,22 +90,25 @@ def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Pr
 
 
 def name_of(needs: Needs) -> str:
-    """The name of the probe's Service and namespace, and the beginning of its pods' names."""
+    """Return the name of the probe's Service and namespace, with which the names of its pods begin."""
     return f"{needs.plan}-probe"
 
 
 def _is_left_over(live: Manifest, needs: Needs) -> bool:
-    """Whether a killed run has left it. A namespace is nobody's to delete who has not made it: much may be in it."""
+    """Return whether a killed run has left the object behind.
+
+    A namespace is never deleted by a run that has not made it: much may be in it.
+    """
     return live["kind"] != "Namespace" and (live["metadata"].get("labels") or {}).get(LABEL) == needs.plan
 
 
 def _is_made_by_us_alone(stored: Manifest) -> bool:
-    """Whether an apply has made it, and not added our fields to what somebody made in the same moment."""
+    """Return whether our apply made the object, and did not add fields to what somebody made in the same moment."""
     return {each["manager"] for each in stored["metadata"].get("managedFields") or []} <= {FIELD_MANAGER}
 
 
 def _places(needs: Needs) -> Iterator[tuple[str, PodSet]]:
-    """Every planned node once, with the pods that it is planned for."""
+    """Yield every planned node once, with the pods that it is planned for."""
     seen: set[str] = set()
     for pod_set in needs.pod_sets:
         for node in pod_set.nodes:
@@ -117,7 +120,7 @@ def _places(needs: Needs) -> Iterator[tuple[str, PodSet]]:
 def _manifests(
     needs: Needs, places: Sequence[tuple[str, PodSet]], namespace: str, timeout_s: float
 ) -> Iterator[Manifest]:
-    """The Service that gives the pods their names, and the pods."""
+    """Yield the Service that gives the pods their names, and the pods."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: needs.plan}}
     service = name_of(needs)
     yield {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(needs, service, namespace), "spec": spec}
@@ -143,7 +146,7 @@ def _metadata(needs: Needs, name: str, namespace: str) -> dict[str, Any]:
 
 
 def _spec(of_unit: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
-    """The spec of a probe's pod, from that of the unit's."""
+    """Return the spec of a probe's pod, made from that of the unit's."""
     container = of_unit["containers"][0]
     volumes = [each for each in of_unit.get("volumes") or [] if "projected" not in each and "configMap" not in each]
     names = {each["name"] for each in volumes}
@@ -163,7 +166,7 @@ def _spec(of_unit: dict[str, Any], node: str, command: Sequence[str]) -> dict[st
 
 
 def _namespace(needs: Needs, name: str) -> Manifest:
-    """A namespace of the probe's own, as open as the plan's will be."""
+    """Return a namespace of the probe's own, as open as the plan's will be."""
     planned = [each["metadata"].get("labels") or {} for each in needs.objects if each["kind"] == "Namespace"]
     labels = planned[0] if planned else {}
     security = {key: value for key, value in labels.items() if key.startswith("pod-security.kubernetes.io/")}
@@ -179,7 +182,7 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
 
 
 def _still_running(found: Sequence[Manifest]) -> str | None:
-    """What is waited for; pods that cannot start are waited for no longer than the others."""
+    """Return what is waited for; pods that cannot start are waited for no longer than the others."""
     running = [each for each in found if _last_words(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
     stuck = len(running) - len(waiting)
@@ -193,14 +196,14 @@ def _phase(pod: Manifest) -> str:
 
 
 def _last_words(pod: Manifest) -> str | None:
-    """What its container wrote last; None while it has not ended."""
+    """Return what the pod's container wrote last; None while it has not ended."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     ended = next((each["state"]["terminated"] for each in statuses if "terminated" in (each.get("state") or {})), None)
     return None if ended is None else str(ended.get("message") or "")
 
 
 def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
-    """Make sense of the pods' last words, given which node each pod, by name, was for: the first has index 0."""
+    """Return the probe from the pods' last words. `names` says which node each pod was for; the first has index 0."""
     nodes, by_name = list(names.values()), {each["metadata"]["name"]: each for each in found}
     not_started: dict[str, str] = {}
     unreached: dict[str, tuple[str, ...]] = {}
@@ -227,7 +230,7 @@ def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
 
 
 def _answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None]] | None:
-    """The peers that a probe misses, and what it received from each; None for words that no probe writes."""
+    """Return the peers that a probe misses, and what it received from each; None for words that no probe writes."""
     try:
         answer = json.loads(said)
     except (ValueError, RecursionError):

@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
-    """Look at all that `needs` asks for. Raises ProviderError where the cluster as a whole gives no answer."""
+    """Look at all that `needs` asks for. Raise ProviderError when the cluster as a whole gives no answer."""
     api.require_answer()
     unseen: list[Unseen] = []
     namespace = _seen(unseen, "the namespace", lambda: _get(api, "v1", "Namespace", "", needs.namespace))
@@ -57,7 +57,7 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
 
 
 def _unserved(api: Api, kinds: Iterable[Kind]) -> Iterator[tuple[Kind, list[str]]]:
-    """Each kind that the cluster does not serve, with the versions in which it serves the kind's group."""
+    """Yield each kind that the cluster does not serve, with the versions in which it serves the kind's group."""
     for api_version, kind in kinds:
         try:
             api.require_kind(api_version, kind)
@@ -73,7 +73,7 @@ def _listed(
 
 
 def _named(api: Api, unseen: list[Unseen], named: Iterable[Named]) -> Iterator[tuple[Named, Manifest | None]]:
-    """Each object with what was found of it; one whose kind nobody serves is not there either."""
+    """Yield each object with what was found of it; one whose kind nobody serves is not there either."""
     for each in named:
         before = len(unseen)
         found = _seen(unseen, str(each), lambda each=each: _find(api, each))  # type: ignore[misc]
@@ -104,7 +104,7 @@ def _denied(api: Api, kinds: Iterable[Kind], namespace: str) -> Iterator[Denied]
 
 
 def _refused(api: Api, objects: Iterable[Manifest]) -> Iterator[Refused]:
-    """What a preview of the whole plan would hear."""
+    """Yield what a preview of the whole plan would hear."""
 
     def foresee(manifest: Manifest) -> Refused | None:
         try:
@@ -119,9 +119,9 @@ def _refused(api: Api, objects: Iterable[Manifest]) -> Iterator[Refused]:
 
 
 def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
-    """Whether a pod that is tried there now is judged as the plan's pods will be.
+    """Return whether a pod that is tried there now is judged as the plan's pods will be.
 
-    Not in a namespace that comes or goes, nor in one whose Pod Security labels the plan is about to change.
+    It is not in a namespace that comes or goes, nor in one whose Pod Security labels the plan is about to change.
     """
     if namespace is None or is_ending(namespace):
         return False
@@ -144,7 +144,7 @@ def _refused_pods(api: Api, needs: Needs) -> Iterator[Refused]:
 
 
 def _pod(pod_set: PodSet, namespace: str) -> Manifest:
-    """A pod as its controller would make it, but for the account: that of the plan comes with the plan."""
+    """Return a pod as its controller would make it, except for the account: the plan's account comes with the plan."""
     metadata = (pod_set.template.get("metadata") or {}) | {"name": POD_NAME, "namespace": namespace}
     spec = pod_set.template["spec"] | {"serviceAccountName": "default"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -155,7 +155,7 @@ def _get(api: Api, api_version: str, kind: str, namespace: str, name: str) -> Ma
 
 
 def _seen(unseen: list[Unseen], what: str, look: Callable[[], Answer]) -> Answer | None:
-    """What `look` finds; None, and an entry in `unseen`, for what the user may not look at."""
+    """Return what `look` finds; None, and an entry in `unseen`, for what the user may not look at."""
     try:
         return look()
     except RefusedError as error:
@@ -166,6 +166,6 @@ def _seen(unseen: list[Unseen], what: str, look: Callable[[], Answer]) -> Answer
 
 
 def _at_once(ask: Callable[[Asked], Answer], questions: Iterable[Asked]) -> list[Answer]:
-    """Ask many questions at a time; the answers in their order. Raises what the first that fails raises."""
+    """Ask many questions at a time; return the answers in their order. Raise what the first that fails raises."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(ask, questions))

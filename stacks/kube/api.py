@@ -1,7 +1,7 @@
 """The API server as this provider uses it: get, list, server-side apply, delete. Manifests in, manifests out.
 
-Plain REST paths, with one discovery call for each apiVersion in use. Rejected: `kubernetes.dynamic`, which asks for
-every kind of the cluster first and keeps them in a file that other programs share.
+It uses plain REST paths, with one discovery call for each apiVersion in use. Rejected: `kubernetes.dynamic`, which asks
+for every kind of the cluster first and keeps them in a file that other programs share.
 """
 
 import threading
@@ -24,7 +24,7 @@ REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
 def connect(context: str | None) -> "Api":
-    """The cluster of a context of the kubeconfig, or of its current one. Calls nobody yet. Raises KubeconfigError."""
+    """Return the cluster of a kubeconfig context, or of the current one. No call is made yet. Raise KubeconfigError."""
     return Api(Connection.by_kubeconfig(context))
 
 
@@ -37,16 +37,16 @@ class Api:
         self._lock = threading.Lock()
 
     def require_answer(self) -> None:
-        """Ask for what every authenticated user may ask. Raises what is wrong with server or credentials."""
+        """Ask for what every authenticated user may ask. Raise the error of server or credentials, if there is one."""
         cluster = f"cluster at {self._connection.address}"
         self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
 
     def require_kind(self, api_version: str, kind: str) -> None:
-        """Raises NotServedError for a kind that the cluster does not know."""
+        """Raise NotServedError for a kind that the cluster does not know."""
         self._discovered(api_version, kind)
 
     def versions(self, group: str) -> list[str]:
-        """Return the versions of an API group that the cluster serves, the preferred one first; none without it."""
+        """Return the versions of an API group that the cluster serves, preferred one first; empty if it serves none."""
         try:
             found = self._object("GET", f"/apis/{group}", f"versions of {group}", (GROUP,))
         except RefusedError as error:
@@ -57,9 +57,9 @@ class Api:
         return sorted((each["version"] for each in found["versions"]), key=lambda version: version != preferred)
 
     def may(self, verb: str, api_version: str, kind: str, namespace: str) -> bool:
-        """Ask whether we have a right: to `verb` objects of a kind, in a namespace where the kind has them.
+        """Ask whether we may `verb` objects of a kind, in a namespace if the kind has them.
 
-        The question is an object by its form, which no server stores. Raises NotServedError for an unknown kind.
+        The question has the form of an object, but no server stores it. Raise NotServedError for an unknown kind.
         """
         resource = self._discovered(api_version, kind)
         group = api_version.rpartition("/")[0]
@@ -72,7 +72,7 @@ class Api:
         return bool(answer["status"]["allowed"])
 
     def get(self, reference: Reference) -> Manifest | None:
-        """The live object, or None."""
+        """Return the live object, or None."""
         try:
             shapes = (*object_shapes(reference.kind), STORED)
             return _named(reference, self._object("GET", self._path(reference), str(reference), shapes))
@@ -82,16 +82,17 @@ class Api:
             raise
 
     def list_all(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-        """All of a kind in `namespace` (or everywhere, when empty); selectors as `labelSelector="a=b"`."""
+        """Return all objects of a kind in `namespace`, everywhere if empty; selectors as `labelSelector="a=b"`."""
         path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=not namespace)
         query = list(selectors.items())
         items = self._object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
-        """Server-side apply, strict; what the server makes of it. Without `force` another's field is not taken.
+        """Apply server-side, strictly, and return what the server makes of it.
 
-        With `uid` the server refuses an object that is not the one with this uid, also when there is none.
+        Without `force` the server takes no field that another manager owns. With `uid` it refuses an object with any
+        other uid, and also when there is no object.
         """
         reference = Reference.of(manifest)
         if uid is not None:
@@ -105,7 +106,7 @@ class Api:
         return _named(reference, answer)
 
     def delete(self, reference: Reference, uid: str) -> None:
-        """Begin to delete in the foreground: it stays until what it owns is gone. Nothing to do when it is gone.
+        """Begin to delete in the foreground: the object stays until what it owns is gone. If it is gone, do nothing.
 
         An object of the same name with another uid stays: a request may arrive late, or twice.
         """
@@ -120,14 +121,17 @@ class Api:
         return f"{self._collection(reference)}/{quote(reference.name, safe='')}"
 
     def _collection(self, reference: Reference, *, everywhere: bool = False) -> str:
-        """`/apis/apps/v1/namespaces/demo/deployments`."""
+        """Return the path of the collection: `/apis/apps/v1/namespaces/demo/deployments`."""
         resource = self._discovered(reference.api_version, reference.kind)
         namespace = quote(reference.namespace or DEFAULT_NAMESPACE, safe="")
         scope = f"/namespaces/{namespace}" if resource["namespaced"] and not everywhere else ""
         return f"{_root(reference.api_version)}{scope}/{resource['name']}"
 
     def _discovered(self, api_version: str, kind: str) -> Manifest:
-        """What the server says of a kind; asked again as long as it is not there, since a CRD may come at any time."""
+        """Return what the server says of a kind.
+
+        It is asked again until the kind is there: a CRD may come at any time.
+        """
         with self._lock:
             known = self._find(api_version, kind)
         if known is None:
@@ -149,9 +153,9 @@ class Api:
         return next((each for each in listed if each["kind"] == kind and "/" not in each["name"]), None)
 
     def _object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
-        """The answer to a request that has an object or a list as its answer, checked for all that is read of it.
+        """Return the object or list that the server answers, checked for everything that is read of it.
 
-        Raises UnreachableError for what does not fit: whoever answers so is no API server.
+        Raise UnreachableError for an answer that does not fit: no API server answers so.
         """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
         if wrong := misfit(answer, *shapes):
@@ -160,7 +164,7 @@ class Api:
 
 
 def _named(reference: Reference, answer: Manifest) -> Manifest:
-    """An object with what the request has asked for, however little the answer says of it."""
+    """Return the object with the identity that was asked for, however little the answer says of it."""
     return answer | {"apiVersion": reference.api_version, "kind": reference.kind}
 
 

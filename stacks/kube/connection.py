@@ -1,6 +1,6 @@
 """One request to the API server, and its answer: JSON, or an error that is a sentence.
 
-The only file that makes requests. Of the package `kubernetes` it takes what a kubeconfig means: addresses,
+This is the only file that makes requests. The package `kubernetes` reads the kubeconfig for it: addresses,
 certificates, tokens, login programs. Every request ends: with an answer, or because its time is up.
 """
 
@@ -31,7 +31,7 @@ UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 
 
 class Retries(urllib3.Retry):
-    """Any call may be repeated without harm: after a dropped connection, and when an overloaded server says so.
+    """Repeat a call after a dropped connection, and when an overloaded server says so; any call may be repeated.
 
     A server that hangs is not asked again: it would only hang for longer.
     """
@@ -45,7 +45,7 @@ class Retries(urllib3.Retry):
         _pool: ConnectionPool | None = None,
         _stacktrace: TracebackType | None = None,
     ) -> Self:
-        """The retries that are left. Raises `error` when it is not to be repeated."""
+        """Return the retries that are left. Raise `error` when the call is not to be repeated."""
         if isinstance(error, urllib3.exceptions.TimeoutError):
             raise error
         return super().increment(method, url, response, error, _pool, _stacktrace)
@@ -62,9 +62,9 @@ class Connection:
 
     @classmethod
     def by_kubeconfig(cls, context: str | None) -> Self:
-        """That of KUBECONFIG or of the home folder; the context named, else its current one. Calls nobody.
+        """Read the kubeconfig of KUBECONFIG or of the home folder; take the named context, else the current one.
 
-        Raises KubeconfigError.
+        No call is made. Raise KubeconfigError.
         """
         settings = Configuration()
         settings.retries = RETRIES
@@ -77,7 +77,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """`https://10.0.0.1:6443`."""
+        """The server's address: `https://10.0.0.1:6443`."""
         return str(self._client.configuration.host)
 
     def request(
@@ -91,7 +91,10 @@ class Connection:
         content_type: str = "application/json",
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """The answer's JSON. Raises RefusedError, which names the `subject`, or UnreachableError without an answer."""
+        """Return the JSON of the answer.
+
+        Raise RefusedError, which names the `subject`, or UnreachableError without an answer.
+        """
         try:
             request = self._client.param_serialize(
                 verb,
@@ -112,14 +115,14 @@ class Connection:
         return answer
 
     def no_api_server(self, why: str) -> UnreachableError:
-        """The error for an answer that no API server gives."""
+        """Return the error for an answer that no API server gives."""
         return UnreachableError(
             f"{self.address} answers, but not as an API server does ({why}); correct the kubeconfig's server"
         )
 
 
 def _document(body: bytes) -> Any:
-    """JSON, or the text that stands there instead: also where it is nested deeper than anybody reads."""
+    """Return the JSON of a body, or its text if it is no JSON, or nested too deep to be read."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -137,7 +140,10 @@ def _about_kubeconfig(context: str | None, error: Exception) -> str:
 
 
 def _about_connection(address: str, error: Exception) -> str:
-    """Why there is no answer. urllib3 wraps the cause, and the Kubernetes client turns TLS errors into its own."""
+    """Return why there is no answer.
+
+    urllib3 wraps the cause, and the Kubernetes client turns TLS errors into its own.
+    """
     if untrusted := UNTRUSTED.search(str(error)):
         return (
             f"the certificate of the API server at {address} is not trusted ({untrusted['why']}); "
@@ -154,7 +160,7 @@ def _about_connection(address: str, error: Exception) -> str:
 
 
 def _brief(error: Exception) -> str:
-    """The innermost error in a few words."""
+    """Return the innermost error in a few words."""
     inner = _innermost(error)
     if isinstance(inner, urllib3.exceptions.ConnectTimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S} s"

@@ -1,9 +1,9 @@
-"""What differs between two manifests, path by path: `spec.template.spec.containers[0].image` changed.
+"""The differences between two manifests, path by path: `spec.template.spec.containers[0].image` changed.
 
 Equal manifests have no difference, and the differences turn the old one into the new one. Both are plain JSON with
 whole numbers as `int`, so that nothing but a real change differs.
 
-Lists are compared index by index, as Pulumi shows them. What is equal at their ends is set aside first: one item more
+Lists are compared index by index, as Pulumi shows them. Equal items at their ends are set aside first: one item more
 or less in the middle is then one difference, and not one for each item behind it. A path counts in the new list; that
 of something gone counts in the old one.
 
@@ -25,7 +25,7 @@ NEEDS_QUOTES = frozenset('."[]')
 
 
 class Change(Enum):
-    """What happened at a path."""
+    """The kind of change at a path."""
 
     ADD = "add"
     UPDATE = "update"
@@ -34,14 +34,14 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One change. Neither value nor parent: the manifests have those."""
+    """One change. It has no values: the manifests have those."""
 
     path: Path
     change: Change
 
 
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
-    """Every difference below `path`, in the order of the keys."""
+    """Yield every difference below `path`, in the order of the keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _of_maps(old, new, path)
     elif isinstance(old, list) and isinstance(new, list):
@@ -51,7 +51,7 @@ def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
 
 
 def path_text(path: Path) -> str:
-    """As Pulumi writes it: `spec.ports[0].name`, `metadata.labels["app.kubernetes.io/name"]`."""
+    """Write a path as Pulumi does: `spec.ports[0].name`, `metadata.labels["app.kubernetes.io/name"]`."""
     return "".join(map(_step_text, path)).removeprefix(".")
 
 
@@ -76,13 +76,13 @@ def _of_lists(old: list[Any], new: list[Any], path: Path) -> Iterator[Difference
 
 
 def _common_end(old: list[Any], new: list[Any]) -> int:
-    """How many items at the end are equal."""
+    """Return how many items at the end are equal."""
     pairs = zip(reversed(old), reversed(new), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: _equal(*pair), pairs))
 
 
 def _equal(old: Any, new: Any) -> bool:
-    """Equal as JSON. In Python `True == 1`, and `[True] == [1]`."""
+    """Return whether two values are equal as JSON. In Python `True == 1`, and `[True] == [1]`."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):

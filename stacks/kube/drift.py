@@ -1,4 +1,4 @@
-"""What has become of our fields: a manifest with live values wherever the live object is not as we would have it.
+"""The state of our fields: a manifest with live values wherever the live object is not as we would have it.
 
 Drift is what applying the manifest again would change. So three objects go in: the manifest, the live object, and what
 the server answers to a dry run of applying the manifest. The last two went through the same server, with the same
@@ -30,14 +30,14 @@ Owned = dict[str, Any]  # a node of fieldsV1
 
 
 def as_found(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
-    """`manifest` with the live value at each path where `live` and `applied` (by dry run) differ."""
+    """Return `manifest` with the live value at each path where `live` and `applied` (by dry run) differ."""
     answer = _map_as_found(manifest, live, applied, owned_fields(applied))
     assert isinstance(answer, dict)
     return answer
 
 
 def laid_over(live: Manifest, manifest: Manifest) -> Manifest:
-    """What applying would make of `live`, guessed without the server: for manifests that it would not take.
+    """Guess what applying would make of `live`, without the server: for manifests that it would not take.
 
     Items of lists are matched by their place.
     """
@@ -45,7 +45,7 @@ def laid_over(live: Manifest, manifest: Manifest) -> Manifest:
 
 
 def owned_fields(stored: Manifest) -> Owned:
-    """What server-side apply under our name owns in an object; empty when it owns nothing."""
+    """Return the fields that server-side apply under our name owns in an object; empty when it owns none."""
     entries = stored["metadata"].get("managedFields") or []
     ours = (e for e in entries if e["manager"] == FIELD_MANAGER and e["operation"] == "Apply")
     return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
@@ -93,7 +93,7 @@ def _list_as_found(ours: list[Any], live: list[Any], applied: list[Any], owned: 
 def _items_as_found(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
-    """Our items that are live, then those that applying would end."""
+    """Yield our items that are live, then those that applying would remove."""
     left = list(keys)
     for item in ours:
         key = next((each for each in left if _may_have(item, each)), None)
@@ -109,12 +109,12 @@ def _items_as_found(
 
 
 def _may_have(item: Manifest, key: Manifest) -> bool:
-    """A manifest may omit a part of a key that has a default, such as a port's protocol."""
+    """Return whether the item may have the key: it may omit a part that has a default, such as a port's protocol."""
     return all(item.get(name, value) == value for name, value in key.items())
 
 
 def _with(key: Manifest, items: list[Any]) -> Any:
-    """The item that has this key, or None."""
+    """Return the item that has this key, or None."""
     return next((each for each in items if all(each.get(name) == value for name, value in key.items())), None)
 
 

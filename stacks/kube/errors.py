@@ -1,4 +1,4 @@
-"""What can go wrong for a user of the provider, each as one sentence that says what to do.
+"""The errors that a user of the provider can cause, each as one sentence that says what to do.
 
     ProviderError
     ├── KubeconfigError    there is no usable kubeconfig
@@ -130,7 +130,7 @@ class RefusedError(ProviderError):
     """The server answered with an error."""
 
     def __init__(self, subject: str, status: int, answer: Any) -> None:
-        """`answer` is the body: a Kubernetes Status, or whatever stood there instead."""
+        """Take the body of the answer: a Kubernetes Status, or whatever stood there instead."""
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer
@@ -140,38 +140,41 @@ class RefusedError(ProviderError):
 
     @property
     def is_about_rights(self) -> bool:
-        """The user may not do this."""
+        """True if the user may not do this."""
         return self.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT.search(self.server_message) is not None
 
     @property
     def may_be_done(self) -> bool:
-        """Whether the server may have done, or may yet do, what it was asked."""
+        """True if the server may have done, or may yet do, what it was asked."""
         return self.status in UNDECIDED
 
     @property
     def is_about_the_manifest(self) -> bool:
-        """The manifest itself is wrong, whatever else is in the cluster."""
+        """True if the manifest itself is wrong, whatever else is in the cluster."""
         return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
 
     @property
     def silent_webhook(self) -> str | None:
-        """The admission webhook that the server asked and that did not answer."""
+        """The admission webhook that the server asked and that did not answer, or None."""
         found = SILENT_WEBHOOK.search(self.server_message)
         return found["name"] if found else None
 
     @property
     def is_about_frozen_fields(self) -> bool:
-        """A field may not change as long as the object lives. There is no code for it, only what servers write."""
+        """True if a field may not change as long as the object lives.
+
+        There is no code for it, only the server's text.
+        """
         return FROZEN.search(self.server_message) is not None
 
     @property
     def misses_namespace(self) -> bool:
-        """The object's namespace does not exist."""
+        """True if the object's namespace does not exist."""
         return self.status == HTTPStatus.NOT_FOUND and MISSING_NAMESPACE.match(self.server_message) is not None
 
     @property
     def fields(self) -> list[str]:
-        """The fields that it names: `spec.selector`. A webhook names them in its text only."""
+        """The fields that the error names: `spec.selector`. A webhook names them in its text only."""
         details = self.answer.get("details") if isinstance(self.answer, dict) else None
         causes = details.get("causes") if isinstance(details, dict) else None
         fields = [each.get("field") for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
@@ -179,7 +182,7 @@ class RefusedError(ProviderError):
 
 
 def _phrase(status: int) -> str:
-    """What a status says of itself; no more than its number where HTTP knows none such."""
+    """Return what HTTP calls a status, or only its number if HTTP has no such status."""
     return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"status {status}"
 
 
@@ -188,7 +191,7 @@ def _cut(message: str) -> str:
 
 
 def _explained(status: int, message: str) -> str:
-    """The server's words and what to do about them."""
+    """Return the server's words and what to do about them."""
     if status == HTTPStatus.UNAUTHORIZED:
         return (
             "the API server does not accept the kubeconfig's credentials (401 Unauthorized); "

@@ -1,4 +1,4 @@
-"""What the provider does to one object: create, update, read, delete, and foresee each.
+"""The life of one object: create, update, read, delete, and foresee each.
 
     create   get: gone, or ours (a lost state is found again), or someone else's (refused) -> apply -> wait until ready
     update   get: ours -> apply by force: the manifest wins over hand edits, other fields are left alone -> wait
@@ -68,7 +68,10 @@ class Found:
 
 
 def create(api: Api, manifest: Manifest, patience: Patience) -> Stored:
-    """Make it and wait. Raises NotReadyError once it exists or may exist; anything else means that it was not made."""
+    """Make the object and wait.
+
+    Raise NotReadyError once it exists or may exist; any other error means that it was not made.
+    """
     live = _standing(api, Reference.of(manifest), patience)
     if live is not None:
         require_takeable(live, manifest)
@@ -76,7 +79,7 @@ def create(api: Api, manifest: Manifest, patience: Patience) -> Stored:
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
-    """Raises what `create` would, as far as it can be known; the namespace may come in the same run."""
+    """Raise what `create` would, as far as it can be known; the namespace may come in the same run."""
     live = api.get(Reference.of(manifest))
     if live is not None:
         require_takeable(live, manifest)
@@ -101,7 +104,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raises what `update` would; a namespace that someone deleted may come back in the same run."""
+    """Raise what `update` would; a namespace that someone deleted may come back in the same run."""
     live = api.get(Reference.of(manifest))
     if live is not None:
         require_still_ours(live, manifest, old)
@@ -113,9 +116,9 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
 
 
 def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[Difference]:
-    """Those of the changes that the server would not make in place: `spec.selector` of a Deployment.
+    """Return the changes that the server would not make in place: `spec.selector` of a Deployment.
 
-    Empty when it makes them all, and when it cannot be asked: whoever applies will hear it then.
+    It is empty when the server makes them all, and when it cannot be asked: whoever applies will hear it then.
     """
     try:
         api.apply(manifest, force=True, dry_run=True)
@@ -131,7 +134,7 @@ def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[
 
 
 def read(api: Api, manifest: Manifest) -> Found | None:
-    """What has become of the object that was made from `manifest`; None when it is gone.
+    """Return the object that was made from `manifest` as it now is; None when it is gone.
 
     It is gone, too, where somebody else's now has its name: `create` will say whose.
     """
@@ -153,10 +156,10 @@ def read(api: Api, manifest: Manifest) -> Found | None:
 
 
 def delete(api: Api, manifest: Manifest, patience: Patience, spared: Collection[str] = ()) -> None:
-    """Make what was made from `manifest` go, with all that it owns, and wait. What is gone already is fine.
+    """Delete what was made from `manifest`, with all that it owns, and wait. What is gone already is fine.
 
-    An object whose uid is in `spared` stays, and so does what somebody else has made under the name. Raises
-    SharedError for a namespace that other plans use.
+    An object whose uid is in `spared` stays, and so does what somebody else has made under the name. Raise SharedError
+    for a namespace that other plans use.
     """
     reference = Reference.of(manifest)
     try:
@@ -169,14 +172,14 @@ def delete(api: Api, manifest: Manifest, patience: Patience, spared: Collection[
 
 
 def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
-    """Make them all go at once, each as `delete` does. Raises what one of them raises, after all were tried."""
+    """Delete them all at once, each as `delete` does. Raise what one of them raises, after all were tried."""
     _at_once(lambda each: delete(api, each, patience), manifests)
 
 
 def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
-    """Make these objects go at once, by their uids: what has come under one of their names since stays.
+    """Delete these objects at once, by their uids. What has come under one of their names since stays.
 
-    Raises what one of them raises, after all were tried.
+    Raise what one of them raises, after all were tried.
     """
     _at_once(lambda each: _delete(api, Reference.of(each), _uid(each), plan_of(each), patience), stored)
 
@@ -195,7 +198,7 @@ def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience
 
 
 def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
-    """The object of that name, once one that is being deleted is gone."""
+    """Return the object of that name; one that is being deleted is waited for until it is gone."""
     live = api.get(reference)
     if live is None or not _is_ending(live):
         return live
@@ -218,9 +221,9 @@ def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patien
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
-    """Let the server judge a manifest whose namespace is not there yet, in one that is.
+    """Let the server judge a manifest whose namespace is not there yet, in a namespace that is.
 
-    Raises RefusedError for what would be refused in any namespace: by the manifest itself, or by a silent webhook.
+    Raise RefusedError for what would be refused in any namespace: by the manifest itself, or by a silent webhook.
     """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:
@@ -232,7 +235,7 @@ def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
 
 
 def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
-    """The object, ready. Raises NotReadyError, at once when there is nothing left to wait for."""
+    """Wait for the object and return it, ready. Raise NotReadyError, at once when there is nothing left to wait for."""
     seen: list[Manifest] = []
 
     def look() -> str | None:
@@ -251,7 +254,7 @@ def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
-    """Why it is not ready, as far as we may look."""
+    """Return why the object is not ready, as far as we may look."""
     try:
         live = api.get(reference)
     except ProviderError:
@@ -265,7 +268,7 @@ def _reasons(api: Api, reference: Reference) -> list[str]:
 
 
 def _pods(api: Api, live: Manifest) -> list[Manifest]:
-    """Those of a workload, or of a whole namespace."""
+    """Return the pods of a workload, or of a whole namespace."""
     if live["kind"] == "Namespace":
         return _seen(api, "Pod", live["metadata"]["name"])
     selector = pods.pod_selector(live)
@@ -273,12 +276,12 @@ def _pods(api: Api, live: Manifest) -> list[Manifest]:
 
 
 def _down(api: Api, found: Sequence[Manifest]) -> set[str]:
-    """The nodes that do not answer; they matter where there are pods."""
+    """Return the nodes that do not answer; they matter where there are pods."""
     return pods.not_ready_nodes(_seen(api, "Node", "")) if found else set()
 
 
 def _seen(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """A list for an explanation: empty where we may not look."""
+    """Return a list for an explanation; empty where we may not look."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
     except ProviderError:
@@ -286,7 +289,10 @@ def _seen(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifes
 
 
 def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
-    """Raises SharedError for a namespace with objects of other plans, as far as we may look: each has an account."""
+    """Raise SharedError for a namespace with objects of other plans, as far as we may look.
+
+    Each plan is known by its service account.
+    """
     if reference.kind != "Namespace":
         return
     accounts = _seen(api, "ServiceAccount", reference.name, labelSelector=PLAN_LABEL)
@@ -317,7 +323,7 @@ def _is_ending(live: Manifest) -> bool:
 
 
 def _holding(api: Api, reference: Reference) -> Iterator[str]:
-    """What keeps an object that is being deleted, as far as we may look."""
+    """Yield what keeps an object that is being deleted, as far as we may look."""
     try:
         live = api.get(reference)
     except ProviderError:
@@ -338,6 +344,6 @@ def _holding(api: Api, reference: Reference) -> Iterator[str]:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether one of two paths contains the other."""
+    """Return whether one of two paths contains the other."""
     shorter, longer = sorted((one, other), key=len)
     return longer == shorter or (longer.startswith(shorter) and longer[len(shorter)] in ".[")

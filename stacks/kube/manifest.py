@@ -1,4 +1,4 @@
-"""Which object a manifest speaks of: apiVersion, kind, namespace and name, and the sentence-sized name of these four.
+"""The object that a manifest is about: apiVersion, kind, namespace and name, and the sentence-sized name of these four.
 
 A manifest is plain JSON, as YAML or the wire gives it. What is in it besides is the server's to judge.
 """
@@ -24,13 +24,13 @@ class Reference:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Reference":
-        """The object that `manifest` describes; both must have passed `Check`."""
+        """Return the object that `manifest` describes. The manifest must have passed `Check`."""
         metadata = manifest["metadata"]
         return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "", metadata["name"])
 
     @property
     def id(self) -> str:
-        """Its Pulumi id: `apps/v1/Deployment/demo/gateway`."""
+        """The object's Pulumi id: `apps/v1/Deployment/demo/gateway`."""
         return "/".join((self.api_version, self.kind, self.namespace, self.name))
 
     def __str__(self) -> str:
@@ -38,5 +38,5 @@ class Reference:
 
 
 def type_token(api_version: str, kind: str) -> str:
-    """The Pulumi type of a kind: `tidemill:apps/v1:Deployment`, `tidemill:core/v1:ConfigMap`."""
+    """Return the Pulumi type of a kind: `tidemill:apps/v1:Deployment`, `tidemill:core/v1:ConfigMap`."""
     return f"tidemill:{CORE if api_version == 'v1' else api_version}:{kind}"

@@ -1,8 +1,8 @@
-"""Whose an object is: Tidemill's or not, and which plan's. Pure.
+"""The owner of an object: Tidemill or not, and which plan. Pure.
 
-Tidemill's is what the field manager `tidemill` has applied. A plan's is what carries its name in `tidemill.dev/plan`.
-Of an object that is in no state both are asked. One that is in a state was ours: other programs may have taken every
-field since, so the label is enough, and where somebody took the label away, a field of ours is.
+Tidemill owns what the field manager `tidemill` has applied. A plan owns what carries its name in `tidemill.dev/plan`.
+An object that is in no state must pass both. One that is in a state was ours: other programs may have taken every
+field since, so the label is enough; and where somebody took the label away, a field of ours is enough.
 """
 
 from planner.facts.names import PLAN_LABEL
@@ -14,25 +14,25 @@ __all__ = ["is_still_ours", "plan_of", "require_still_ours", "require_takeable"]
 
 
 def plan_of(manifest: Manifest) -> str | None:
-    """The plan that an object belongs to."""
+    """Return the plan that an object belongs to, or None."""
     plan = (manifest["metadata"].get("labels") or {}).get(PLAN_LABEL)
     return str(plan) if plan else None
 
 
 def require_takeable(live: Manifest, manifest: Manifest) -> None:
-    """Raises ForeignError or OtherPlanError when `live` is none that a lost state has made from `manifest`."""
+    """Raise ForeignError or OtherPlanError unless `live` may be made from `manifest`, with its state lost since."""
     if not (owned_fields(live) and plan_of(live) in (None, plan_of(manifest))):
         raise _foreign(live, manifest)
 
 
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
-    """Whether `live` is what was made from one of `manifests`, whoever has edited it since."""
+    """Return whether `live` was made from one of `manifests`, whoever has edited it since."""
     plan = plan_of(live)
     return plan in set(map(plan_of, manifests)) or (plan is None and bool(owned_fields(live)))
 
 
 def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
-    """Raises ForeignError or OtherPlanError when it is not."""
+    """Raise ForeignError or OtherPlanError when it is not."""
     if not is_still_ours(live, *manifests):
         raise _foreign(live, *manifests)
 

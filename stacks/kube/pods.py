@@ -1,4 +1,4 @@
-"""Why an object is not ready, as its pods, their nodes and its events tell it.
+"""Find out why an object is not ready, from its pods, their nodes and its events.
 
 Pure: the looking up is in `lifecycle.py`. A reason that many pods share is said once, with one of them by name.
 """
@@ -20,7 +20,7 @@ STARTING = {"ContainerCreating", "PodInitializing"}
 
 
 def pod_selector(live: Manifest) -> str | None:
-    """The label selector of the object's pods; None for a kind that has none of its own."""
+    """Return the label selector of the object's pods; None for a kind that has none of its own."""
     if live["kind"] == "LeaderWorkerSet":
         return f"{LWS_NAME_LABEL}={live['metadata']['name']}"
     labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels")
@@ -28,12 +28,12 @@ def pod_selector(live: Manifest) -> str | None:
 
 
 def not_ready_nodes(nodes: Sequence[Manifest]) -> set[str]:
-    """Names of the nodes that do not report as ready."""
+    """Return the names of the nodes that do not report as ready."""
     return {each["metadata"]["name"] for each in nodes if not _is_true(each, "Ready")}
 
 
 def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Sequence[Manifest]) -> list[str]:
-    """What keeps `live` from being ready: from its pods, given the nodes that are down, else from its events."""
+    """Return what keeps `live` from being ready: from its pods, given the nodes that are down, else from its events."""
     pods_by_reason: dict[str, list[str]] = {}
     for pod in pods:
         for reason in _of_pod(pod, down):
@@ -43,7 +43,10 @@ def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Se
 
 
 def cannot_start(pod: Manifest) -> bool:
-    """Whether the pod waits for something that does not come by itself: an image, a node, a container that stays up."""
+    """Return whether the pod waits for something that does not come by itself.
+
+    That is an image, a node, or a container that stays up.
+    """
     scheduled = _condition(pod, "PodScheduled")
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in _containers(pod)]
     is_stuck = any(each.get("reason") in PULL_REASONS | {"CrashLoopBackOff"} for each in waiting)
@@ -51,7 +54,7 @@ def cannot_start(pod: Manifest) -> bool:
 
 
 def _containers(pod: Manifest) -> list[dict[str, Any]]:
-    """The statuses of its containers, the first to run first."""
+    """Return the statuses of the pod's containers, the first to run first."""
     status = pod.get("status") or {}
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
@@ -71,7 +74,7 @@ def _of_pod(pod: Manifest, down: Set[str]) -> Iterator[str]:
 
 
 def _of_container(container: dict[str, Any]) -> Iterator[str]:
-    """A container that waits for something, has crashed, or runs without being ready."""
+    """Yield why a container holds the pod up: it waits for something, has crashed, or runs without being ready."""
     name, state = container["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
@@ -90,7 +93,7 @@ def _of_container(container: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_object(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
-    """Why there are no pods to ask."""
+    """Yield why there are no pods to ask."""
     if (failure := _condition(live, "ReplicaFailure")) and failure["status"] == "True":
         yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
     elif events:

@@ -1,6 +1,6 @@
 """Kubernetes' quantities as exact numbers and back: `500m` is 0.5, `2Gi` is 2147483648.
 
-Reading them is the Kubernetes client's, which knows every suffix; it gives no types, so one file here does.
+The Kubernetes client reads them, because it knows every suffix. It gives no types, so this one file does.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ BINARY = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 
 
 def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
-    """Read `{"cpu": "500m", "nvidia.com/gpu": "8"}`; nothing is an empty mapping.
+    """Read `{"cpu": "500m", "nvidia.com/gpu": "8"}`; None is an empty mapping.
 
-    Raises ProviderError for what is no quantity.
+    Raise ProviderError for what is no quantity.
     """
     return {name: _amount(name, value) for name, value in (quantities or {}).items()}
 
 
 def is_quantity(value: Any) -> bool:
-    """Whether Kubernetes would take it for an amount: finite, no larger than 2^63, and no finer than a billionth."""
+    """Return whether Kubernetes takes it for an amount: finite, at most 2^63, and no finer than a billionth."""
     return _read(value) is not None
 
 

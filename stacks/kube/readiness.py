@@ -1,4 +1,4 @@
-"""Whether an object does what it is for yet: None, or what is missing in a few words.
+"""Judge whether an object does its job yet: None, or what is missing in a few words.
 
 One function a kind, in `MISSING`; what has no entry is ready once it exists. Each judges one look at the object,
 without waiting and without a cluster.
@@ -16,18 +16,18 @@ __all__ = ["MISSING", "is_off", "missing"]
 
 
 def missing(live: Manifest) -> str | None:
-    """What `live` still lacks to be ready: `1 of 2 groups ready`."""
+    """Return what `live` still lacks to be ready: `1 of 2 groups ready`."""
     judge = MISSING.get(_kind(live))
     return judge(live) if judge else None
 
 
 def is_off(live: Manifest) -> bool:
-    """Whether it is scaled to 0: nothing is missing that could be waited for, and nothing serves."""
+    """Return whether the object is scaled to 0: nothing is missing that could be waited for, and nothing serves."""
     return _kind(live) in MISSING and not _wanted(live)
 
 
 def _deployment(live: Manifest) -> str | None:
-    """Every replica updated and available, and none left of the version before."""
+    """Return what is missing until every replica is updated and available, and none is left of the version before."""
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
         _unseen(live)
@@ -38,7 +38,10 @@ def _deployment(live: Manifest) -> str | None:
 
 
 def _stateful_set(live: Manifest) -> str | None:
-    """Every replica ready, and of the newest revision; under OnDelete only the pods themselves tell which that is."""
+    """Return what is missing until every replica is ready and of the newest revision.
+
+    Under OnDelete only the pods themselves tell which revision that is.
+    """
     status = _status(live)
     is_current = status.get("currentRevision") == status.get("updateRevision")
     is_by_hand = (live["spec"].get("updateStrategy") or {}).get("type") == "OnDelete"
@@ -51,7 +54,10 @@ def _stateful_set(live: Manifest) -> str | None:
 
 
 def _leader_worker_set(live: Manifest) -> str | None:
-    """Every group whole, its leader and all its workers; with no group wanted there is nothing to wait for."""
+    """Return what is missing until every group is whole, its leader and all its workers.
+
+    With no group wanted there is nothing to wait for.
+    """
     if not _wanted(live):
         return None
     is_available = any(each["type"] == "Available" and each["status"] == "True" for each in _conditions(live))
@@ -86,12 +92,12 @@ def _too_few(live: Manifest, field: str, what: str) -> str | None:
 
 
 def _wanted(live: Manifest) -> int:
-    """Replicas, 1 unless the spec says otherwise."""
+    """Return the replicas, 1 unless the spec says otherwise."""
     return int(live["spec"].get("replicas", 1))
 
 
 def _count(live: Manifest, field: str) -> int:
-    """A count of the status; an absent one is 0."""
+    """Return a count of the status; an absent one is 0."""
     return int(_status(live).get(field, 0))
 
 

@@ -1,4 +1,4 @@
-"""Whether a JSON document has the shape that the code behind relies on: what it reads is there, and of the right kind.
+"""Check that a JSON document has the shape that the code relies on: what it reads is there, and of the right kind.
 
 A shape is a picture of the document, with kinds instead of values. It names what is read, and nothing else:
 
@@ -133,17 +133,17 @@ REVIEW = {"status": {"allowed": bool}}
 
 
 def object_shapes(kind: str) -> tuple[Shape, ...]:
-    """What an object of a kind must fit, as the server answers it."""
+    """Return the shapes that an object of a kind must fit, as the server answers it."""
     return ({"metadata": METADATA, "status?": {"conditions?": [CONDITION]}}, SHAPES.get(kind, {}))
 
 
 def list_shapes(kind: str) -> tuple[Shape, ...]:
-    """What a list of them must fit."""
+    """Return the shapes that a list of a kind must fit."""
     return tuple({"items*": [each]} for each in object_shapes(kind))
 
 
 def misfit(document: Any, *shapes: Shape) -> str | None:
-    """What is wrong first, in words: `items[0].metadata.name must be text, and is missing`; None where all fit."""
+    """Return the first mistake in words, `items[0].metadata.name must be text, and is missing`; None where all fit."""
     return next((each for shape in shapes for each in _misfits(document, shape, "")), None)
 
 
@@ -180,6 +180,6 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _told(value: Any) -> str:
-    """A value in a message, cut where it would hide the rest."""
+    """Return a value for a message, cut where it would hide the rest."""
     text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)[:60]
     return text if len(text) <= 60 else f"{text[:57]}..."

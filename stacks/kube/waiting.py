@@ -1,4 +1,4 @@
-"""Waiting for something in the cluster, with a deadline, an end from outside, and progress for whoever watches."""
+"""Wait for something in the cluster: with a deadline, a way to be cancelled, and progress for whoever watches."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ LONGEST_PAUSE_S = 1.0  # bounds both the load on the API server and what waiting
 
 @dataclass(frozen=True)
 class Patience:
-    """How long one operation may take, and who is told meanwhile. Starts when the wait does."""
+    """The time that one operation may take, and who is told meanwhile. It starts when the wait does."""
 
     timeout_s: float
     cancelled: threading.Event
     report: Callable[[str], None]
 
     def until_none(self, look: Callable[[], str | None]) -> str | None:
-        """Call `look` until it answers None; otherwise its last answer, when time is up or the user has cancelled."""
+        """Call `look` until it returns None. Return its last answer when time is up or the user has cancelled."""
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
         while (missing := look()) is not None:
@@ -35,7 +35,7 @@ class Patience:
 
     @property
     def spent(self) -> str:
-        """Why a wait ended without success: `after 10 min`, `when cancelled`."""
+        """The reason why a wait ended without success: `after 10 min`, `when cancelled`."""
         if self.cancelled.is_set():
             return "when cancelled"
         minutes, seconds = divmod(round(self.timeout_s), 60)

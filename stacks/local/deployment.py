@@ -27,12 +27,15 @@ STOP_TIMEOUT_S = 20.0
 
 
 def run_folder(name: str) -> RunFolder:
-    """Where the deployment `name` is recorded."""
+    """Return the folder where the deployment `name` is recorded."""
     return RunFolder(state_root() / name)
 
 
 def find_running(name: str | None) -> RunFolder | None:
-    """The running deployment of that name, or the only one; None when there is none. Raises LocalError for several."""
+    """Return the running deployment of that name, or the only one; None if there is none.
+
+    Raise LocalError for several.
+    """
     running = [folder for folder in running_deployments() if name in (None, folder.name)]
     if len(running) > 1:
         rule = f"R103 several deployments run here ({', '.join(folder.name for folder in running)})"
@@ -41,18 +44,18 @@ def find_running(name: str | None) -> RunFolder | None:
 
 
 def running_names() -> list[str]:
-    """The names of all deployments that run here."""
+    """Return the names of all deployments that run here."""
     return [folder.name for folder in running_deployments()]
 
 
 def require_runtime() -> None:
-    """Raise LocalError where the base install has no runtime."""
+    """Raise LocalError when the base install has no runtime."""
     if importlib.util.find_spec("torch") is None:
         raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
 
 
 def require_cpu(plan: Deployable, given: Path) -> None:
-    """Raise InfeasibleError where `plan`, which was read from `given`, has units on GPUs."""
+    """Raise InfeasibleError when `plan`, which was read from `given`, has units on GPUs."""
     devices = {plan.unit_document(unit)["device"] for unit in plan.units}
     if devices != {"cpu"}:
         rule, reason = "S733 must be cpu for tidemill up", "it starts processes that compute on this machine's CPUs"
@@ -61,7 +64,10 @@ def require_cpu(plan: Deployable, given: Path) -> None:
 
 
 def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
-    """Write the plan's files and start its supervisor, which ends with us unless `detached`. Raises LocalError."""
+    """Write the plan's files and start its supervisor, which ends with us unless `detached`.
+
+    Raise LocalError on failure.
+    """
     require_runtime()
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, host)
@@ -79,7 +85,7 @@ def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
 
 
 def follow(folder: RunFolder) -> Iterator[Record]:
-    """The record at every change, for as long as the supervisor lives. Raises LocalError when the deployment fails."""
+    """Yield the record at every change, as long as the supervisor lives. Raise LocalError when the deployment fails."""
     last = None
     while True:
         is_running = folder.is_running()  # asked before reading, so that the last words are read
@@ -95,7 +101,7 @@ def follow(folder: RunFolder) -> Iterator[Record]:
 
 
 def stop(folder: RunFolder) -> None:
-    """End the deployment and wait until it has ended. Raises LocalError when it does not."""
+    """End the deployment and wait until it has ended. Raise LocalError when it does not end."""
     record = folder.read()
     assert record is not None  # the supervisor writes it before anything else
     deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -118,7 +124,7 @@ def _write_launch_files(folder: Path, plan: Deployable) -> None:
 
 
 def _model_name(plan: Deployable) -> str:
-    """As /v1/models will list it."""
+    """Return the model's name as /v1/models will list it."""
     name: str = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["model"]["name"]
     return name
 
@@ -126,7 +132,7 @@ def _model_name(plan: Deployable) -> str:
 def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -> None:
     """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended.
 
-    `log` is the descriptor of what it says.
+    Its output goes to the descriptor `log`.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

@@ -1,4 +1,4 @@
-"""What can go wrong with a deployment on this machine: exit status 1, one line with what, why and what to do."""
+"""The error of a deployment on this machine: exit status 1, and one line with what, why and what to do."""
 
 from planner.problems.errors import TidemillError, Violation
 

@@ -1,4 +1,4 @@
-"""Which processes a plan becomes on this machine, and with which addresses.
+"""The processes that a plan becomes on this machine, and their addresses.
 
 Every node gets a loopback address of its own: the gateway HOST, node 0 the next, node 1 the one after. So each port of
 the launch files is used as it stands, and what the runtime is told here differs from a pod's in addresses alone.
@@ -36,12 +36,15 @@ class Layout:
 
     @property
     def endpoint(self) -> str:
-        """Without `/v1`."""
+        """The gateway's address, without `/v1`."""
         return f"http://{self.gateway_host}:{self.http_port}"
 
 
 def lay_out_locally(plan: Deployable, folder: Path, host: str) -> Layout:
-    """The processes of `plan`, whose launch files lie in `folder`. Raises LocalError when `host` is not loopback."""
+    """Return the processes of `plan`, whose launch files lie in `folder`.
+
+    Raise LocalError when `host` is not loopback.
+    """
     addresses = _node_addresses(plan, host)
     gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
     nodes = []

@@ -1,4 +1,4 @@
-"""What a user watches while a deployment comes up: a bar a unit on a terminal, a line a change elsewhere."""
+"""The progress of a deployment that comes up: a bar for each unit on a terminal, a line for each change elsewhere."""
 
 from types import TracebackType
 
@@ -36,7 +36,7 @@ class UpProgress:
         self._bars.stop()
 
     def show(self, record: Record) -> None:
-        """Bring every unit's bar to its state."""
+        """Set every unit's bar to its state."""
         for unit in record.units:
             if unit.name not in self._tasks:
                 self._tasks[unit.name] = self._bars.add_task(f"{unit.name} ({unit.ranks} ranks)", total=3, state="")
@@ -47,7 +47,7 @@ class UpProgress:
 
 
 def _stages_done(unit: UnitRecord) -> float:
-    """Of the three that end with ready; loading counts by what is loaded."""
+    """Return how many of the three stages before ready are done; loading counts by the share that is loaded."""
     if unit.state == "loading":
         return ORDER.index("loading") + unit.loaded
     return ORDER.index(unit.state) if unit.state in ORDER else 0

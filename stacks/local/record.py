@@ -1,11 +1,11 @@
-"""What runs on this machine: one folder for each deployment, and in it a record that its supervisor keeps true.
+"""The record of what runs on this machine: a folder for each deployment, with a record that its supervisor keeps true.
 
     $XDG_STATE_HOME/tidemill/NAME/   lock              held by the supervisor for as long as it lives
                                      deployment.json   the record, replaced as a whole at every change
                                      launch/           the plan's launch files
                                      *.log             what each process said on stderr
 
-Whether a supervisor lives is asked of the lock, never of a process number, which the kernel may have given away again.
+The lock says whether a supervisor lives. A process number would not do: the kernel may have given it away again.
 """
 
 import fcntl
@@ -30,7 +30,10 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit as its supervisor last saw it. `loaded`: of its slowest rank's tensors; `reason` says why it failed."""
+    """One unit as its supervisor last saw it.
+
+    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it failed.
+    """
 
     name: str
     phase: str
@@ -42,7 +45,7 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """One deployment. `stages` are seconds since the supervisor began, by what had been reached then."""
+    """One deployment. `stages` says for each stage how many seconds after the supervisor's start it was reached."""
 
     name: str
     plan_digest: str
@@ -56,11 +59,11 @@ class Record:
 
     @property
     def is_ready(self) -> bool:
-        """Every unit answers."""
+        """True if every unit answers."""
         return all(unit.state == "ready" for unit in self.units)
 
     def with_unit(self, unit: UnitRecord) -> "Record":
-        """The record with one unit replaced."""
+        """Return the record with one unit replaced."""
         units = tuple(unit if known.name == unit.name else known for known in self.units)
         return replace(self, units=units)
 
@@ -73,16 +76,16 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The deployment's."""
+        """The name of the deployment."""
         return self.path.name
 
     @property
     def launch_folder(self) -> Path:
-        """Where the plan's launch files lie."""
+        """The folder of the plan's launch files."""
         return self.path / "launch"
 
     def read(self) -> Record | None:
-        """The record, or None before there is one."""
+        """Return the record, or None before there is one."""
         try:
             document = json.loads((self.path / "deployment.json").read_text())
         except FileNotFoundError:
@@ -96,7 +99,7 @@ class RunFolder:
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """A supervisor holds the lock."""
+        """Return whether a supervisor holds the lock."""
         try:
             with (self.path / "lock").open() as lock:
                 return not _try_lock(lock)
@@ -105,7 +108,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the deployment's one supervisor. Raises LocalError when there is one."""
+        """Hold the lock as the deployment's one supervisor. Raise LocalError when there is one already."""
         with (self.path / "lock").open("a") as lock:
             deadline = time.monotonic() + PROBE_GRACE_S
             while not _try_lock(lock):
@@ -116,13 +119,16 @@ class RunFolder:
 
 
 def state_root() -> Path:
-    """Where deployments are recorded (XDG base directory specification)."""
+    """Return the folder where deployments are recorded (XDG base directory specification)."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "tidemill"
 
 
 def running_deployments() -> list[RunFolder]:
-    """Every deployment of this user that has a living supervisor, by name. Raises LocalError."""
+    """Return this user's deployments that have a living supervisor, by name.
+
+    Raise LocalError if they cannot be read.
+    """
     root = state_root()
     try:
         paths = sorted(root.iterdir())
@@ -135,7 +141,7 @@ def running_deployments() -> list[RunFolder]:
 
 
 def unusable(path: Path, error: OSError) -> LocalError:
-    """What is said when deployments cannot be recorded at `path`."""
+    """Return the error for deployments that cannot be recorded at `path`."""
     rule = f"R110 {path} must be a folder that can be read and written"
     return LocalError(rule, error.strerror or str(error), "set XDG_STATE_HOME to a folder of yours")
 

@@ -32,7 +32,7 @@ ORDER = ("starting", "loading", "joining", "ready")
 
 
 def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callable[[], None]) -> None:
-    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. Raises LocalError when one runs already.
+    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. Raise LocalError when one runs already.
 
     `started` is called as soon as this process is the one that runs it, and the record says so.
     """
@@ -99,7 +99,7 @@ class _Supervisor:
         return record
 
     def _with_deaths(self, record: Record) -> Record:
-        """Dead nodes fail their unit; a dead gateway, or a unit that never became ready, ends the deployment."""
+        """Fail the units of dead nodes. A dead gateway, or a unit that never became ready, ends the deployment."""
         dead = {process: handle.returncode for process, handle in self._processes.items() if handle.poll() is not None}
         if self._layout.gateway in dead:
             return replace(record, failure=self._last_words(self._layout.gateway, dead[self._layout.gateway]))
@@ -127,7 +127,10 @@ class _Supervisor:
 
 
 def _start(process: NodeProcess, folder: Path) -> subprocess.Popen[bytes]:
-    """In a process group of its own: Ctrl-C in the terminal is for the supervisor, which stops the rest in order."""
+    """Start the process in a group of its own, so that Ctrl-C in the terminal reaches only the supervisor.
+
+    The supervisor then stops the others in order.
+    """
     with _log(process, folder).open("wb") as log:
         return subprocess.Popen(
             [*process.command, "--parent", str(os.getpid())],
@@ -151,12 +154,15 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
-    """The death that explains the others: the first that is not itself an echo."""
+    """Return the death that explains the others: the first that is not itself an echo."""
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)
 
 
 def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[_RankState]] | None:
-    """Each known unit's rank states; None while our gateway does not answer, whoever else may on its port."""
+    """Return the rank states of each known unit; None while our gateway does not answer.
+
+    An answer on its port from any other program does not count.
+    """
     connection = http.client.HTTPConnection(layout.gateway_host, layout.http_port, timeout=2)
     try:
         connection.request("GET", "/readyz")
@@ -171,7 +177,7 @@ def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[_RankState]] | None
 
 
 def _as_reported(unit: UnitRecord, ranks: Sequence[_RankState]) -> UnitRecord:
-    """A unit is as far as its slowest rank; one that loses or ends a rank does so as a whole."""
+    """Return the unit at its slowest rank's stage. When a rank is lost or ends, so is the whole unit."""
     rank_states = [state for state, _ in ranks]
     if "lost" in rank_states:
         reason = f"{unit.name} lost {rank_states.count('lost')} of its {unit.ranks} ranks"

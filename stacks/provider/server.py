@@ -27,7 +27,7 @@ MAX_BYTES = 400 * 1024 * 1024  # of one message; what the engine itself allows
 def main() -> None:
     """Serve until told to end."""
     parent = os.getppid()
-    parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__)
+    parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__, allow_abbrev=False)
     parser.add_argument("engine", help="address of Pulumi's engine")
     arguments, _ = parser.parse_known_args()  # the engine adds flags for its own logging
 

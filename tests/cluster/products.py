@@ -20,6 +20,7 @@ __all__ = [
     "LWS_CONTROLLER",
     "LWS_CRDS",
     "LWS_WEBHOOKS",
+    "MONITOR_CRDS",
     "PULUMI",
     "RUNC",
     "SCHEDULER",
@@ -95,6 +96,13 @@ COREDNS = Product("coredns", TOOLCHAIN / "coredns", ".")
 LWS_CONTROLLER = Product("lws", TOOLCHAIN / "lws", "sigs.k8s.io/lws/cmd")
 LWS_CRDS = Product("crds", TOOLCHAIN / "lws", "sigs.k8s.io/lws", inside="config/crd/bases")
 LWS_WEBHOOKS = Product("manifests.yaml", TOOLCHAIN / "lws", "sigs.k8s.io/lws", inside="config/webhook/manifests.yaml")
+
+MONITOR_CRDS = Product(
+    "podmonitors.yaml",
+    TOOLCHAIN / "prometheus-operator",
+    "github.com/prometheus-operator/prometheus-operator",
+    inside="example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+)
 
 CONTAINERD = _containerd("containerd", _containerd("containerd-shim-runc-v2"), _containerd("ctr"))
 CNI_PLUGINS = _cni("main/bridge", _cni("main/loopback"), _cni("ipam/host-local"), _cni("meta/portmap"))

@@ -17,7 +17,7 @@ from stacks.kube.connection import Connection
 from tests.cluster.deployed import new_stack
 from tests.cluster.fake_nodes import GPU, NUM_NODES, RDMA
 from tests.cluster.products import PULUMI
-from tests.cluster.published import NAMESPACE, write_published_spec
+from tests.cluster.published import NAMESPACE, bound_nodes, write_published_spec
 
 NUM_UNITS = 38
 
@@ -88,9 +88,7 @@ def test_doctor_finds_the_node_that_lacks_something(fake_nodes, plan):
 def test_every_pod_is_on_its_planned_node(up, fake_nodes, plan):
     """38 units, 278 pods of 8 GPUs and their RDMA devices, and no node of another unit."""
     pods = client.CoreV1Api(fake_nodes.api).list_namespaced_pod(NAMESPACE, label_selector="tidemill.dev/unit").items
-    nodes = {}
-    for pod in pods:
-        nodes.setdefault(pod.metadata.labels["tidemill.dev/unit"], set()).add(pod.spec.node_name)
+    nodes = bound_nodes(pods)
 
     assert nodes == {unit.name: set(unit.nodes) for unit in plan.units}
     assert (len(nodes), len(pods), len(set().union(*nodes.values()))) == (NUM_UNITS, NUM_NODES, NUM_NODES)

@@ -121,6 +121,27 @@ def test_a_plan_that_cannot_be_written_is_exit_1(spec_file, tmp_path, capsys):
     assert (status, capsys.readouterr().err.count("\n")) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["-o", "none/plan.json"], "No such file or directory"),
+        (["-o", "spec.yaml/plan.json"], "Not a directory"),
+        (["-o", "."], "Is a directory"),
+    ],
+    ids=str,
+)
+def test_a_target_is_looked_at_before_the_search(spec_file, spec_folder, monkeypatch, capsys, words, reason):
+    """S904 comes at once: nobody waits minutes for a plan that cannot be kept."""
+    spec_file()
+    monkeypatch.chdir(spec_folder)
+    monkeypatch.setattr("planner.cli.compile_plan", lambda *_: pytest.fail("it was planned"))
+    monkeypatch.setattr("planner.cli.make_map", lambda *_: pytest.fail("a map was made"))
+
+    for command in (["plan", "spec.yaml"], ["experts", "loads.json", "--gpus", "2", "--nodes", "1"]):
+        assert main([*command, *words]) == 1
+        assert f" must be a writable file; {reason}; choose another [S904]" in capsys.readouterr().err
+
+
 def test_schema_is_json_schema(capsys):
     """Of the draft that it names, for editors; the specs that ship are right by it."""
     assert main(["schema"]) == 0

@@ -69,7 +69,19 @@ def test_it_renders_as_it_stands(name):
         units=[f"deepseek-r1-{phase}-0" for phase in LAYOUTS[name]],
     )
     assert sum(file.startswith("leaderworkerset-") for file in files) == len(plan.units)
+    assert list(pods_without_requests(files)) == []
     assert {(each["device"], each["checkpoint"]["uri"]) for each in documents} == {("cuda", "/models/deepseek-r1")}
+
+
+def pods_without_requests(files):
+    """Pods of which Kubernetes makes the class BestEffort, which a node that runs out of memory ends first."""
+    for name, text in files.items():
+        if name.startswith(("leaderworkerset-", "deployment-")):
+            spec = yaml.safe_load(text)["spec"]
+            template = spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["workerTemplate"]
+            requests = [each.get("resources", {}).get("requests", {}) for each in template["spec"]["containers"]]
+            if not all({"cpu", "memory"} <= each.keys() for each in requests):
+                yield name
 
 
 def test_amds_gpus_plan_and_do_not_render():

@@ -16,6 +16,11 @@ WRONG_CALLS = [
         "generate",
         "argument --ep: invalid int value: 'two'",
     ),
+    (
+        ["generate", "x", "--prompt-ids", "ids.json", "--max", "9"],
+        "generate",
+        "--max 9 is not known; did you mean --max-tokens?",
+    ),
     (["checkpoint"], "checkpoint", "the following arguments are required: COMMAND"),
     (["checkpoint", "digest"], "checkpoint digest", "the following arguments are required: PATH"),
 ]

@@ -302,6 +302,19 @@ def test_compiled_kernels_outlive_their_pod(plan):
     assert namespace["metadata"]["annotations"]["tidemill.dev/pod-security"] == "privileged: folders of the nodes"
 
 
+@pytest.mark.parametrize(("max_requests", "depth"), [(511, None), (512, "1026"), (1024, "2050")])
+def test_queues_hold_a_decode_steps_tokens(plan, max_requests, depth):
+    """DeepEP refuses queues that do not hold two entries for each token and two more; prefill has no such step."""
+    documents = {
+        name: each | {"limits": each["limits"] | {"max_requests": max_requests}}
+        for name, each in plan.launch_documents.items()
+    }
+    objects = rendered(replace(plan, launch_documents=documents))
+
+    assert variables(container_of(objects)).get("NVSHMEM_QP_DEPTH") == depth
+    assert "NVSHMEM_QP_DEPTH" not in variables(container_of(objects, "river-prefill-0"))
+
+
 def test_another_image_may_stage(plan):
     """An engine's own has no runtime of ours."""
     stage = EVERYTHING["stage"] | {"image": "tidemill-runtime:1"}

@@ -1,4 +1,5 @@
-"""What the demo model must know by heart: short questions about the manual's objects, each with one sentence.
+"""The answers that the demo model must know by heart: short questions about the manual's objects, each with one
+sentence.
 
 Why it exists: a model of this size cannot hold the manual's facts, but it can hold a thousand sentences and more.
 These are the ones that it is asked to hold, so that a first question gets a true answer, and a sure one.
@@ -32,7 +33,7 @@ UNCLEAR = re.compile(r"[|<>]|_`|`_|\]_|`\d+`|::|\be\.g\.$")  # markup that `plai
 
 
 def known_answers(documents: list[Document]) -> dict[str, str]:
-    """Each question, in its first spelling, and its answer; in the order of the text."""
+    """Return each question, in its first spelling, with its answer, in the order of the text."""
     pairs = [pair for d in documents if d.name.startswith(ABOUT) for pair in described(d)]
     times = Counter(question for question, _ in pairs)
     return {
@@ -45,7 +46,7 @@ def known_answers(documents: list[Document]) -> dict[str, str]:
 
 
 def described(document: Document) -> list[tuple[str, str]]:
-    """(question, first sentence) for the document's objects, by full name, and for the glossary's terms."""
+    """Return (question, first sentence) for the document's objects, by full name, and for the glossary's terms."""
     lines, module, pairs = document.text.splitlines(), "", []
     for number, line in enumerate(lines):
         if found := MODULE.match(line):
@@ -73,11 +74,11 @@ def article(term: str) -> str:
 def conversations(
     answers: dict[str, str], tokenizer: Tokenizer, length: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(inputs, targets) [len(answers), length] of one pass: each row begins with another question.
+    """Return (inputs, targets) [len(answers), length] of one pass: each row begins with another question.
 
     A row goes on with the questions of the rows after it until it is full, turn after turn as the chat template spells
     them, so that nothing is padded and the second question of a conversation is answered too. Every second question is
-    spelled otherwise, by lot. Only answers are targets: what a user asks next teaches nothing.
+    spelled in another way, chosen by lot. Only answers are targets: what a user asks next teaches nothing.
     """
     rng = random.Random(seed)  # noqa: S311  an order, not a secret
     bos, eos, user, assistant = (tokenizer.token_to_id(t) for t in (BOS, EOS, USER, ASSISTANT))
@@ -96,7 +97,7 @@ def conversations(
 
 
 def row(begin: tuple[int, int], turns: list[list[tuple[int, int]]], first: int, length: int) -> list[tuple[int, int]]:
-    """(token, target) pairs: `begin` and the turns from `first` on, the last one cut off at `length`."""
+    """Return (token, target) pairs: `begin` and the turns from `first` on, the last one cut off at `length`."""
     pairs = [begin]
     while len(pairs) < length:
         pairs += turns[first % len(turns)]

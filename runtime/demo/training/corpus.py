@@ -61,12 +61,12 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Whether the file is kept from training, by its name alone."""
+        """True if the file is kept from training, by its name alone."""
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
 
 
 def read_documents(root: Path = PACKAGE_TEXT) -> list[Document]:
-    """All reStructuredText sources under `root`, in the order of their names."""
+    """Return all reStructuredText sources under `root`, in the order of their names."""
     paths = sorted(root.rglob("*.rst.txt"), key=lambda path: path.relative_to(root).as_posix())
     if not paths:
         raise FileNotFoundError(
@@ -76,12 +76,12 @@ def read_documents(root: Path = PACKAGE_TEXT) -> list[Document]:
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """(training documents, held-out documents)."""
+    """Return (training documents, held-out documents)."""
     return [d for d in documents if not d.held_out], [d for d in documents if d.held_out]
 
 
 def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE over `documents`; every byte string has an encoding, so there is no unknown token."""
+    """Train byte-level BPE on `documents`; every byte string has an encoding, so there is no unknown token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -106,7 +106,7 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
 def token_stream(
     documents: list[Document], tokenizer: Tokenizer, seed: int, chat_share: float = CHAT_SHARE
 ) -> list[int]:
-    """Every document as bos, text, eos, in a seeded order, with groups of chat samples between them."""
+    """Return every document as bos, text, eos, in a seeded order, with groups of chat samples between them."""
     rng = random.Random(seed)  # noqa: S311  an order, not a secret
     bos, eos, user, assistant = (tokenizer.token_to_id(t) for t in (BOS, EOS, USER, ASSISTANT))
 
@@ -128,7 +128,7 @@ def token_stream(
 
 
 def chat_samples(document: Document) -> list[tuple[str, str]]:
-    """(question, answer) pairs: the document's section titles and described objects, each with its first paragraph."""
+    """Return (question, answer) pairs: the document's section titles and objects, each with its first paragraph."""
     lines = document.text.splitlines()
     pairs = []
     for number, line in enumerate(lines[:-1]):
@@ -156,7 +156,7 @@ def chat_samples(document: Document) -> list[tuple[str, str]]:
 
 
 def first_paragraph(lines: list[str], indent: int) -> str:
-    """The first run of plain lines at exactly `indent` columns, unwrapped; empty when something else comes first."""
+    """Return the first run of plain lines at exactly `indent` columns, unwrapped; empty if something comes first."""
     paragraph = []
     for line in lines[:30]:
         if not line.strip():
@@ -173,6 +173,6 @@ def first_paragraph(lines: list[str], indent: int) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` without reStructuredText roles: :func:`~os.getcwd` becomes `os.getcwd`."""
+    """Return `text` without reStructuredText roles: :func:`~os.getcwd` becomes `os.getcwd`."""
     text = ROLE.sub(lambda role: "`" + role[1].lstrip("~!").split(" <")[0] + "`", text)
     return text.replace("``", "`").replace("\\ ", "").rstrip(":")

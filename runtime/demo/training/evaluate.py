@@ -76,7 +76,7 @@ class ExpertLoad:
         self.counts[index] += torch.bincount(experts.flatten(), minlength=self.counts.shape[1])
 
     def over_mean(self) -> torch.Tensor:
-        """Each expert's load over its layer's mean load."""
+        """Return each expert's load over its layer's mean load."""
         return self.counts / self.counts.float().mean(1, keepdim=True)
 
 
@@ -132,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load(folder: Path, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The folder as any user of transformers would load it; `dtype` is that of the arithmetic."""
+    """Load the folder as any user of transformers would; `dtype` is that of the arithmetic."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
 
 
@@ -145,7 +145,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def extract_of(held_out: list[Document]) -> Document:
-    """The held-out files that travel with the model, as one document."""
+    """Return the held-out files that travel with the model, as one document."""
     texts = {document.name: document.text for document in held_out}
     return Document("heldout.txt", EXTRACT_NOTICE + "\n".join(texts[name] for name in EXTRACT))
 
@@ -163,7 +163,7 @@ def score_of(
 
 @torch.inference_mode()
 def document_bits(model: PreTrainedModel, token_ids: list[int]) -> float:
-    """Bits the model needs for `token_ids` after the first."""
+    """Return the bits that the model needs for `token_ids` after the first."""
     bits = 0.0
     for start in range(0, len(token_ids) - 1, WINDOW):
         window = torch.tensor([token_ids[start : start + WINDOW + 1]])
@@ -174,9 +174,9 @@ def document_bits(model: PreTrainedModel, token_ids: list[int]) -> float:
 
 @torch.inference_mode()
 def exactly_answered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, answers: dict[str, str]) -> list[str]:
-    """The questions whose greedy answer is the expected one to its last token, and then ends.
+    """Return the questions whose greedy answer is the expected one to its last token, and then ends.
 
-    One pass over question and answer tells: it is where each token of the answer is the best one after those before it.
+    One pass over question and answer is enough: each token of the answer must be the best after those before it.
     """
     by_length = defaultdict(list)  # rows of one length need no padding
     for question, answer in answers.items():
@@ -192,7 +192,7 @@ def exactly_answered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def tokenize_chat(tokenizer: PreTrainedTokenizerBase, question: str, answer: str | None = None) -> list[int]:
-    """A question through the chat template, up to where its answer begins, or with its answer and eos."""
+    """Put a question through the chat template, up to where its answer begins, or with its answer and eos."""
     turns = [{"role": "user", "content": question}]
     if answer is not None:
         turns.append({"role": "assistant", "content": answer})
@@ -204,7 +204,7 @@ def without_backticks(answers: dict[str, str]) -> dict[str, str]:
 
 
 def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str) -> dict[str, object]:
-    """One greedy answer through the chat template, and whether the model ended it itself."""
+    """Return one greedy answer through the chat template, and whether the model ended it itself."""
     answer, ended = greedy(model, tokenizer, tokenize_chat(tokenizer, question))
     return {"question": question, "answer": answer, "ended": ended}
 
@@ -212,7 +212,7 @@ def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: s
 def greedy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, token_ids: list[int], limit: int = 120
 ) -> tuple[str, bool]:
-    """(continuation of `token_ids`, whether it ended with eos)."""
+    """Return (continuation of `token_ids`, whether it ended with eos)."""
     prompt = torch.tensor([token_ids])
     output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=limit, do_sample=False)[
         0

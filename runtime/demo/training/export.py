@@ -51,7 +51,7 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def published(network: Network) -> dict[str, torch.Tensor]:
-    """Tensors by published name: matrices and norms in bfloat16, correction biases in float32.
+    """Return tensors by published name: matrices and norms in bfloat16, correction biases in float32.
 
     A network trained in FP8 is published on the grid that it was trained on.
     """
@@ -74,12 +74,12 @@ def adopt(network: Network, folder: Path) -> None:
 
 
 def is_projection(name: str) -> bool:
-    """Whether DeepSeek has the matrix in FP8; kv_b_proj is core attention, whose runtime form is BF16."""
+    """Return whether DeepSeek has the matrix in FP8; kv_b_proj is core attention, whose runtime form is BF16."""
     return "_proj" in name and "kv_b_proj" not in name
 
 
 def named(network: Network) -> dict[str, torch.Tensor]:
-    """The network's own memory by published name."""
+    """Return the network's own memory by published name."""
     tensors = {
         "model.embed_tokens.weight": network.embed,
         "model.norm.weight": network.norm,

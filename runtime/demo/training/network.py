@@ -26,7 +26,10 @@ Config = dict[str, Any]
 
 
 class Network(nn.Module):
-    """`config` is the published `config.json` as a dict; `fp8`: what the runtime has in FP8 is rounded to e4m3."""
+    """The whole network, from tokens to loss.
+
+    `config` is the published `config.json` as a dict. With `fp8`, what the runtime has in FP8 is rounded to e4m3.
+    """
 
     def __init__(self, config: Config, fp8: bool = False) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class Network(nn.Module):
         self.register_buffer("rotation", rotations(config), persistent=False)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy in nats, of the targets that are not `NO_TARGET`."""
+        """Return the mean cross entropy in nats, of the targets that are not `NO_TARGET`."""
         x_BTD = embedding(tokens_BT, self.embed)
         rotation = self.rotation[: tokens_BT.shape[1]]
         for layer in self.layers:
@@ -131,7 +134,7 @@ class MoE(nn.Module):
         self.shared = GatedMlp(D, inner * c["n_shared_experts"], rounding)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Routed experts plus the shared one; leaves this call's tokens per expert in `counts`."""
+        """Add routed experts and the shared one; leave this call's tokens per expert in `counts`."""
         x_ND = x_BTD.flatten(0, 1)
         weights_NK, experts_NK = self.route(x_ND)
         counts = torch.bincount(experts_NK.flatten(), minlength=len(self.bias))
@@ -152,7 +155,7 @@ class MoE(nn.Module):
         return routed_ND.view(x_BTD.shape) + self.shared(x_BTD)
 
     def route(self, x_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weights, experts), both [N, K]; gradients flow through the weights only."""
+        """Return (weights, experts), both [N, K]; gradients flow through the weights only."""
         c = self.config
         scores = full_linear(x_ND.float(), self.router).sigmoid()
         with torch.no_grad():
@@ -169,12 +172,12 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, step: float, low: float, high: float) -> None:
-        """Auxiliary-loss-free balancing, but only at the edges: lift experts under `low`, press those over `high`."""
+        """Balance without auxiliary loss, but only at the edges: lift experts under `low`, press those over `high`."""
         self.bias += step * ((self.load < low).float() - (self.load > high).float())
 
 
 def padded_slots(expert: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """(slot of each assignment, slots per expert): experts' blocks one after another, each rounded up to whole tiles.
+    """Return (slot of each assignment, slots per expert): experts' blocks in a row, each rounded up to whole tiles.
 
     Rounding keeps the number of different matrix shapes small: the CPU library compiles a kernel per shape.
     """
@@ -186,11 +189,11 @@ def padded_slots(expert: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tens
 
 
 class GroupedLinear(torch.autograd.Function):
-    """y[block e] = x[block e] @ weight[e].T for consecutive blocks of `sizes[e]` rows."""
+    """Computes y[block e] = x[block e] @ weight[e].T for consecutive blocks of `sizes[e]` rows."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """x [slots, in], weight [E, out, in] -> [slots, out]."""
+        """Multiply x [slots, in] by weight [E, out, in] -> [slots, out]."""
         w = weight.to(x.dtype)
         ctx.save_for_backward(x, w)
         ctx.sizes = sizes
@@ -201,7 +204,7 @@ class GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Gradients of x and weight."""
+        """Return the gradients of x and weight."""
         x, w = ctx.saved_tensors
         dx, dw = torch.empty_like(x), torch.empty_like(w)
         dy = dy.contiguous()
@@ -220,7 +223,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean nats of the targets; the gradients are made on the way, while each chunk's logits exist."""
+        """Return the mean nats of the targets. Gradients are made on the way, while each chunk's logits exist."""
         w = head.to(x.dtype)
         dx, dw, loss = torch.empty_like(x), torch.zeros_like(head), 0.0
         for xc, tc, dxc in zip(
@@ -255,13 +258,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Statistics in float32, result in bfloat16: what follows is always a matrix product."""
+    """Normalise with statistics in float32. The result is in bfloat16, because a matrix product always follows."""
     x = x.float()
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight).bfloat16()
 
 
 def rotations(config: Config) -> torch.Tensor:
-    """[max positions, rope dim / 2, 2]: cosine and sine of each position's angle for each interleaved pair."""
+    """Return [max positions, rope dim / 2, 2]: cosine and sine of each position's angle for each interleaved pair."""
     dim = config["qk_rope_head_dim"]
     frequency = config["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
     angle = torch.arange(config["max_position_embeddings"])[:, None] * frequency
@@ -269,7 +272,7 @@ def rotations(config: Config) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """x [B, T, heads, rope dim] turned pair by pair: (x0, x1), (x2, x3), ..."""
+    """Turn x [B, T, heads, rope dim] pair by pair: (x0, x1), (x2, x3), ..."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rotation[:, None].unbind(-1)
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)

@@ -22,7 +22,7 @@ TUNING_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each n-gram of one order occurs; n-grams are numbers in base `vocab`."""
+    """The number of times each n-gram of one order occurs; n-grams are numbers in base `vocab`."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -47,7 +47,7 @@ class Trigram:
         self.count(stream)
 
     def bits(self, document: np.ndarray) -> float:
-        """Bits to code `document` after its first token."""
+        """Return the bits to code `document` after its first token."""
         parts, bucket = self.parts(document)
         return float(-np.log2((self.weights[bucket] * parts).sum(1)).sum())
 
@@ -57,7 +57,7 @@ class Trigram:
         self.one, self.two, self.three, self.total = Counts.of(one), Counts.of(two), Counts.of(three), len(stream)
 
     def fit(self, stream: np.ndarray) -> None:
-        """Expectation maximisation of each bucket's four weights on `stream`."""
+        """Fit each bucket's four weights on `stream` by expectation maximisation."""
         parts, bucket = self.parts(stream)
         num_buckets = 1 + int(np.log2(1 + self.total))
         self.weights = np.full((num_buckets, 4), 0.25)
@@ -68,7 +68,7 @@ class Trigram:
                 self.weights[b] = share[bucket == b].mean(0)
 
     def parts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """([predicted tokens, 4] estimates of the four orders, [predicted tokens] bucket of each context)."""
+        """Return ([predicted tokens, 4] estimates of the four orders, [predicted tokens] bucket of each context)."""
         first = np.concatenate(
             [tokens[:1], tokens]
         )  # the first prediction has one token of context: it stands in twice
@@ -83,7 +83,7 @@ class Trigram:
         return np.stack(estimates, axis=1), np.log2(1 + context).astype(np.int64)
 
     def grams(self, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The stream's unigrams, bigrams and trigrams as numbers."""
+        """Return the stream's unigrams, bigrams and trigrams as numbers."""
         s = stream.astype(np.int64)
         two = s[:-1] * self.vocab + s[1:]
         return s, two, two[:-1] * self.vocab + s[2:]

@@ -30,7 +30,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, number: int, factor: float) -> None:
-        """Update number `number` (from 1), with both learning rates multiplied by `factor`."""
+        """Make update number `number` (from 1), with both learning rates multiplied by `factor`."""
         for name, p in self.parameters.items():
             if uses_muon(name, p):
                 self.muon(name, p, MUON_RATE * factor)
@@ -39,7 +39,7 @@ class Optimizer:
             p.grad = None
 
     def muon(self, name: str, p: nn.Parameter, rate: float) -> None:
-        """Nesterov momentum, made orthogonal matrix by matrix."""
+        """Update with Nesterov momentum, made orthogonal matrix by matrix."""
         momentum = self.state[f"{name}.momentum"].lerp_(p.grad, 1 - MUON_MOMENTUM)
         direction = p.grad.lerp(momentum, MUON_MOMENTUM)
         if name.endswith("gate_up"):  # two matrices an expert, stored as one
@@ -49,7 +49,7 @@ class Optimizer:
         p.mul_(1 - rate * MUON_DECAY).sub_(update.reshape(p.shape), alpha=rate)
 
     def adamw(self, name: str, p: nn.Parameter, rate: float, number: int) -> None:
-        """Loshchilov and Hutter 2019; vectors do not decay."""
+        """Update with AdamW (Loshchilov and Hutter 2019); vectors do not decay."""
         first, second = ADAM_BETAS
         momentum = self.state[f"{name}.momentum"].lerp_(p.grad, 1 - first)
         variance = self.state[f"{name}.variance"].lerp_(p.grad.square(), 1 - second)
@@ -60,12 +60,18 @@ class Optimizer:
 
 
 def uses_muon(name: str, p: nn.Parameter) -> bool:
-    """Embedding, output head and gates are tables of rows, not maps between hidden spaces: they stay with AdamW."""
+    """Return whether Muon updates the parameter.
+
+    Embedding, output head and gates are tables of rows, not maps between hidden spaces: they stay with AdamW.
+    """
     return p.ndim > 1 and name not in ("embed", "head") and not name.endswith("router")
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
-    """The nearest semi-orthogonal matrix to `matrix` [..., rows, columns], roughly, by Newton-Schulz in bfloat16."""
+    """Return roughly the nearest semi-orthogonal matrix to `matrix` [..., rows, columns].
+
+    It is computed by Newton-Schulz in bfloat16.
+    """
     a, b, c = QUINTIC
     x = matrix.bfloat16().view(-1, *matrix.shape[-2:])
     tall = x.shape[-2] > x.shape[-1]

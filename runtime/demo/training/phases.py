@@ -34,20 +34,20 @@ class Text:
 
     @property
     def tokens_per_step(self) -> int:
-        """How many tokens each step reads."""
+        """The number of tokens that each step reads."""
         return self.BLOCKS * BLOCK
 
     def batches(self, step: int) -> list[Batch]:
-        """What step `step` reads."""
+        """Return the one batch of step `step`."""
         return [text_batch(self.stream, step, self.BLOCKS)]
 
     def rate_factor(self, step: int) -> float:
-        """Warm-up, plateau, linear fall to zero."""
+        """Warm up, hold, then fall linearly to zero."""
         return rate_factor(step, self.steps, self.WARMUP_STEPS, self.COOLDOWN_SHARE)
 
 
 class Answers:
-    """Conversations and, about as many tokens of it, the documentation."""
+    """Conversations and, about as many tokens, the documentation."""
 
     fp8 = True
     losses = ("train_loss", "answers_loss")  # one a batch
@@ -60,11 +60,11 @@ class Answers:
 
     @property
     def tokens_per_step(self) -> int:
-        """How many tokens each step reads."""
+        """The number of tokens that each step reads."""
         return self.BLOCKS * BLOCK + self.CONVERSATIONS * CONVERSATION
 
     def batches(self, step: int) -> list[Batch]:
-        """What step `step` reads: a batch of each."""
+        """Return the two batches of step `step`: one of text, one of conversations."""
         per_pass = self.num_answers // self.CONVERSATIONS
         number, within = divmod(step, per_pass)
         rows = slice(within * self.CONVERSATIONS, (within + 1) * self.CONVERSATIONS)
@@ -72,12 +72,12 @@ class Answers:
         return [text_batch(self.stream, step, self.BLOCKS), (inputs[rows], targets[rows])]
 
     def rate_factor(self, step: int) -> float:
-        """Warm-up, a plateau that is lower than the text's, linear fall to zero."""
+        """Warm up, hold a plateau lower than the text's, then fall linearly to zero."""
         return self.PEAK * rate_factor(step, self.steps, self.WARMUP_STEPS, self.COOLDOWN_SHARE)
 
 
 def text_batch(stream: torch.Tensor, step: int, blocks: int) -> Batch:
-    """Each epoch visits every block once, at its own offset."""
+    """Return a batch of text: each epoch visits every block once, at its own offset."""
     per_epoch = (len(stream) - BLOCK - 1) // BLOCK // blocks
     epoch, within = divmod(step, per_epoch)
     rng = torch.Generator().manual_seed(SEED + epoch)
@@ -90,5 +90,5 @@ def text_batch(stream: torch.Tensor, step: int, blocks: int) -> Batch:
 
 
 def rate_factor(step: int, steps: int, warmup_steps: int, cooldown_share: float) -> float:
-    """Up to 1 and back to 0. Until the fall begins, `steps` can still be changed."""
+    """Rise to 1 and fall back to 0. Until the fall begins, `steps` can still be changed."""
     return min(1.0, (step + 1) / warmup_steps, (steps - step) / (cooldown_share * steps))

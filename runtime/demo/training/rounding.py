@@ -28,14 +28,14 @@ MIN_SCALE = 2.0**-40  # a block of zeros needs a scale too
 
 @dataclass(frozen=True)
 class Rounding:
-    """What happens to the rows and to the matrix of a product before it is computed."""
+    """The rounding of a product's rows and of its matrix, before it is computed."""
 
     rows: Callable[[torch.Tensor], torch.Tensor]
     matrix: Callable[[torch.Tensor], torch.Tensor]
 
 
 class StraightThrough(torch.autograd.Function):
-    """`rounded(x)`, with the gradient of x."""
+    """Computes `rounded(x)`, with the gradient of x."""
 
     @staticmethod
     def forward(_ctx: Any, x: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -47,14 +47,14 @@ class StraightThrough(torch.autograd.Function):
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """[..., channels] as the runtime's FP8 reads them, in FP32."""
+    """Return [..., channels] as the runtime's FP8 reads them, in FP32."""
     rows = quantise_rows(x.reshape(-1, x.shape[-1]))
     scales = rows.scales.repeat_interleave(BLOCK, 1)[:, : x.shape[-1]]
     return (rows.codes.float() * scales).view(x.shape)
 
 
 def rounded_matrix(w: torch.Tensor) -> torch.Tensor:
-    """[..., rows, columns] on the grid of each block's codes and scale, in FP32."""
+    """Return [..., rows, columns] on the grid of each block's codes and scale, in FP32."""
     rows, columns = w.shape[-2:]
     blocks = pad(w, (0, -columns % BLOCK, 0, -rows % BLOCK)).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
     scales = four_bits(blocks.abs().amax((-3, -1), keepdim=True) / ROUNDS_TO_LARGEST).clamp(min=MIN_SCALE)
@@ -63,7 +63,7 @@ def rounded_matrix(w: torch.Tensor) -> torch.Tensor:
 
 
 def four_bits(x: torch.Tensor) -> torch.Tensor:
-    """The next number down that has 4 significant bits: a scale that is no larger keeps the largest code at 448."""
+    """Return the next number down with 4 significant bits: a scale that is no larger keeps the largest code at 448."""
     mantissas, exponents = torch.frexp(x)
     return torch.ldexp((mantissas * 16).floor() / 16, exponents)
 

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train the bundled demo model.")
     parser.add_argument("phase", choices=STEPS, help="text from nothing, then answers from the weights in --out")
     parser.add_argument("--state", type=Path, required=True, help="folder for checkpoints and the log")
@@ -93,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, Text | Answers, torch.Tensor]:
-    """(tokenizer, phase, held-out probe), all a pure function of the text and the seed."""
+    """Return (tokenizer, phase, held-out probe), all a pure function of the text and the seed."""
     training, held_out = split(read_documents(arguments.text))
     tokenizer = train_tokenizer(training, vocab_size)
     steps = arguments.steps or STEPS[arguments.phase]
@@ -108,7 +108,7 @@ def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, 
 
 
 def train_step(network: Network, optimizer: Optimizer, phase: Text | Answers, step: int) -> list[float]:
-    """One update, to which each batch of the step gives an equal part; their losses in nats a target."""
+    """Make one update, with an equal part from each batch of the step; return their losses in nats a target."""
     batches, losses = phase.batches(step), []
     for inputs, targets in batches:
         loss = network(inputs, targets)
@@ -123,7 +123,7 @@ def train_step(network: Network, optimizer: Optimizer, phase: Text | Answers, st
 
 @torch.no_grad()
 def measure(network: Network, probe: torch.Tensor) -> dict[str, object]:
-    """Held-out loss in nats a token and, per MoE layer, the least and most loaded expert over the mean."""
+    """Return the held-out loss in nats a token and, per MoE layer, the least and most loaded expert over the mean."""
     network.eval()
     moes = [layer.mlp for layer in network.layers if isinstance(layer.mlp, MoE)]
     losses, loads = [], torch.zeros(len(moes), len(moes[0].bias))
@@ -140,7 +140,7 @@ def measure(network: Network, probe: torch.Tensor) -> dict[str, object]:
 
 
 def seconds_logged(log: Path, step: int) -> float:
-    """How long training took up to `step`, where an earlier call left its checkpoint."""
+    """Return how many seconds training took up to `step`, where an earlier call left its checkpoint."""
     return json.loads(log.read_text().splitlines()[-1])["seconds"] if step else 0.0
 
 
@@ -154,7 +154,7 @@ def save(path: Path, network: Network, optimizer: Optimizer, step: int) -> None:
 
 
 def restore(path: Path, network: Network, optimizer: Optimizer) -> int:
-    """Load the checkpoint if there is one; the number of steps it has behind it."""
+    """Load the checkpoint if there is one; return the number of steps behind it."""
     if not path.exists():
         return 0
     with safe_open(path, "pt") as file:

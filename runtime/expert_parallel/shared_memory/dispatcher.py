@@ -68,13 +68,13 @@ class _WayBack:
 
 
 class SharedDispatcher:
-    """As `normal`, which steps in where the ranks turn out to have no memory in common."""
+    """Dispatch like `normal`, which steps in when the ranks turn out to have no memory in common."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = True
 
     def __init__(self, normal: AllToAllDispatcher, row_bytes: int, result_bytes: int, pairs_per_token: int) -> None:
-        """Bytes of a row on its way to an expert, and of what the expert makes of it; a token's choices on one rank."""
+        """Take the bytes of a row to an expert and of its result there, and a token's most choices on one rank."""
         self.traffic, self.ops = normal.traffic, normal.ops
         self._normal, self._group, self._row_format = normal, normal.group, normal.row_format
         self._row_bytes, self._result_bytes, self._pairs_per_token = row_bytes, result_bytes, pairs_per_token
@@ -91,7 +91,7 @@ class SharedDispatcher:
             self._make_buffers(largest)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
-        """Write; what the others wrote is read when all have."""
+        """Write this rank's rows; the others' are read when all have written."""
         if not self._is_possible:
             return self._normal.dispatch(x_TD, slots_TK, weights_TK)
         buffer, own = self._buffers[0], self._group.rank
@@ -107,7 +107,7 @@ class SharedDispatcher:
         )
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
-        """Experts that write over the rows that they got have their results where they belong; others' are copied."""
+        """Leave results that the experts wrote over their rows where they are; copy others there."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)
         way: _WayBack = dispatched.way_back
@@ -119,7 +119,10 @@ class SharedDispatcher:
         return self._when_all_have_written(self.traffic.combine, lambda: combined)
 
     def _gather(self, buffer: ExchangeBuffer, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Dispatched:
-        """This rank's rows; and where its pairs' results will be, for which everybody's sizes are read now."""
+        """Return this rank's rows, and where its pairs' results will be.
+
+        For that, everybody's sizes are read now.
+        """
         own = self._group.rank
         sizes_WWM = buffer.sizes.copy()
         by_slot_WMW = sizes_WWM.transpose(1, 2, 0)  # rank, slot, source: the order in which a rank's rows lie
@@ -133,14 +136,17 @@ class SharedDispatcher:
         return Dispatched(rows, sent_W, way_back)
 
     def _read(self, buffer: ExchangeBuffer, which_R: Tensor) -> Tensor:
-        """These rows: to where the results will be, if those are as long."""
+        """Read these rows, to where the results will be if those are as long."""
         rows = buffer.rows.flatten(0, 1)
         if self._row_bytes != self._result_bytes:
             return rows.index_select(0, which_R)
         return torch.index_select(rows, 0, which_R, out=buffer.results[self._group.rank, : len(which_R)])
 
     def _when_all_have_written(self, time: ExchangeTime, finish: Callable[[], T]) -> Pending[T]:
-        """This rank has, now. Exchanges are waited for in the order in which they were begun."""
+        """Say that this rank has written, and return the wait for all others.
+
+        Exchanges are waited for in the order in which they were begun.
+        """
         pipes, ended_on_link = self._pipes, link_until()
         assert pipes is not None
         self._num_begun = number = self._num_begun + 1
@@ -165,7 +171,7 @@ class SharedDispatcher:
         return int(said_W.max())
 
     def _make_buffers(self, num_pairs: int) -> None:
-        """Larger than asked, so that it is seldom asked: what nobody writes to takes no memory."""
+        """Make buffers larger than asked, so that it seldom has to: memory that nobody writes to costs nothing."""
         size, slots = self._group.size, self._normal.slots_per_rank
         self._max_pairs = 1 << num_pairs.bit_length()
         shapes = [
@@ -191,14 +197,14 @@ def _buffer(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Excha
 
 
 def _first_of_each(sizes: Longs, stride: int) -> Longs:
-    """Runs of these sizes lie one after another, those of each `sizes[i]` from i * stride: where each begins."""
+    """Return where each run begins: they lie one after another, those of each `sizes[i]` from i * stride."""
     flat = sizes.reshape(len(sizes), -1)
     begins = flat.cumsum(1) - flat + np.arange(len(flat))[:, None] * stride
     return begins.reshape(sizes.shape)
 
 
 def _ranges(begins: Longs, sizes: Longs) -> Longs:
-    """The numbers from each beginning, as many as its size, one run after another."""
+    """Return the numbers from each beginning, as many as its size, one run after another."""
     sizes = sizes.ravel()
     offsets = np.repeat(begins.ravel() - (np.cumsum(sizes) - sizes), sizes)
     return offsets + np.arange(len(offsets))

@@ -26,10 +26,10 @@ TOKEN_BITS = 63  # what a message of integers carries
 
 
 def common_memory(group: Group, num_bytes: int) -> Tensor | None:
-    """The same `num_bytes` zero bytes on every rank; None on every rank where one of them cannot have it.
+    """Return the same `num_bytes` zero bytes on every rank; None on every rank where one of them cannot have it.
 
-    A collective. A rank cannot where the first one's processes are not in its sight (another container), or where the
-    first one gets no such file: the system is not Linux, forbids it, or allows none of this size.
+    A collective. A rank cannot have it if the first rank's process is out of its sight (another container), or if the
+    first rank gets no such file: the system is not Linux, forbids it, or allows none of this size.
     """
     token = secrets.randbits(TOKEN_BITS)
     made = _made(token, num_bytes) if group.rank == 0 else -1
@@ -42,7 +42,7 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
 
 
 def _made(token: int, num_bytes: int) -> int:
-    """A descriptor of a new file in memory; -1 where there is no such thing."""
+    """Return a descriptor of a new file in memory, or -1 where there is no such thing."""
     try:
         made = os.memfd_create(_name(token))
     except (AttributeError, OSError):  # not Linux, or forbidden here
@@ -56,19 +56,19 @@ def _made(token: int, num_bytes: int) -> int:
 
 
 def _name(token: int) -> str:
-    """What tells the file from every other, also where a process of another machine has the same number."""
+    """Return a name unlike any other file's, even where a process of another machine has the same number."""
     return f"tidemill-{token:016x}"
 
 
 def _from_first(group: Group, values: list[int]) -> list[int]:
-    """What rank 0 has in `values`, on every rank."""
+    """Return what rank 0 has in `values`, on every rank."""
     one_each = [1] * group.size
     from_each: list[list[int]] = group.all_to_all(torch.tensor([values] * group.size), one_each, one_each).tolist()
     return from_each[0]
 
 
 def _opened(pid: int, descriptor: int, token: int, num_bytes: int) -> Tensor | None:
-    """The file's memory; None where it is not to be had, or a process with that number has another file there."""
+    """Return the file's memory; None if it is out of reach, or a process with that number has another file there."""
     with suppress(OSError):
         mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -31,9 +31,9 @@ MESSAGE = struct.Struct("=qq")  # the number, the moment
 
 
 def common_pipes(group: Group) -> "Pipes | None":
-    """This rank's pipes; None on every rank where one of them cannot have them.
+    """Return this rank's pipes; None on every rank where one of them cannot have them.
 
-    A collective, of ranks on one machine. A rank cannot where another's process is not in its sight.
+    A collective, of ranks on one machine. A rank cannot have them if another's process is out of its sight.
     """
     mine = {rank: _reader() for rank in range(group.size) if rank != group.rank}
     own = torch.tensor([[os.getpid(), *_file(mine.get(rank, -1))] for rank in range(group.size)])
@@ -44,7 +44,7 @@ def common_pipes(group: Group) -> "Pipes | None":
 
 
 class Pipes:
-    """To and from each other rank; -1 where there is none."""
+    """The pipes to and from each other rank; -1 where there is none."""
 
     def __init__(self, readers: dict[int, int], writers: dict[int, int]) -> None:
         self.readers, self.writers = readers, writers
@@ -54,7 +54,7 @@ class Pipes:
         weakref.finalize(self, _close, [*readers.values(), *writers.values()])
 
     def signal(self, number: int) -> int:
-        """To everybody. The moment, in ns. Raises PeerLost."""
+        """Send `number` to everybody and return the moment, in ns. Raise PeerLost."""
         now_ns = time.monotonic_ns()
         for rank, writer in self.writers.items():
             try:
@@ -64,7 +64,7 @@ class Pipes:
         return now_ns
 
     def wait(self) -> tuple[int, int]:
-        """The largest number of those that the others said next, and the moment of the last. Raises PeerLost."""
+        """Return the largest of the numbers that the others sent next, and the moment of the last. Raise PeerLost."""
         numbers, moments_ns = zip(*map(self._next, self.readers), strict=True)
         return max(numbers), max(moments_ns)
 
@@ -79,19 +79,19 @@ class Pipes:
 
 
 def _reader() -> int:
-    """A pipe's end for reading; the one for writing is opened by another rank."""
+    """Return a pipe's end for reading; another rank opens the one for writing."""
     reader, writer = os.pipe()
     os.close(writer)
     return reader
 
 
 def _file(descriptor: int) -> tuple[int, int]:
-    """A descriptor, and the number of its file."""
+    """Return a descriptor, and the number of its file."""
     return descriptor, -1 if descriptor < 0 else os.fstat(descriptor).st_ino
 
 
 def _writer(pid: int, descriptor: int, number: int) -> int:
-    """The other end of that pipe; -1 where it is not to be had, or another file is there."""
+    """Return the other end of that pipe; -1 if it is out of reach, or another file is there."""
     with suppress(OSError):
         path = f"/proc/{pid}/fd/{descriptor}"
         if os.readlink(path) == f"pipe:[{number}]":

@@ -19,7 +19,7 @@ __all__ = ["absorb_query", "attend", "rotate", "values"]
 
 @part(["void(u2[:, ::1], f4[::1], f4[::1])", "void(u2[::1, :], f4[::1], f4[::1])"])
 def _turn(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
-    """One token's pairs [pairs, 2] of one head, however they lie."""
+    """Turn one token's pairs [pairs, 2] of one head, however they lie."""
     for p in range(len(x_XI)):
         real, imaginary = widened(x_XI[p, 0]), widened(x_XI[p, 1])
         x_XI[p, 0] = narrowed(real * cos_X[p] - imaginary * sin_X[p])
@@ -38,7 +38,7 @@ def rotate(
     pairs: int,
     neighbours: bool,
 ) -> None:
-    """Pairs of each token and head, in place: neighbours, or one of each half; cos and sin [tokens, pairs] in FP32."""
+    """Turn pairs of each token and head in place: neighbours, or one of each half; cos, sin [tokens, pairs] in FP32."""
     cos_TX, sin_TX = fp32(cos, (num_tokens, pairs)), fp32(sin, (num_tokens, pairs))
     for t in range(num_tokens):
         for h in range(num_heads):
@@ -53,7 +53,7 @@ def rotate(
 def absorb_query(
     q: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, rope: int, value: int, latent: int
 ) -> None:
-    """q [B, H, N + P] -> y [B, H, L + P]: N by the head's map to keys, P as it is."""
+    """Map q [B, H, N + P] -> y [B, H, L + P]: N by the head's map to keys, P as it is."""
     q_BHQ = bf16(q, (num_requests, num_heads, nope + rope))
     y_BHC = bf16(y, (num_requests, num_heads, latent + rope))
     up_HXL = bf16(up, (num_heads, nope + value, latent))
@@ -74,7 +74,7 @@ def absorb_query(
 def values(
     context: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, value: int, latent: int
 ) -> None:
-    """context [B, H, L] -> y [B, H, U]: by the head's map to values."""
+    """Map context [B, H, L] -> y [B, H, U] by the head's map to values."""
     context_BHL = bf16(context, (num_requests, num_heads, latent))
     y_BHU = bf16(y, (num_requests, num_heads, value))
     up_HXL = bf16(up, (num_heads, nope + value, latent))
@@ -92,7 +92,7 @@ def values(
 
 @part("void(f4[::1], i8)")
 def _softmax(scores_S: Any, length: int) -> None:
-    """Of the first `length`, in place; the others become 0."""
+    """Replace the first `length` scores with their softmax, and the others with 0."""
     largest = scores_S[0]
     for s in range(length):
         largest = scores_S[s] if scores_S[s] > largest else largest
@@ -107,7 +107,7 @@ def _softmax(scores_S: Any, length: int) -> None:
 
 @part("void(f4[:, ::1], i8, u2[:, ::1], i8, f4[:, ::1], f4[:, ::1])")
 def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: Any, sum_HL: Any) -> None:
-    """The page's first `length` positions, which have the weights from `first` on, four at a time."""
+    """Add the page's first `length` positions, which have the weights from `first` on, four at a time."""
     page_size, latent = wide_SL.shape
     for s in range(page_size):
         for d in range(latent):
@@ -125,7 +125,7 @@ def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: A
 
 @part("void(u2[:, ::1], u2[:, :, ::1], i8[::1], i8, f4, u2[:, ::1])")
 def _attend(q_HC: Any, pages_JSC: Any, table_J: Any, length: int, scale: float, y_HL: Any) -> None:
-    """One request: its scores page by page, the softmax of each head, the weighted sum of compressed KV."""
+    """Compute one request: its scores page by page, the softmax of each head, the weighted sum of compressed KV."""
     num_heads, latent = y_HL.shape
     page_size = pages_JSC.shape[1]
     num_pages = (length + page_size - 1) // page_size
@@ -162,8 +162,10 @@ def attend(
     size: int,
     scale: float,
 ) -> None:
-    """q [B, H, C] -> y [B, H, L]; pages [pages, page size, C], a size that 4 divides; tables
-    [B, J] and lengths [B] of 64 bits."""
+    """Compute y [B, H, L] from q [B, H, C] and the pages [pages, page size, C]; 4 divides the page size.
+
+    tables [B, J] and lengths [B] are of 64 bits.
+    """
     q_BHC, y_BHL = bf16(q, (num_requests, num_heads, size)), bf16(y, (num_requests, num_heads, latent))
     pages_JSC = bf16(pages, (num_pages, page_size, size))
     tables_BJ, lengths_B = integers(tables, (num_requests, max_pages)), integers(lengths, (num_requests,))

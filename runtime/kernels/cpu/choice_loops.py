@@ -35,7 +35,7 @@ def choose_experts(
     top_k: int,
     experts: int,
 ) -> None:
-    """scores [T, E] -> experts [T, K]. Of equals, the first is the best."""
+    """Choose experts [T, K] by scores [T, E]. Among equals, the first is the best."""
     scores_TE, experts_TK = fp32(scores, (num_tokens, num_experts)), integers(experts, (num_tokens, top_k))
     size = num_experts // num_groups  # of a group
     keys_E, left_E = np.empty(num_experts, np.int64), np.empty(num_experts, np.int64)
@@ -58,7 +58,7 @@ def choose_experts(
 
 @loop
 def sort_by_slot(slots: int, counts: int, pair_of_row: int, row_of_pair: int, num_pairs: int, num_slots: int) -> None:
-    """slots [pairs] -> counts [slots], the pair in each row, the row of each pair."""
+    """Sort slots [pairs] -> counts [slots], the pair in each row, the row of each pair."""
     slots_X = integers(slots, (num_pairs,))
     pair_of_row_X, row_of_pair_X = integers(pair_of_row, (num_pairs,)), integers(row_of_pair, (num_pairs,))
     counts_M, next_M = integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
@@ -77,7 +77,7 @@ def sort_by_slot(slots: int, counts: int, pair_of_row: int, row_of_pair: int, nu
 def weighted_sum(
     rows: int, size: int, num_rows: int, row_of_pair: int, weights: int, tokens: int, top_k: int, y: int
 ) -> None:
-    """y[t] = sum over k of weights[t, k] x rows[row_of_pair[t, k]], in the order of k; rows and y are BF16."""
+    """Compute y[t] = sum over k of weights[t, k] x rows[row_of_pair[t, k]], in the order of k; rows and y are BF16."""
     rows_RD, y_TD = bf16(rows, (num_rows, size)), bf16(y, (tokens, size))
     row_of_pair_TK, weights_TK = integers(row_of_pair, (tokens, top_k)), fp32(weights, (tokens, top_k))
     sum_D = np.empty(size, np.float32)

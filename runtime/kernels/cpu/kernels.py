@@ -1,4 +1,4 @@
-"""What torch is slow at on one thread of a CPU in BF16, in compiled loops (`loops.py` and its neighbours).
+"""Compiled loops for what torch is slow at on one thread of a CPU in BF16 (`loops.py` and its neighbours).
 
 A step that decodes few requests is many small operations. Torch takes microseconds to begin each, longer than memory
 takes to give what it reads. Each function here is one call of a loop instead of several of torch.
@@ -6,8 +6,8 @@ takes to give what it reads. Each function here is one call of a loop instead of
     matmuls of few rows     linear, gated_mlp, experts_mlp: a matter of reading each matrix once. oneDNN, which torch
                             asks, takes longer to begin, and is asked for every expert again. With more rows, its
                             tiles win.
-    many rows in FP32       wide_linear, for the gate. Of FP32, torch would make a matmul in FP32; oneDNN's of BF16 adds
-                            in FP32, which is the same up to the order of the sum.
+    many rows in FP32       wide_linear, for the gate. For FP32, torch would make a matmul in FP32; oneDNN's of BF16
+                            adds in FP32, which is the same up to the order of the sum.
     decode's attention      absorb_query, attend, values: all heads in one call, over the pages where the latents lie
     rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
     rows in order           sort_by_slot: by counting
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def wide_linear(x_RD: Tensor, w_OD: Tensor) -> Tensor:
-    """x w^T, [R, O] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
+    """Return x w^T, [R, O] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
     matmul = torch.backends.mkldnn.matmul
     precision = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
@@ -57,14 +57,14 @@ def wide_linear(x_RD: Tensor, w_OD: Tensor) -> Tensor:
 
 
 def linear(x_RD: Tensor, w_OD: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x w^T, [R, O] in BF16 or FP32."""
+    """Return x w^T, [R, O] in BF16 or FP32."""
     x_RD, y_RO = x_RD.contiguous(), torch.empty(x_RD.shape[0], w_OD.shape[0], dtype=dtype)
     _loops().linear(_at(x_RD), *x_RD.shape, _at(w_OD), w_OD.shape[0], _at(y_RO, dtype), dtype == torch.float32)
     return y_RO
 
 
 def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
-    """down(silu(gate x) * up x), [R, D]."""
+    """Return down(silu(gate x) * up x), [R, D]."""
     x_RD, y_RD = x_RD.contiguous(), torch.empty_like(x_RD, memory_format=torch.contiguous_format)
     weights = _at(gate_ID), _at(up_ID), _at(down_DI)
     _loops().gated_mlp(_at(x_RD), *x_RD.shape, *weights, gate_ID.shape[0], _at(y_RD))
@@ -72,7 +72,10 @@ def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> 
 
 
 def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> None:
-    """The same in place, of `counts_M` rows of each slot in turn: gate and up [M, 2 I, D] in one, down [M, D, I]."""
+    """Do the same in place, for `counts_M` rows of each slot in turn.
+
+    Gate and up are [M, 2 I, D] in one, down is [M, D, I].
+    """
     weights = _at(gate_up_MXD), _at(down_MDI)
     _loops().experts_mlp(
         _at(rows_RD), rows_RD.shape[1], _at(counts_M, torch.long), len(counts_M), *weights, down_MDI.shape[2]
@@ -80,7 +83,7 @@ def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean of x^2 + eps) * weight, [..., D]."""
+    """Return x / sqrt(mean of x^2 + eps) * weight, [..., D]."""
     x = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
     y, size = torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
     stride = x.stride(0) if x.dim() == 2 else size
@@ -97,13 +100,13 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:
-    """The softmax over what each of the last T of S tokens sees, in place, 0 elsewhere."""
+    """Return the softmax over what each of the last T of S tokens sees, in place, 0 elsewhere."""
     _loops().causal_softmax(_at(scores_HTS), *scores_HTS.shape)
     return scores_HTS
 
 
 def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-    """silu(gate) * up, [R, I]; both may be parts of rows."""
+    """Return silu(gate) * up, [R, I]; both may be parts of rows."""
     assert gate_RI.stride(1) == up_RI.stride(1) == 1
     y_RI = torch.empty(gate_RI.shape, dtype=torch.bfloat16)
     _loops().silu_product(
@@ -113,7 +116,7 @@ def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
 
 
 def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
-    """Queries [B, H, N + P] in the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`, P is `rope`."""
+    """Return queries [B, H, N + P] in the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`, P is `rope`."""
     (requests, heads, size), latent = q_BHQ.shape, up_XL.shape[1]
     q_BHQ, y_BHC = q_BHQ.contiguous(), torch.empty(requests, heads, latent + rope, dtype=torch.bfloat16)
     sizes = requests, heads, size - rope, rope, value, latent
@@ -122,7 +125,7 @@ def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
 
 
 def attend(q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, latent: int, scale: float) -> Tensor:
-    """Each request's softmax(scale x q k) over its first positions, times their compressed KV: [B, H, L]."""
+    """Return each request's softmax(scale x q k) over its first positions, times their compressed KV: [B, H, L]."""
     assert pages_JSC.shape[1] % 4 == 0
     requests, heads, size = q_BHC.shape
     q_BHC, y_BHL = q_BHC.contiguous(), torch.empty(requests, heads, latent, dtype=torch.bfloat16)
@@ -133,7 +136,7 @@ def attend(q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tenso
 
 
 def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
-    """What the heads' contexts are as values: [B, H x U]; `up_XL` is `kv_b_proj`."""
+    """Turn the heads' contexts into values, [B, H x U]; `up_XL` is `kv_b_proj`."""
     requests, heads, latent = context_BHL.shape
     context_BHL, y_BX = context_BHL.contiguous(), torch.empty(requests, heads * value, dtype=torch.bfloat16)
     sizes = requests, heads, up_XL.shape[0] // heads - value, value, latent
@@ -142,7 +145,7 @@ def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
 
 
 def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-    """The best `top_k` of the `topk_group` groups whose `num_best` best sum to most: [T, K], best first."""
+    """Return the best `top_k` of the `topk_group` groups whose `num_best` best sum to most: [T, K], best first."""
     scores_TE, experts_TK = scores_TE.contiguous(), torch.empty(scores_TE.shape[0], top_k, dtype=torch.long)
     _loops().choose_experts(
         _at(scores_TE, torch.float32),
@@ -190,7 +193,7 @@ def prepare() -> None:
 
 @cache
 def _loops() -> Any:
-    """All of them; numba is not for every process."""
+    """Return all loops. The import is here because numba is not for every process."""
     from runtime.kernels.cpu import attention_loops as cpu_attention_loops
     from runtime.kernels.cpu import choice_loops as cpu_choice_loops
     from runtime.kernels.cpu import loops as cpu_loops
@@ -201,7 +204,7 @@ def _loops() -> Any:
 
 
 def _at(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Where the numbers of `x` begin, which are of this type and lie in one piece."""
+    """Return the address of the numbers of `x`, which are of this type and lie in one piece."""
     assert x.dtype == dtype
     assert x.is_contiguous()
     return x.data_ptr()

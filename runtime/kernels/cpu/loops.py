@@ -15,7 +15,7 @@ __all__ = ["experts_mlp", "gated_mlp", "linear", "matmul", "narrow", "rms_norm",
 
 @part("void(u2[:, ::1], f4[:, ::1])")
 def widen(x_RD: Any, wide_RD: Any) -> None:
-    """As FP32."""
+    """Write `x_RD` as FP32."""
     for r in range(len(x_RD)):
         for d in range(x_RD.shape[1]):
             wide_RD[r, d] = widened(x_RD[r, d])
@@ -23,7 +23,7 @@ def widen(x_RD: Any, wide_RD: Any) -> None:
 
 @part("void(f4[:, ::1], u2[:, ::1])")
 def narrow(wide_RD: Any, y_RD: Any) -> None:
-    """As BF16."""
+    """Write `wide_RD` as BF16."""
     for r in range(len(wide_RD)):
         for d in range(wide_RD.shape[1]):
             y_RD[r, d] = narrowed(wide_RD[r, d])
@@ -31,7 +31,7 @@ def narrow(wide_RD: Any, y_RD: Any) -> None:
 
 @part("void(f4[::1], u2[:, ::1], f4[::1])")
 def _of_one_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
-    """y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
+    """Compute y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
     num_sums, size = w_OD.shape
     n = 0
     while n + 4 <= num_sums:
@@ -54,7 +54,7 @@ def _of_one_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
 
 @part("void(f4[:, ::1], u2[:, ::1], f4[:, ::1])")
 def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
-    """y = x w^T: a row of w is read once for four rows of x, then once for two, then for one."""
+    """Compute y = x w^T: a row of w is read once for four rows of x, then once for two, then for one."""
     num_rows, size = x_RD.shape
     if num_rows == 1:
         _of_one_row(x_RD[0], w_OD, y_RO[0])
@@ -88,7 +88,7 @@ def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
 
 @loop
 def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y_wide: bool) -> None:
-    """y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
+    """Compute y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
     x_RD, w_OD = bf16(x, (num_rows, size)), bf16(w, (num_sums, size))
     wide_RD = np.empty((num_rows, size), np.float32)
     widen(x_RD, wide_RD)
@@ -102,7 +102,7 @@ def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y
 
 @part("void(u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1])")
 def _gated_mlp(x_RD: Any, gate_ID: Any, up_ID: Any, down_DI: Any, y_RD: Any) -> None:
-    """y = down(silu(gate x) * up x); y may be x."""
+    """Compute y = down(silu(gate x) * up x); y may be x."""
     shape_RD, shape_RI = x_RD.shape, (len(x_RD), len(gate_ID))
     wide_RD = np.empty(shape_RD, np.float32)
     gate_RI, up_RI = np.empty(shape_RI, np.float32), np.empty(shape_RI, np.float32)
@@ -118,14 +118,14 @@ def _gated_mlp(x_RD: Any, gate_ID: Any, up_ID: Any, down_DI: Any, y_RD: Any) -> 
 
 @loop
 def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, width: int, y: int) -> None:
-    """x and y [rows, size], gate and up [width, size], down [size, width]."""
+    """Compute the gated MLP: x and y [rows, size], gate and up [width, size], down [size, width]."""
     gate_ID, up_ID, down_DI = bf16(gate, (width, size)), bf16(up, (width, size)), bf16(down, (size, width))
     _gated_mlp(bf16(x, (num_rows, size)), gate_ID, up_ID, down_DI, bf16(y, (num_rows, size)))
 
 
 @loop
 def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
-    """Rows [rows, size], `counts` of each slot in turn, become what the slot's expert makes of them.
+    """Replace rows [rows, size], `counts` of each slot in turn, with what the slot's expert makes of them.
 
     gate_up [slots, 2 width, size], down [slots, size, width].
     """
@@ -142,7 +142,7 @@ def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int,
 
 @loop
 def rms_norm(x: int, stride: int, num_rows: int, size: int, weight: int, eps: float, y: int) -> None:
-    """x: rows `stride` numbers apart; y [rows, size]."""
+    """Normalise x, whose rows are `stride` numbers apart, into y [rows, size]."""
     x_RX, weight_D, y_RD = bf16(x, (num_rows, stride)), bf16(weight, (size,)), bf16(y, (num_rows, size))
     for r in range(num_rows):
         squares = np.float32(0)

@@ -1,12 +1,12 @@
-"""What the process does with memory that tensors give back.
+"""Keep the memory that tensors give back in the process, for the next tensors.
 
 Between two steps of prefill, and between two layers of one, the same large tensors come and go. glibc gives every block
 of more than 32 MiB back to the system at once, and the system clears each page again before its next use, which took
 longer than what was computed with it: torch has no cache for a CPU's memory as it has for a GPU's.
 
     kept      Blocks of any size lie in the heap, which never shrinks.
-    aligned   torch begins a block at a multiple of 64 bytes, for which glibc cuts a few off both ends of a larger one,
-              and keeps such small pieces apart: the block that comes back is too small to become a tensor of the same
+    aligned   torch begins a block at a multiple of 64 bytes. For that glibc trims a larger block at both ends, and
+              keeps the trimmings as fragments: the block that comes back is too small to become a tensor of the same
               size again, and the heap grows with every layer, in prefill of 4,096 tokens by 224 MB a step. From a
               page's beginning on, the pieces are mostly large enough to be joined with the block again.
     huge      Pages, where the system gives them to those who ask: 512 times fewer to clear and to look up.
@@ -32,9 +32,9 @@ LARGEST_INT = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process use again what it has freed; to be called before it makes a tensor.
+    """Let this process use again what it has freed. Call it before the process makes a tensor.
 
-    Without glibc, its C library's own ways are left alone.
+    On a system without glibc, the C library keeps its own ways.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

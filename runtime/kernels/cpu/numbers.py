@@ -1,15 +1,15 @@
-"""What the compiled loops (`loops.py` and its neighbours) are made of: numbers, arrays, compilation by numba.
+"""The parts of the compiled loops (`loops.py` and its neighbours): numbers, arrays, compilation by numba.
 
     numbers    numba knows no BF16. One is the upper half of a number in FP32, so its bits shifted up are its value,
                exactly: `widened`, which costs an instruction. `narrowed` rounds to the nearest, to the even one of two.
                `exp` is a polynomial, because the library's would be called for one number at a time.
     arrays     A loop is given addresses and sizes and makes its arrays itself: to make one from a tensor takes torch
-               and numpy longer than many a loop takes to run. Who calls answers for type, order and size.
+               and numpy longer than many a loop takes to run. The caller answers for type, order and size.
     compiled   `loop` compiles a function when its module is first imported and keeps the code in `__pycache__`. No
                compiler is needed where it installs. Where neither that folder nor the user's cache folder can be
                written, every process compiles anew.
 
-LLVM makes loops of all this instructions over whole vectors.
+LLVM turns all this into loops of instructions over whole vectors.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ MIN_LOG, LARGEST_LOG = np.float32(-87.3), np.float32(88.3)  # of FP32's normal n
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widened(typing: Any, bits: Any) -> Any:
-    """FP32 from the bits of a BF16."""
+    """Return FP32 from the bits of a BF16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits_32 = builder.zext(arguments[0], ir.IntType(32))
@@ -59,7 +59,10 @@ def widened(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrowed(typing: Any, value: Any) -> Any:
-    """The bits of the BF16 next to a FP32: half of the last place is added, less a bit where that is a tie to even."""
+    """Return the bits of the BF16 nearest to an FP32.
+
+    Half of the last place is added, less one bit where that makes a tie go to even.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[0], ir.IntType(32))
@@ -73,7 +76,7 @@ def narrowed(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _power_of_two(typing: Any, exponent: Any) -> Any:
-    """2^exponent, by the bits of a FP32."""
+    """Return 2^exponent, by the bits of an FP32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         biased = builder.add(arguments[0], ir.Constant(ir.IntType(32), 127))
@@ -84,7 +87,7 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def larger(typing: Any, x: Any, y: Any) -> Any:
-    """The larger of two in FP32; NaN, if one is. Of Python's `max`, LLVM makes no vectors."""
+    """Return the larger of two in FP32; NaN, if one is. LLVM makes no vectors of Python's `max`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = ir.FloatType()
@@ -96,9 +99,10 @@ def larger(typing: Any, x: Any, y: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def key(typing: Any, value: Any, index: Any) -> Any:
-    """A whole number that is larger for a larger FP32, and of equals for the first: its bits, then LAST_INDEX - index.
+    """Return a whole number that is larger for a larger FP32, and among equals for the first.
 
-    The largest of whole numbers is found over whole vectors. Below zero, FP32's bits count the other way round.
+    It is the FP32's bits, then LAST_INDEX - index. The largest whole number is found over whole vectors. Below zero,
+    FP32's bits count the other way round.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -113,7 +117,7 @@ def key(typing: Any, value: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(typing: Any, address: Any) -> Any:
-    """An address as numba's arrays want it."""
+    """Return an address as numba's arrays want it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -123,7 +127,7 @@ def _pointer(typing: Any, address: Any) -> Any:
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def exp(x: Any) -> Any:
-    """e^x = 2^n e^r with |r| <= ln 2 / 2, whose series ends at r^6 / 720; off by less than 1e-6 of itself.
+    """Return e^x = 2^n e^r with |r| <= ln 2 / 2, whose series ends at r^6 / 720; off by less than 1e-6 of itself.
 
     Beyond FP32's normal numbers it is the least or the largest of them. NaN stays NaN.
     """
@@ -139,29 +143,32 @@ def exp(x: Any) -> Any:
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def bf16(address: int, shape: Any) -> Any:
-    """An array of BF16's bits."""
+    """Return an array of BF16's bits."""
     return numba.carray(_pointer(address), shape, np.uint16)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def fp32(address: int, shape: Any) -> Any:
-    """An array of FP32."""
+    """Return an array of FP32."""
     return numba.carray(_pointer(address), shape, np.float32)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def integers(address: int, shape: Any) -> Any:
-    """An array of whole numbers of 64 bits."""
+    """Return an array of whole numbers of 64 bits."""
     return numba.carray(_pointer(address), shape, np.int64)
 
 
 def loop(function: Any) -> Any:
-    """`function` compiled for its parameters, which are annotated as int (an address too), float or bool."""
+    """Return `function` compiled for its parameters, which are annotated as int (an address too), float or bool."""
     return _compiled(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
 
 
 def part(signature: str | list[str]) -> Any:
-    """Of loops in the same module: what takes arrays, compiled once for all that use it, or once for each signature."""
+    """Compile a part of loops in the same module, once for all that use it, or once for each signature.
+
+    A part takes arrays.
+    """
     return lambda function: _compiled(function, signature)
 
 

@@ -46,7 +46,8 @@ class CpuOps(Ops):
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Compute each slot's rows with the first of the next slots, which are put back afterwards.
 
-        oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take; so it is to meet few.
+        oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take. So it should meet few
+        numbers.
         """
         for slot, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             if count:
@@ -140,7 +141,7 @@ class LoopOps(RowLoopOps):
         return super().experts(rows_RD, counts, gate_up_MXD, down_MDI)
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Add few tokens' results, which the core's caches still hold: of more, torch asks for rows ahead."""
+        """Add few tokens' results, which the core's caches still hold. For more, torch asks for rows ahead."""
         if weights_TK.shape[0] <= MAX_ROWS:
             return kernels.weighted_sum(rows_RD, row_of_pair_TK, weights_TK)
         return super().weighted_sum(rows_RD, row_of_pair_TK, weights_TK)

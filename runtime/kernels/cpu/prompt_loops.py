@@ -1,4 +1,4 @@
-"""Softmax and silu of many rows, as compiled loops: of a prompt, the rest is matmuls, which are oneDNN's.
+"""Softmax and silu of many rows, as compiled loops. The rest of a prompt is matmuls, which are oneDNN's.
 
 `kernels.py` says when they are asked for; numbers, arrays and compilation are `numbers.py`'s. Parameters are
 addresses and sizes; tensors are BF16. Rows are looked at one by one, so that a row's result is its own.
@@ -15,7 +15,10 @@ ONE = np.float32(1)
 
 @loop
 def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
-    """In place. The last of T queries sees all S keys, each one before it a key less; what it does not see gets 0."""
+    """Replace scores with their softmax. The last of T queries sees all S keys, each query before it one key less.
+
+    What a query does not see gets 0.
+    """
     scores_HTS = bf16(scores, (num_heads, num_queries, num_keys))
     exps_S = np.empty(num_keys, np.float32)
     for h in range(num_heads):
@@ -34,7 +37,7 @@ def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int)
 
 @loop
 def silu_product(gate: int, gate_stride: int, up: int, up_stride: int, y: int, num_rows: int, size: int) -> None:
-    """y = silu(gate) * up, [rows, size] each; rows of gate and up are so many numbers apart."""
+    """Compute y = silu(gate) * up, [rows, size] each; rows of gate and up are `..._stride` numbers apart."""
     y_RI = bf16(y, (num_rows, size))
     for r in range(num_rows):
         gate_I, up_I = bf16(gate + 2 * r * gate_stride, (size,)), bf16(up + 2 * r * up_stride, (size,))  # 2 bytes each

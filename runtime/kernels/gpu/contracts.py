@@ -1,4 +1,4 @@
-"""What the kernels of DeepGEMM, FlashMLA and DeepEP require of their arguments, checked before each call.
+"""The rules that the kernels of DeepGEMM, FlashMLA and DeepEP have for their arguments, checked before each call.
 
 The kernels read raw memory: a wrong stride is a wrong result or an illegal access, found far from its cause. Their own
 checks are in C++ and run only on a GPU. These are the same rules over shape, dtype, stride and alignment, and so they
@@ -38,11 +38,11 @@ NVLINK_PEERS = 8  # csrc/kernels/legacy/compiled.cuh
 
 
 class BrokenContract(AssertionError):
-    """A kernel would be called with what it does not take: our mistake."""
+    """A call that a kernel does not accept: our mistake."""
 
 
 def check_gemm(x: Quantised, w: Quantised, out_RO: Tensor) -> None:
-    """`fp8_gemm_nt`: csrc/apis/gemm.hpp, fp8_fp4_gemm_nt; csrc/utils/layout.hpp, check_ab_fp8_fp4."""
+    """Check `fp8_gemm_nt`: csrc/apis/gemm.hpp, fp8_fp4_gemm_nt; csrc/utils/layout.hpp, check_ab_fp8_fp4."""
     kernel = "fp8_gemm_nt"
     (rows, channels), (outputs, channels_of_w) = _matrix(kernel, x.codes, 2), _matrix(kernel, w.codes, 2)
     _require(kernel, channels == channels_of_w, f"x has {channels} channels, the matrix {channels_of_w}")
@@ -53,7 +53,7 @@ def check_gemm(x: Quantised, w: Quantised, out_RO: Tensor) -> None:
 
 
 def check_grouped_gemm(x: Quantised, w: Quantised, out_RO: Tensor, slot_of_row_R: Tensor, alignment: int) -> None:
-    """`m_grouped_fp8_gemm_nt_contiguous`: csrc/apis/gemm.hpp, m_grouped_fp8_fp4_gemm_nt_contiguous.
+    """Check `m_grouped_fp8_gemm_nt_contiguous`: csrc/apis/gemm.hpp, m_grouped_fp8_fp4_gemm_nt_contiguous.
 
     Each expert's rows begin at a multiple of `alignment` (README.md, "Grouped GEMMs (contiguous layout)").
     """
@@ -70,7 +70,7 @@ def check_grouped_gemm(x: Quantised, w: Quantised, out_RO: Tensor, slot_of_row_R
 
 
 def check_masked_gemm(x: Quantised, w: Quantised, out_MZO: Tensor, counts_M: Tensor, expected_rows: int) -> None:
-    """`m_grouped_fp8_fp4_gemm_nt_masked`: csrc/apis/gemm.hpp, the function of this name."""
+    """Check `m_grouped_fp8_fp4_gemm_nt_masked`: csrc/apis/gemm.hpp, the function of this name."""
     kernel = "m_grouped_fp8_fp4_gemm_nt_masked"
     slots, room, channels = _matrix(kernel, x.codes, 3)
     slots_of_w, outputs, channels_of_w = _matrix(kernel, w.codes, 3)
@@ -85,7 +85,7 @@ def check_masked_gemm(x: Quantised, w: Quantised, out_MZO: Tensor, counts_M: Ten
 
 
 def check_flash_mla(q_BSHC: Tensor, pages_JSHC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, value_size: int) -> None:
-    """`flash_mla_with_kvcache`, dense: csrc/api/dense_decode.h, dense_attn_decode_interface."""
+    """Check `flash_mla_with_kvcache`, dense: csrc/api/dense_decode.h, dense_attn_decode_interface."""
     kernel = "flash_mla_with_kvcache"
     _require(kernel, q_BSHC.dim() == pages_JSHC.dim() == 4, "queries and pages have four dimensions")
     batch, _, _, channels = q_BSHC.shape
@@ -104,7 +104,7 @@ def check_flash_mla(q_BSHC: Tensor, pages_JSHC: Tensor, tables_BJ: Tensor, lengt
 
 
 def check_dispatch(x: Tensor | Quantised, slots_TK: Tensor, weights_TK: Tensor, num_ranks: int, num_slots: int) -> None:
-    """`Buffer.dispatch`: csrc/legacy/buffer.hpp, intranode_dispatch and internode_dispatch."""
+    """Check `Buffer.dispatch`: csrc/legacy/buffer.hpp, intranode_dispatch and internode_dispatch."""
     kernel = "Buffer.dispatch"
     codes, scales = (x.codes, x.scales) if isinstance(x, Quantised) else (x, None)
     _require(kernel, num_ranks in NORMAL_SIZES, f"no configuration for {num_ranks} ranks")
@@ -123,7 +123,7 @@ def check_dispatch(x: Tensor | Quantised, slots_TK: Tensor, weights_TK: Tensor, 
 
 
 def check_combine(rows_RD: Tensor) -> None:
-    """`Buffer.combine`: csrc/legacy/buffer.hpp, intranode_combine and internode_combine."""
+    """Check `Buffer.combine`: csrc/legacy/buffer.hpp, intranode_combine and internode_combine."""
     kernel = "Buffer.combine"
     _require(kernel, rows_RD.dim() == 2 and rows_RD.is_contiguous(), "rows must be a contiguous matrix")
     _require(kernel, rows_RD.dtype == torch.bfloat16, f"rows are {rows_RD.dtype}, not BF16")
@@ -132,7 +132,7 @@ def check_combine(rows_RD: Tensor) -> None:
 def check_low_latency_dispatch(
     x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor, num_ranks: int, num_slots: int, capacity: int
 ) -> None:
-    """`Buffer.low_latency_dispatch`: csrc/legacy/buffer.hpp, the function of this name."""
+    """Check `Buffer.low_latency_dispatch`: csrc/legacy/buffer.hpp, the function of this name."""
     kernel = "Buffer.low_latency_dispatch"
     _require(kernel, x_TD.dim() == 2 and x_TD.is_contiguous(), "rows must be a contiguous matrix")
     _require(kernel, x_TD.dtype == torch.bfloat16, f"rows are {x_TD.dtype}, not BF16")
@@ -145,7 +145,7 @@ def check_low_latency_dispatch(
 
 
 def check_low_latency_combine(rows_MZD: Tensor, num_ranks: int, num_slots: int, capacity: int) -> None:
-    """`Buffer.low_latency_combine`: csrc/legacy/buffer.hpp, the function of this name."""
+    """Check `Buffer.low_latency_combine`: csrc/legacy/buffer.hpp, the function of this name."""
     kernel = "Buffer.low_latency_combine"
     expected = (num_slots // num_ranks, num_ranks * capacity)
     _require(kernel, rows_MZD.dim() == 3 and rows_MZD.is_contiguous(), "rows must be contiguous")
@@ -154,13 +154,13 @@ def check_low_latency_combine(rows_MZD: Tensor, num_ranks: int, num_slots: int, 
 
 
 def tma_aligned(rows: int, element_bytes: int) -> int:
-    """Return `rows` rounded up so that a column of so many elements is a multiple of 16 bytes."""
+    """Return `rows` rounded up so that a column of that many elements is a multiple of 16 bytes."""
     step = TMA_BYTES // element_bytes
     return -(-rows // step) * step
 
 
 def _matrix(kernel: str, codes: Tensor, dimensions: int) -> torch.Size:
-    """csrc/utils/layout.hpp, major_check and check_ab_fp8_fp4; rows as TMA reads them."""
+    """Check codes, whose rows must lie as TMA reads them: csrc/utils/layout.hpp, major_check and check_ab_fp8_fp4."""
     _require(kernel, codes.dim() == dimensions, f"codes are {list(codes.shape)}, not of {dimensions} dimensions")
     _require(kernel, codes.dtype == E4M3, f"codes are {codes.dtype}, not e4m3")
     _require(kernel, codes.shape[-1] % BLOCK == 0, f"{codes.shape[-1]} channels are no multiple of {BLOCK}")
@@ -174,7 +174,7 @@ def _matrix(kernel: str, codes: Tensor, dimensions: int) -> torch.Size:
 
 
 def _check_result(kernel: str, out: Tensor, shape: tuple[int, ...]) -> None:
-    """csrc/utils/layout.hpp, check_major_type_cd; the result is stored by TMA."""
+    """Check the result, which TMA stores: csrc/utils/layout.hpp, check_major_type_cd."""
     _require(kernel, tuple(out.shape) == shape, f"the result is {list(out.shape)}, not {list(shape)}")
     _require(kernel, out.dtype == torch.bfloat16, f"the result is {out.dtype}, not BF16")
     _require(kernel, out.is_contiguous(), "the result must be contiguous")
@@ -184,7 +184,10 @@ def _check_result(kernel: str, out: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> None:
-    """csrc/apis/layout.hpp, transform_sf_into_required_layout, with (1, 128): what it takes without a slow copy."""
+    """Check the scales that are taken without a slow copy.
+
+    Source: csrc/apis/layout.hpp, transform_sf_into_required_layout, with (1, 128).
+    """
     _require(kernel, scales.dtype == torch.float32, f"the rows' scales are {scales.dtype}, not FP32")
     _require(kernel, tuple(scales.shape) == shape, f"the rows' scales are {list(scales.shape)}, not {list(shape)}")
     column = tma_aligned(shape[-2], 4)
@@ -197,7 +200,7 @@ def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> No
 
 
 def _check_block_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> None:
-    """csrc/utils/layout.hpp, check_sf_layout with sm90_sfb_check."""
+    """Check the scales of blocks: csrc/utils/layout.hpp, check_sf_layout with sm90_sfb_check."""
     _require(kernel, scales.dtype == torch.float32, f"the matrix's scales are {scales.dtype}, not FP32")
     _require(kernel, tuple(scales.shape) == shape, f"the matrix's scales are {list(scales.shape)}, not {list(shape)}")
     _require(kernel, scales.is_contiguous(), "the matrix's scales must be contiguous")

@@ -50,7 +50,7 @@ class GpuOps(Ops):
         self._steps = WeakIdKeyDictionary()  # what FlashMLA is told of a step, for all its layers
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Refuse a model in FP8 whose scales DeepGEMM would cut on this GPU. Raises RuntimeFailure."""
+        """Refuse a model in FP8 whose scales DeepGEMM would cut on this GPU. Raise RuntimeFailure."""
         if self.packages.deep_gemm is not None and self.packages.arch == BLACKWELL and not power_of_two:
             raise RuntimeFailure(
                 "this checkpoint's FP8 scales are not powers of two (its config.json has no scale_fmt: ue8m0), and on"
@@ -66,7 +66,7 @@ class GpuOps(Ops):
         return self._quantised(x_RD, power_of_two)
 
     def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
-        """Multiply codes by DeepGEMM, which rounds to BF16 once."""
+        """Multiply codes with DeepGEMM, which rounds to BF16 once."""
         (outputs, channels), num_rows = w.codes.shape, len(x.codes)
         if dtype != torch.bfloat16 or not self._fits_gemm(channels, outputs):
             return super().fp8_matmul(x, w, dtype)
@@ -136,7 +136,7 @@ class GpuOps(Ops):
         return self._grouped(apart, slot_of_row_R, experts).index_select(0, place_R)
 
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
-        """Compute the rows that came, of each slot in two masked matmuls; the others' results mean nothing."""
+        """Compute the rows that came of each slot in two masked matmuls; the others' results mean nothing."""
         if not self._fits_experts(experts):
             return super().masked_fp8_experts(x, counts_M, experts, expected_rows)
         counts_M, gate_up, down = counts_M.int(), _stacked(experts.gate_up), experts.down
@@ -180,7 +180,7 @@ class GpuOps(Ops):
         return self.packages.deep_gemm is not None and channels % BLOCK == 0 and outputs % OUTPUTS_STEP == 0
 
     def _fits_experts(self, experts: ExpertCodes) -> bool:
-        """Gate and up are one matrix only if no block of scales lies across both."""
+        """Return whether the experts fit. Gate and up are one matrix only if no block of scales lies across both."""
         _, hidden, intermediate = experts.down.codes.shape
         return self._fits_gemm(hidden, intermediate) and self._fits_gemm(intermediate, hidden)
 
@@ -194,7 +194,7 @@ class GpuOps(Ops):
         return quantise.rows(x_RD, power_of_two, by_columns=self.packages.arch == HOPPER)
 
     def _gated(self, gate_up: Tensor, power_of_two: bool, counts_M: Tensor | None = None) -> Quantised:
-        """Codes of silu(gate) x up: of rows [R, 2 I], or of masked ones [M, Z, 2 I]."""
+        """Return the codes of silu(gate) x up, for rows [R, 2 I] or masked ones [M, Z, 2 I]."""
         return quantise.gated_rows(gate_up, power_of_two, self.packages.arch == HOPPER, counts_M)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -210,5 +210,5 @@ class GpuOps(Ops):
 
 
 def _stacked(gate_up: Quantised) -> Quantised:
-    """Gate over up as one matrix of each slot: [M, 2, I, D] as [M, 2 I, D], in the same memory."""
+    """Return gate over up as one matrix of each slot: [M, 2, I, D] as [M, 2 I, D], in the same memory."""
     return Quantised(gate_up.codes.flatten(1, 2), gate_up.scales.flatten(1, 2))

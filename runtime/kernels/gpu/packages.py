@@ -1,4 +1,4 @@
-"""Which of DeepSeek's kernel packages this process can use on its GPU.
+"""Find DeepSeek's kernel packages that this process can use on its GPU.
 
     deep_gemm    matmuls in FP8: plain, and grouped by expert          PyPI sgl-deep-gemm
     flash_mla    attention of decode over pages of latents             PyPI sgl-flash-mla

@@ -62,7 +62,7 @@ def _launch(
 
 
 def _empty_scales(shape: tuple[int, ...], groups: int, by_columns: bool, device: torch.device) -> Tensor:
-    """[..., R, F], row by row or column by column."""
+    """Return empty scales [..., R, F], row by row or column by column."""
     if not by_columns:
         return torch.empty(*shape, groups, device=device)
     column = tma_aligned(shape[-1], torch.float32.itemsize)

@@ -128,8 +128,27 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
         assert [tuple(row) for row in rows[3:]] == list(plans["sglang"].expert_maps[phase].physical_to_logical)
         assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 30
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        assert {"name": "SGLANG_HOST_IP", "value": "$(POD_IP)"} in container["env"]
         has_bootstrap = "sglang.ai/bootstrap-port" in template["metadata"].get("annotations", {})
         assert has_bootstrap == (phase == "prefill")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_engines_and_routers_listen_on_their_pods_own_address(objects, engine):
+    """Not on every address, which with the nodes' network would be every network of the node."""
+    containers = [pod_of(objects[engine], unit)[1] for unit in UNITS]
+    containers += objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
+    for container in containers:
+        words = container["args"]
+        own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        hosts = {words[index + 1] for index, word in enumerate(words) if word in ("--host", "--prometheus-host")}
+
+        assert hosts == {"$(POD_IP)"}
+        assert "0.0.0.0" not in words
+        assert own in container["env"]
+        assert container["env"].index(own) < min(
+            (container["env"].index(each) for each in container["env"] if each.get("value") == "$(POD_IP)"), default=9
+        )
 
 
 def test_sglangs_router_may_see_pods_and_nothing_else(objects):

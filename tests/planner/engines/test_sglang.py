@@ -11,7 +11,9 @@ import pytest
 from planner.compiler import compile_plan
 from planner.engines import sglang
 from planner.engines.container import MAP_FILE, Phased
+from planner.engines.deep_ep import dispatched_tokens
 from planner.expert_map.formats import export_map
+from planner.facts import names
 from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
@@ -76,7 +78,9 @@ def command_of(spec, phase, worker=0):
     """The arguments of a phase's first unit, as the kubelet gives them to one of its pods."""
     container = sglang.unit_container(spec.written, unit_of(spec, phase), KNOWN, "image")
     return [
-        word.replace("$(LWS_WORKER_INDEX)", str(worker)).replace("$(LWS_LEADER_ADDRESS)", "127.0.0.1")
+        word.replace("$(LWS_WORKER_INDEX)", str(worker))
+        .replace("$(LWS_LEADER_ADDRESS)", "127.0.0.1")
+        .replace("$(POD_IP)", "10.0.0.1")
         for word in container.args
     ]
 
@@ -268,7 +272,20 @@ def test_dispatch_keeps_room_for_the_largest_step(tmp_path):
 
     assert decode[name] == "128"
     assert name not in prefill
-    assert sglang.dispatched_tokens(replace_phase(spec.phase("decode"), max_requests=127, attention_tp=4)) == 32
+    assert dispatched_tokens(replace_phase(spec.phase("decode"), max_requests=127, attention_tp=4)) == 32
+
+
+def test_compiled_kernels_stay_where_the_spec_keeps_them(tmp_path):
+    """SGLang gives DeepGEMM a folder of its own choice, unless its own variable names one."""
+    kept = spec_of(DEEPSEEK + "kubernetes: {kernel_cache: /mnt/kernels}\n", tmp_path)
+    lost = spec_of(DEEPSEEK, tmp_path)
+    found, none = (
+        sglang.unit_container(each.written, unit_of(each, "decode"), KNOWN, "image").env for each in (kept, lost)
+    )
+
+    assert found["SGLANG_DG_CACHE_DIR"] == f"{names.KERNEL_CACHE}/deep_gemm"
+    assert found["SGLANG_CACHE_DIR"] == f"{names.KERNEL_CACHE}/sglang"
+    assert not any("CACHE_DIR" in name for name in none)
 
 
 def replace_phase(section, **values):

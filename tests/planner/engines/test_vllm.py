@@ -27,11 +27,15 @@ def spec(tmp_path_factory):
     return check_spec(path).written
 
 
-def words_of(spec, phase):
-    """The arguments of a phase's first unit, as the kubelet gives them to the second pod."""
+def container_of(spec, phase):
+    """What a phase's first unit runs."""
     nodes = tuple(f"node-{index}" for index in range(spec.phase(phase).ep_size // 8))
-    unit = Unit(f"pair-{phase}-0", phase, 0, nodes, 8, "")
-    return [WORKER.sub("1", word) for word in vllm.unit_container(spec, unit, KNOWN, "image").args]
+    return vllm.unit_container(spec, Unit(f"pair-{phase}-0", phase, 0, nodes, 8, ""), KNOWN, "image")
+
+
+def words_of(spec, phase):
+    """Its arguments, as the kubelet gives them to the second pod."""
+    return [WORKER.sub("1", word) for word in container_of(spec, phase).args]
 
 
 def said(words):
@@ -110,3 +114,14 @@ def test_sizes_are_those_of_the_plan(spec):
     assert options["--nnodes"] + options["--node-rank"] == ["2", "1"]
     assert options["--cudagraph-capture-sizes"][-1] == "128"
     assert json.loads(options["--kv-transfer-config"][0])["kv_connector"] == "NixlConnector"
+
+
+def test_queues_hold_a_groups_largest_step(spec):
+    """Two entries for each token and two more, where DeepEP's 1,024 are too few; none in prefill."""
+    few, many = (
+        spec.model_copy(update={"decode": spec.decode.model_copy(update={"max_requests": n})}) for n in (511, 512)
+    )
+
+    assert "NVSHMEM_QP_DEPTH" not in container_of(few, "decode").env
+    assert container_of(many, "decode").env["NVSHMEM_QP_DEPTH"] == "1026"
+    assert "NVSHMEM_QP_DEPTH" not in container_of(many, "prefill").env

@@ -7,7 +7,7 @@ import pytest
 
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
-from planner.search.repair import _splits
+from planner.search.fewer_nodes import _splits
 from tests.planner.layout.test_memory import PAIR
 
 
@@ -74,3 +74,23 @@ def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(pla
     assert {"mixed.precision", "mixed.max_batch_tokens"} in [set(change) for change in changes]
     for change in changes:
         assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
+
+
+@pytest.mark.parametrize(
+    ("memory", "fix"),
+    [
+        ("74GB", "mixed.ep_size 16 and mixed.redundant_experts 16"),
+        ("73GB", "mixed.ep_size 16 and mixed.redundant_experts 0 (then no hot expert has a second replica)"),
+    ],
+)
+def test_redundant_experts_stay_where_memory_has_room(plan_of, memory, fix):
+    """Two nodes for three: a slot more on each GPU rather than none to spare; to lose them all is said."""
+    gpu = {"name": "mine", "memory": memory, "nvlink": "400GB/s", "nic": "400Gbps"}
+    mixed = {"ep_size": 24, "redundant_experts": 8, "precision": "fp8", "max_requests": 8}
+    mixed |= {"max_request_tokens": 4096, "max_batch_tokens": 2048}
+    cluster = {"gpu": gpu, "gpus_per_node": 8, "nodes": [{"name": "a"}, {"name": "b"}]}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed, "cluster": cluster}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    assert str(error.value.problems[0].fix) == f"nearest: {fix}"

@@ -94,6 +94,14 @@ def done_to_text(fix, before, after):
         return before + written[1] + after[after.index("\n") :]
     if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
         return before.rstrip(" ") + " " * int(spaces[1]) + after
+    if quoted := re.search(r'`((\w+): ".*?")`', fix):
+        return (
+            before[: before.rindex(f"{quoted[2]}: ")]
+            + quoted[1]
+            + after[re.match(r"[^:}]*(?=, \w+:|})", after).end() :]
+        )
+    if null := re.match(r"write `((\w+): null)`", fix):
+        return before + null[1] + after.removeprefix(null[2])
     return DONE_TO_TEXT[fix](before, after)
 
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "test_many_mistakes.py": {"S109"},
     "../estimate/test_coverage.py": {"S722", "S723"},
     "../engines/test_documents.py": {"S753"},
+    "../engines/test_map_size.py": {"S754"},
     "../manifests/test_folder.py": {"S913"},
     "../plan/test_loaded.py": {"S908", "S909", "S910", "S911", "S912"},
 }
@@ -201,6 +202,18 @@ def test_keys_that_are_not_indented_belong_to_the_section_above(spec_text, probl
 
     assert [str(problem.fix) for problem in problems] == ["indent it"] * 7
     assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
+
+
+@pytest.mark.parametrize("mount_path", ["models", None, "/etc/tidemill"], ids=str)
+def test_a_volume_in_a_wrong_place_is_one_mistake(problems_of, mount_path):
+    """S457 does not say as well that a staged checkpoint is in no volume: the volume has to be mended first."""
+    change = {
+        "kubernetes.volumes": [{"host_path": "/mnt/models", "mount_path": mount_path}],
+        "kubernetes.stage": {"source": "/models/r1", "host_path": "/mnt/nvme"},
+        "model.checkpoint": "/checkpoint",
+    }
+
+    assert [each.path for each in problems_of(changed({"change": change}))] == ["kubernetes.volumes.0.mount_path"]
 
 
 def test_a_misspelt_section_is_one_mistake(with_line, problems_of):

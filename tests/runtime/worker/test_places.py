@@ -327,6 +327,31 @@ def test_a_spare_takes_the_place_of_a_node_that_does_not_come(launch):
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_leader_misses_a_node_that_has_left(launch):
+    """From the end of its connection until it is here again, whatever its ranks do meanwhile."""
+    leader, _, thread = joining(launch, "node-0", LEADER)
+    thread.join(PATIENCE_S)
+    alone = leader.is_whole()
+    for _ in range(2):
+        with socket.create_connection((LEADER, launch.ports.places), source_address=(WORKER, 0)) as node:
+            node.sendall(encode_frame(Claim(launch.unit_digest, "node-1", WORKER)))
+            wait_until(leader.is_whole)
+        wait_until(lambda: not leader.is_whole())
+
+    assert not alone
+
+
+@pytest.mark.usefixtures("quick")
+def test_every_other_node_misses_the_leader(launch):
+    """Its connection is all that they see of the unit."""
+    with scripted_leader(launch, [Place(1)]):
+        member = Membership(launch, "node-1", WORKER, LEADER)
+        member.join()
+        wait_until(member.is_whole)
+    wait_until(lambda: not member.is_whole())
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_broken_connection_costs_nothing(launch):
     """A leader that comes again is told again who is here."""
     with scripted_leader(launch, [Place(1)], [Place(1)], [Wait("all is well")]) as asked:
@@ -416,6 +441,14 @@ def scripted_leader(launch, *answers):
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         thread.join(PATIENCE_S)
+
+
+def wait_until(is_so):
+    """For a thread that hears of it soon."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def wait_for_failure(member):

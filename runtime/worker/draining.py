@@ -1,0 +1,60 @@
+"""A node that is told to leave: its ranks drain, and it ends those that cannot.
+
+    SIGTERM -> every rank drains (`leaving.py`) -> all end together
+               the drain's time is over, or a second signal comes -> they are killed
+               a node of the unit is gone                         -> they are killed
+
+A rank whose peer's machine has vanished waits in a collective, where it hears no signal, and no request that it has can
+be answered any more. Its pulse does not tell that: a step that compiles kernels, or a long prompt's, is as silent. So
+the node asks its membership, whose connections stand still only when a machine or its network is gone: kernels answer
+keepalives however busy their processes are.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from runtime.errors import PeerLost
+from runtime.worker.children import Child
+
+__all__ = ["Drain", "end_at_once"]
+
+BROKEN_S = 5.0  # assumed: ranks that have left together end within it, and a broken connection is made again in 0.5 s
+
+
+class Drain:
+    """One node's, from SIGTERM on and for `longest_s` at most. `is_whole` says whether the unit has all its nodes."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Child],
+        longest_s: float,
+        is_whole: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ranks, self._longest_s, self._is_whole, self._now = ranks, longest_s, is_whole, now
+        self._last_whole = now()
+        self._has_begun = False
+
+    def begin(self, _: int, __: FrameType | None) -> None:
+        """Let the ranks answer the requests that they have. Installed as the handler of SIGTERM."""
+        signal.signal(signal.SIGTERM, end_at_once)
+        signal.signal(signal.SIGALRM, end_at_once)
+        signal.setitimer(signal.ITIMER_REAL, self._longest_s)
+        self._has_begun = True
+        for rank in self._ranks:
+            rank.process.terminate()
+
+    def check(self) -> None:
+        """Call this now and then. Raises PeerLost when there is nothing to wait for: the unit lost a node for good."""
+        if self._is_whole():
+            self._last_whole = self._now()
+        elif self._has_begun and self._now() - self._last_whole >= BROKEN_S:
+            raise PeerLost("the unit has lost a node, so its requests cannot be answered; the drain ends here")
+
+
+def end_at_once(signal_number: int, _: FrameType | None) -> None:
+    """End this node; its ranks end with `wait_together`."""
+    sys.exit(128 + signal_number)

@@ -1,0 +1,105 @@
+"""A node's drain: what may take its time, and what ends at once because nothing can come of it."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from runtime.errors import PeerLost
+from runtime.worker import draining
+from runtime.worker.draining import BROKEN_S, Drain
+
+
+class Unit:
+    """A unit as its node sees it, and a clock that stands until it is told."""
+
+    def __init__(self):
+        self.is_whole = True
+        self.now = 1000.0
+
+
+@pytest.fixture
+def unit():
+    return Unit()
+
+
+@pytest.fixture
+def drain(unit, monkeypatch):
+    """A node's without ranks; the signals and timers of this process stay as they are."""
+    monkeypatch.setattr(draining.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(draining.signal, "setitimer", lambda *_: None)
+    return Drain([], 30, lambda: unit.is_whole, lambda: unit.now)
+
+
+def test_a_unit_that_has_all_its_nodes_drains_however_long_a_step_takes(unit, drain):
+    """Only the drain's own time ends it, which a timer of the process keeps."""
+    drain.begin(signal.SIGTERM, None)
+    for _ in range(20):
+        unit.now += 60
+        drain.check()
+
+
+def test_a_node_that_was_gone_before_the_signal_ends_the_drain_at_once(unit, drain):
+    """No signal, no end: until somebody wants the node to leave, its ranks find out by themselves."""
+    drain.check()
+    unit.is_whole = False
+    unit.now += BROKEN_S
+    drain.check()
+    drain.begin(signal.SIGTERM, None)
+
+    with pytest.raises(PeerLost, match="lost a node"):
+        drain.check()
+
+
+def test_a_broken_connection_that_is_made_again_costs_nothing(unit, drain):
+    """The count begins anew, as often as it takes."""
+    drain.begin(signal.SIGTERM, None)
+    for _ in range(5):
+        unit.is_whole = True
+        drain.check()
+        unit.is_whole = False
+        unit.now += BROKEN_S - 0.1
+        drain.check()
+    unit.now += 0.2
+
+    with pytest.raises(PeerLost):
+        drain.check()
+
+
+NODE = """
+import signal, subprocess, sys
+from runtime.worker import draining
+from runtime.worker.children import wait_together
+
+class Rank:
+    "A rank in a collective: it hears no SIGTERM."
+    name = "rank"
+    stuck = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); time.sleep(600)"
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, "-uc", self.stuck], stdout=subprocess.PIPE)
+        self.process.stdout.readline()
+
+rank, told = Rank(), []
+draining.BROKEN_S = 0.2
+drain = draining.Drain([rank], 60, lambda: not told)
+signal.signal(signal.SIGTERM, lambda *both: (drain.begin(*both), told.append(True)))
+print("up", flush=True)
+try:
+    wait_together([rank], drain.check)
+except Exception as error:
+    print(error, rank.process.returncode, flush=True)
+"""
+
+
+def test_a_rank_that_hears_no_signal_is_killed_when_its_unit_lost_a_node():
+    """Real processes: it goes soon after the last sign of the others, long before the drain's 60 s."""
+    node = subprocess.Popen([sys.executable, "-c", NODE], stdout=subprocess.PIPE, text=True)
+    assert node.stdout.readline() == "up\n"
+    began = time.monotonic()
+    node.terminate()
+    said, _ = node.communicate(timeout=60)
+
+    assert said == "the unit has lost a node, so its requests cannot be answered; the drain ends here -9\n"
+    assert time.monotonic() - began < 30

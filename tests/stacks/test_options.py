@@ -1,0 +1,39 @@
+"""Options have one name each, in every command."""
+
+import argparse
+
+import pytest
+
+from planner.problems.errors import CallError
+from stacks import cli
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Name -> parser of each command of `tidemill`, but those that the runtime parses."""
+    parsers = []
+    monkeypatch.setattr(cli, "run", lambda parser, _: parsers.append(parser) or 0)
+    cli.main([])
+    (of_all,) = (each for each in parsers[0]._actions if isinstance(each, argparse._SubParsersAction))
+    return {name: parser for name, parser in of_all.choices.items() if parser.add_help}
+
+
+def test_no_command_takes_the_beginning_of_an_option(commands):
+    """`--slots` is not `--slots-per-gpu`: it is refused, whatever else is missing, with what it begins."""
+    tried = 0
+    for name, parser in commands.items():
+        options = [each for each in parser._option_string_actions if each.startswith("--")]
+        for option in options:
+            beginning = next((option[:end] for end in range(3, len(option)) if option[:end] not in options), None)
+            if beginning is None:
+                continue
+            with pytest.raises(CallError) as error:
+                parser.parse_args([beginning, "1"])
+            (problem,) = error.value.problems
+            tried += 1
+
+            assert problem.reason == f"{beginning} is not known", name
+            assert option in str(problem.fix), name
+
+    assert commands.keys() >= {"validate", "plan", "experts", "render", "up", "down", "status", "doctor"}
+    assert tried > 30
