@@ -23,7 +23,7 @@ decode: {ep_size: 1536, redundant_experts: REDUNDANT, precision: fp8, max_reques
 
 
 def refusals(folder, engine, redundant):
-    """What the engine cannot do with such a map; nothing is planned. SGLang shares no model between so many GPUs, too."""
+    """What the engine cannot do with such a map; nothing is planned. So many GPUs are another matter (S758)."""
     path = folder / "spec.yaml"
     path.write_text(SPEC.replace("ENGINE", engine).replace("REDUNDANT", str(redundant)))
     return [each for each in engine_refusals(check_spec(path)) if "S754" in each.rule]
