@@ -18,7 +18,7 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 FLOORS = {
     "planner": (
         "cli > compiler, manifests, experts > plan > search, schedule, engines > estimate > placement > cluster, layout"
-        " > spec > expert_map > facts > problems"
+        " > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor > program > provider, live > kube, local",
     "runtime": (

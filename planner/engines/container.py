@@ -66,6 +66,7 @@ class Phased:
     """What an adapter needs to know of a phase that no spec says by itself."""
 
     model_path: str  # in the pod
+    model_type: str  # of its config.json
     kv_tokens: int  # of one rank
     kv_bytes: int  # likewise
     static_fraction: float  # of a GPU's memory: weights and KV

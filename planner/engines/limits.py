@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.engines import sglang
 from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens
+from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
 from planner.problems.errors import Violation
@@ -127,6 +128,18 @@ def _map_in_one_file(spec: ResolvedSpec) -> Found:
             )
 
 
+def _exchanged_precision(spec: ResolvedSpec) -> Found:
+    for phase in spec.phases:
+        section, taken = spec.phase(phase), sglang.EXCHANGED_IN[phase]
+        if section.precision == "fp8_mxfp4" and not spec.gpu_of(phase).lacks_fp4:
+            continue  # DeepGEMM computes them where matmuls take FP4
+        if section.ep_size > section.attention_tp and section.precision not in (*taken, "fp32"):  # S741 has the last
+            rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
+            reason = f"nothing there computes experts in {section.precision} whose rows DeepEP brings in {phase}"
+            fix = Fix(f"nearest: {phase}.attention_tp {section.ep_size}", ({f"{phase}.attention_tp": section.ep_size},))
+            yield Violation(f"{phase}.precision", section.precision, rule, reason, fix)
+
+
 def _fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
     """The most redundant experts that the unit's GPUs can share, at most `most`; none where it has too many GPUs."""
     ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
@@ -179,6 +192,7 @@ _DEEPEP = "github.com/deepseek-ai/DeepEP dd758caf README.md"
 _DISPATCHER = "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py"
 _LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound"
 _BUNDLED = "runtime/demo"
+_MODELS = "planner/facts/engine_models.py"
 
 LIMITS = (
     Limit("sglang", _SGLANG, f"{_DEEPEP}; what stands in for it on AMD's GPUs (mori) is not rendered", _not_nvidia),
@@ -188,7 +202,15 @@ LIMITS = (
     Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
     Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _shared_tokens),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py", _exchanged_precision),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
+    Limit("sglang", _SGLANG, _MODELS, model_limits),
+    Limit(
+        "sglang",
+        _SGLANG,
+        "sglang 0.5.23 models/deepseek_v2.py, DeepseekV2MoE; likewise others",
+        all_experts_on_fewer_gpus,
+    ),
     Limit(
         "sglang",
         _SGLANG,
@@ -216,4 +238,5 @@ LIMITS = (
     ),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
+    Limit("vllm", _VLLM, _MODELS, model_limits),
 )

@@ -23,6 +23,7 @@ answers what it has begun, and then ends them all.
 
 Sources: github.com/sgl-project/sglang 0.5.23, python/sglang/srt: arg_groups/parallel_hook.py (sizes, dispatch),
 arg_groups/memory_hook.py, model_executor/pool_configurator.py (requests), layers/moe/token_dispatcher/deepep.py,
+layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py and layers/moe/moe_runner (what computes dispatched experts),
 batch_overlap/operations_strategy.py, entrypoints/http_server.py and engine.py, managers/tokenizer_manager.py (drain),
 observability/metrics_collector.py; sglang-router 0.3.2, sglang_router/router_args.py.
 """
@@ -42,14 +43,16 @@ from planner.engines.container import (
 )
 from planner.engines.deep_ep import dispatched_tokens
 from planner.facts import names
-from planner.facts.catalog import Model
+from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
-from planner.layout.memory import KV_PAGE_TOKENS, in_pages
 from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
 
-__all__ = ["MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"]
+__all__ = [
+    *("EXCHANGED_IN", "MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"),
+]
 
 HTTP_PORT = 30000
 BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ranks have a request's KV
@@ -66,8 +69,20 @@ DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "decode": "low_latency",
     "mixed": "auto",
 }
-DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "bf16": "bf16", "fp4": "bf16", "w4a8": "bf16"}
-QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4", "w4a8": "w4afp8"}  # bf16 needs no word
+# What computes experts whose rows DeepEP brings. SGLang chooses well by itself for FP8 (DeepGEMM) and INT4 (CUTLASS).
+# NVFP4 is computed only in the low-latency form.
+RUNNERS: dict[Precision, str] = {"bf16": "deep_gemm", "fp4": "flashinfer_cutedsl"}
+EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
+    "prefill": ("fp8", "bf16", "w4a8"),
+    "decode": ("fp8", "bf16", "w4a8", "fp4"),
+    "mixed": ("fp8", "bf16", "w4a8"),
+}
+DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "fp8_mxfp4": "fp8"}  # others in BF16
+QUANTIZATION: dict[Precision, str] = {
+    "fp8": "fp8",
+    "fp4": "modelopt_fp4",
+    "w4a8": "w4afp8",
+}  # of others the checkpoint says it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 # The address that other pods are told for KV and messages. Without it SGLang asks for the route to a public address.
@@ -89,13 +104,14 @@ Option = tuple[str, ...]  # its name and its values
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
     """Return what each pod of `unit` runs."""
-    phase = spec.phase(unit.phase)
+    phase, model = spec.phase(unit.phase), ENGINE_MODELS["sglang"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase, known),
         *_group(unit),
         *_parallel(phase, unit),
         *_experts(phase, unit),
-        *_memory(phase, unit.phase, known),
+        *_memory(phase, unit.phase, known, model.page_tokens),
+        *(_states(phase) if model.keeps_states else ()),
         *_handover(spec, unit.phase),
         ("--enable-metrics",),
     )
@@ -204,21 +220,32 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         return
     yield "--moe-a2a-backend", "deepep"
     yield "--deepep-mode", DEEPEP_MODES[unit.phase]
-    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN[phase.precision]
+    yield "--deepep-dispatcher-output-dtype", DISPATCHED_IN.get(phase.precision, "bf16")
+    if phase.precision in RUNNERS:
+        yield "--moe-runner-backend", RUNNERS[phase.precision]
     if phase.overlap != "none":
         yield ("--enable-two-batch-overlap",)
 
 
-def _memory(phase: PhaseSpec, name: Phase, known: Phased) -> Iterator[Option]:
+def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> Iterator[Option]:
     groups = phase.ep_size // phase.attention_tp
     yield "--mem-fraction-static", f"{known.static_fraction:.4f}"
     yield "--max-total-tokens", str(known.kv_tokens)
-    yield "--page-size", str(KV_PAGE_TOKENS)
+    yield "--page-size", str(page_tokens)
     yield "--max-running-requests", str(phase.max_requests * groups)
-    yield "--chunked-prefill-size", str(in_pages(phase.max_batch_tokens) * groups)
+    yield "--chunked-prefill-size", str(-(-phase.max_batch_tokens // page_tokens) * page_tokens * groups)
     yield "--max-prefill-tokens", str(phase.max_batch_tokens)
     if name != "prefill":
         yield "--cuda-graph-bs-decode", *map(str, captured_batches(phase.max_requests))
+
+
+def _states(phase: PhaseSpec) -> Iterator[Option]:
+    """As many states of linear layers as requests, for which memory is planned.
+
+    A cache of prefixes keeps 3 to 5 states a request, and SGLang would take their memory from the KV.
+    """
+    yield ("--disable-radix-cache",)
+    yield "--max-mamba-cache-size", str(phase.max_requests * (phase.ep_size // phase.attention_tp))
 
 
 def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:

@@ -11,7 +11,7 @@ A pod's first rank follows from `--node-rank`. Each pod has an API server of its
 
 vLLM reads no expert map. It starts with expert e in slot e and the redundant slots with the first experts again, counts
 loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
-is told to nobody.
+is told to nobody. Of some models it moves no experts (`facts/engine_models.py`): those stay where they start.
 
 KV goes from prefill to decode by NIXL. Its router has to be told each pod by its URL.
 
@@ -32,8 +32,8 @@ from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Conta
 from planner.engines.deep_ep import queue_variables
 from planner.engines.sglang import captured_batches
 from planner.facts import names
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.terms import Phase, Precision
-from planner.layout.memory import KV_PAGE_TOKENS
 from planner.layout.unit import Unit
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import PhaseSpec, Spec
@@ -51,6 +51,7 @@ ALL_TO_ALL: dict[Phase, str] = {
     "mixed": "allgather_reducescatter",  # the one that is as good with prompts as with single tokens
 }
 QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
+STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # of linear layers, as the connector takes them
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
 
 # The address that other pods are told. Without it vLLM asks for the route to a public address.
@@ -75,14 +76,14 @@ Option = tuple[str, ...]  # its name and its values
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
     """Return what each pod of `unit` runs."""
-    phase = spec.phase(unit.phase)
+    phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase),
         ("--host", POD_ADDRESS),
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
-        *_experts(phase, unit.phase),
-        *_memory(phase, unit.phase, known),
+        *_experts(phase, unit.phase, moves_experts=model.replicas),
+        *_memory(phase, unit.phase, known, model.page_tokens),
         *_handover(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
     )
@@ -97,7 +98,10 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         readiness=Probe("/health", "http"),
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | OWN_ADDRESS | ({} if unit.phase == "mixed" else nixl) | _queues(phase, unit.phase),
+        env=CACHES
+        | OWN_ADDRESS
+        | ({} if unit.phase == "mixed" else nixl | (STATES if model.keeps_states else {}))
+        | _queues(phase, unit.phase),
         drains_on_term=True,
     )
 
@@ -148,20 +152,21 @@ def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         yield "--master-port", str(RENDEZVOUS_PORT)
 
 
-def _experts(phase: PhaseSpec, name: Phase) -> Iterator[Option]:
+def _experts(phase: PhaseSpec, name: Phase, *, moves_experts: bool) -> Iterator[Option]:
     yield ("--enable-expert-parallel",)
-    yield ("--enable-eplb",)
-    yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
+    if moves_experts:
+        yield ("--enable-eplb",)
+        yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
     if phase.ep_size > phase.attention_tp:
         yield "--all2all-backend", ALL_TO_ALL[name]
     if phase.overlap == "dual_batch":
         yield ("--enable-dbo",)
 
 
-def _memory(phase: PhaseSpec, name: Phase, known: Phased) -> Iterator[Option]:
+def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> Iterator[Option]:
     yield "--gpu-memory-utilization", f"{known.static_fraction:.4f}"
     yield "--kv-cache-memory-bytes", str(known.kv_bytes)
-    yield "--block-size", str(KV_PAGE_TOKENS)
+    yield "--block-size", str(page_tokens)
     yield "--max-num-seqs", str(phase.max_requests)
     tokens = phase.max_requests if name == "decode" else max(phase.max_batch_tokens, phase.max_requests)
     yield "--max-num-batched-tokens", str(tokens)

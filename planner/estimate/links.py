@@ -34,8 +34,8 @@ from planner.cluster.inventory import nodes_of
 from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
 from planner.estimate.topology import Topology, topology_of
 from planner.expert_map import ExpertMap, Gate
-from planner.facts.catalog import Model
 from planner.facts.loads import Loads
+from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes
 from planner.layout.layout import PhaseLayout

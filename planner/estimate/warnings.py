@@ -97,11 +97,12 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
 def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
     """Yield FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
     for phase in spec.phases:
-        if spec.phase(phase).precision == "fp4" and spec.gpu_of(phase).lacks_fp4:
+        precision = spec.phase(phase).precision
+        if "fp4" in precision and spec.gpu_of(phase).lacks_fp4:
             rule = f"W105 has no matmuls on {spec.written.gpu_name(phase)}"
             reason = "weights take as little memory as planned, and are unpacked for each matmul"
             fix = "plan with a checkpoint in fp8, or on GPUs that compute in FP4"
-            yield Violation(f"{phase}.precision", "fp4", rule, reason, fix)
+            yield Violation(f"{phase}.precision", precision, rule, reason, fix)
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:

@@ -9,7 +9,8 @@ All three are written. Read, as the map in service, are ours, SGLang's and vllm-
 records (`expert_map_record_path`). All number slots GPU by GPU, as we do.
 
 They differ in how they find a layer. Take DeepSeek-V3, whose layers 0 to 2 are dense and whose 58 MoE layers are 3 to
-60: `first_layer` is 3.
+60: `first_layer` is 3. It is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose
+hash layers have experts too.
     ours           row i is MoE layer i: 58 rows
     sglang         row i is layer i of the model: 61 rows. It takes a file of 58 rows without a word and gives layers 3
                    to 57 the maps of layers 6 to 60. Rows of dense layers are read as well, and each has to hold every
@@ -19,7 +20,7 @@ They differ in how they find a layer. Take DeepSeek-V3, whose layers 0 to 2 are 
 
 Sources, read in November 2026; nothing is copied from them:
     sgl-project/sglang 01fec5c2e61f and release 0.5.23, python/sglang/srt/eplb/expert_location.py (init_trivial,
-    init_by_mapping, and the reader at the end); models/deepseek_v2.py: num_layers is num_hidden_layers
+    init_by_mapping, and the reader at the end); models: num_layers is num_hidden_layers in each
     NVIDIA/TensorRT-LLM 76a646e90c8e, examples/wide_ep/ep_load_balancer/generate_eplb_config.py, and README.md beside it
     (2a595f815766: keys 3 to 60 for DeepSeek-R1); MoeLoadBalancerConfig.get_layer_initial_global_assignments
     vllm-project/vllm-ascend 39835cbd5403, vllm_ascend/eplb/adaptor/vllm_adaptor.py (_export_tensor_to_file records),

@@ -1,1 +1,1 @@
-"""What is true before any spec: models and GPUs with their sources, quantities, names, loads, digests."""
+"""What is true before any spec: GPUs with their sources, what models consist of, quantities, names, loads, digests."""

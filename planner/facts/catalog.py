@@ -1,151 +1,27 @@
-"""Facts about models and GPUs, each with its source. No other file names a model or a GPU.
+"""Facts about GPUs, each with its source. No other file names a GPU; models are in `planner/families/published.json`.
 
 A source is a repository, a commit and a path, or the number of an issue. A figure that was not read anywhere, only
 concluded, has a source that begins with `assumed`: plans say so too. What could not be found is left out. Only what a
-pass reads stands here: speeds join with the passes that use them. A model that is not listed comes with its
-`config.json` (`model_config.py`), a GPU with its figures in the spec (`GpuSpec`).
+pass reads stands here: speeds join with the passes that use them. A GPU that is not listed comes with its figures in
+the spec (`GpuSpec`).
 
 Units: bytes; GB is 1e9 bytes, GiB is 2^30. Links are one way, as one GPU sees them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from planner.facts.terms import Device
 
-__all__ = [
-    "ASSUMED",
-    "GPUS",
-    "MODELS",
-    "Attention",
-    "Gpu",
-    "GroupedAttention",
-    "Indexer",
-    "LatentAttention",
-    "Model",
-    "unplanned_gpu",
-]
+__all__ = ["ASSUMED", "GPUS", "Gpu", "unplanned_gpu"]
 
 ASSUMED = "assumed"
-KV_SCALE_VALUES = 128  # that share a scale in sparse attention's FP8 KV
 
 # GPUs that are sold and not listed here, so that none of them is taken for one that is called alike.
 UNPLANNED_GPUS = (
     *("a100", "a800", "h20e", "gh200", "b100", "b300", "gb300", "rtx", "l40s", "mi250", "mi308x", "mi325x"),
     *("mi350x", "mi355x", "gaudi", "ascend"),
 )
-
-
-@dataclass(frozen=True)
-class Indexer:
-    """The small attention that picks which tokens the large one reads (DeepSeek sparse attention).
-
-    Source: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer.
-    """
-
-    num_heads: int
-    head_dim: int
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Of one layer: one FP8 key and one FP32 scale."""
-        return self.head_dim + 4
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """MLA: keys and values are kept as one latent vector of all heads, beside one rotated key."""
-
-    num_heads: int
-    q_lora_rank: int | None  # None: queries are computed in one step
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    indexer: Indexer | None = None
-
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Of one layer: 1,152 B for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
-
-        Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
-        512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
-        """
-        if self.indexer is None:
-            return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value
-        if bytes_per_value == 1:
-            scales = 4 * -(-self.kv_lora_rank // KV_SCALE_VALUES)
-            return self.kv_lora_rank + scales + 2 * self.qk_rope_head_dim + self.indexer.kv_bytes_per_token
-        return (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value + self.indexer.kv_bytes_per_token
-
-    def one_of(self, num_gpus: int) -> "LatentAttention":
-        """What one of `num_gpus` that share the heads holds: all heads read the one latent vector, so it is on each.
-
-        Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
-        by heads, wq_a and wkv_a are not, and each rank caches the latent vector.
-        """
-        return replace(self, num_heads=self.num_heads // num_gpus)
-
-
-@dataclass(frozen=True)
-class GroupedAttention:
-    """GQA: several query heads share one key head and one value head."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Of one layer: a key and a value of each KV head."""
-        return 2 * self.num_kv_heads * self.head_dim * bytes_per_value
-
-    def one_of(self, num_gpus: int) -> "GroupedAttention":
-        """What one of `num_gpus` that share the heads holds; beyond one GPU a KV head, these are held several times.
-
-        Source: github.com/vllm-project/vllm 0036d38d vllm/model_executor/layers/linear.py, QKVParallelLinear: KV heads
-        are split, or held several times if fewer.
-        """
-        kv_heads = max(1, self.num_kv_heads // num_gpus)
-        return replace(self, num_heads=self.num_heads // num_gpus, num_kv_heads=kv_heads)
-
-
-Attention = LatentAttention | GroupedAttention
-
-
-@dataclass(frozen=True)
-class Model:
-    """The shapes of a mixture-of-experts model."""
-
-    model_type: str  # as transformers calls the family in a checkpoint's config.json
-    num_layers: int
-    num_dense_layers: int  # the first ones; the others are MoE layers
-    hidden_size: int
-    vocab_size: int
-    attention: Attention
-    dense_intermediate_size: int
-    expert_intermediate_size: int  # of one expert, routed or shared
-    num_routed_experts: int  # logical experts of one MoE layer
-    num_experts_per_token: int
-    num_shared_experts: int
-    num_expert_groups: int  # the gate picks groups first; a group is a run of consecutive experts
-    num_groups_per_token: int  # at most: a token's experts are in the groups that the gate picked
-    max_position_embeddings: int
-    source: str
-    weights_in: Literal["fp8", "bf16", "fp4", "w4a8"] = "bf16"  # the precision of the published checkpoint
-    ties_embeddings: bool = False  # one matrix reads tokens and makes logits
-
-    @property
-    def num_moe_layers(self) -> int:
-        """Layers that have an expert map."""
-        return self.num_layers - self.num_dense_layers
-
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """KV of one token over all layers: 61 x (512 + 64) x 2 B = 70,272 B for DeepSeek-V3 in BF16."""
-        return self.num_layers * self.attention.kv_bytes_per_token(bytes_per_value)
-
-    def one_of(self, num_gpus: int) -> "Model":
-        """The model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
-        return replace(self, attention=self.attention.one_of(num_gpus))
 
 
 @dataclass(frozen=True)
@@ -177,125 +53,6 @@ class Gpu:
 
 
 _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core"
-
-_DEEPSEEK_V3_ATTENTION = LatentAttention(
-    num_heads=128, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
-)
-
-_DEEPSEEK_V3 = Model(
-    model_type="deepseek_v3",
-    num_layers=61,
-    num_dense_layers=3,
-    hidden_size=7168,
-    vocab_size=129_280,
-    attention=_DEEPSEEK_V3_ATTENTION,
-    dense_intermediate_size=18_432,
-    expert_intermediate_size=2048,
-    num_routed_experts=256,
-    num_experts_per_token=8,
-    num_shared_experts=1,
-    num_expert_groups=8,
-    num_groups_per_token=4,
-    max_position_embeddings=163_840,
-    weights_in="fp8",
-    source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_671B.json; "
-    f"positions, and that R1 is alike: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-{{V3,R1}}_config.json",
-)
-
-_DEEPSEEK_V32 = replace(
-    _DEEPSEEK_V3,
-    model_type="deepseek_v32",
-    attention=replace(_DEEPSEEK_V3_ATTENTION, indexer=Indexer(num_heads=64, head_dim=128)),
-    source="github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/config_671B_v3.2.json; "
-    f"positions: {_AICONFIGURATOR}/model_configs/deepseek-ai--DeepSeek-V3.2_config.json",
-)
-
-_DEEPSEEK_V2 = Model(
-    model_type="deepseek_v2",
-    num_layers=60,
-    num_dense_layers=1,
-    hidden_size=5120,
-    vocab_size=102_400,
-    attention=_DEEPSEEK_V3_ATTENTION,  # equal, shape by shape
-    dense_intermediate_size=12_288,
-    expert_intermediate_size=1536,
-    num_routed_experts=160,
-    num_experts_per_token=6,
-    num_shared_experts=2,
-    num_expert_groups=8,
-    num_groups_per_token=3,
-    max_position_embeddings=163_840,
-    source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_236B.json; "
-    "positions: original_seq_len 4096 x rope_factor 40, inference/model.py there",
-)
-
-_DEEPSEEK_V2_LITE = Model(
-    model_type="deepseek_v2",
-    num_layers=27,
-    num_dense_layers=1,
-    hidden_size=2048,
-    vocab_size=102_400,
-    attention=LatentAttention(
-        num_heads=16, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
-    ),
-    dense_intermediate_size=10_944,
-    expert_intermediate_size=1408,
-    num_routed_experts=64,
-    num_experts_per_token=6,
-    num_shared_experts=2,
-    num_expert_groups=1,
-    num_groups_per_token=1,
-    max_position_embeddings=163_840,
-    source="github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/configs/config_16B.json; groups and positions "
-    "(original_seq_len 4096 x rope_factor 40): the defaults of inference/model.py there",
-)
-
-_QWEN3_235B = Model(
-    model_type="qwen3_moe",
-    num_layers=94,
-    num_dense_layers=0,
-    hidden_size=4096,
-    vocab_size=151_936,
-    attention=GroupedAttention(num_heads=64, num_kv_heads=4, head_dim=128),
-    dense_intermediate_size=12_288,
-    expert_intermediate_size=1536,
-    num_routed_experts=128,
-    num_experts_per_token=8,
-    num_shared_experts=0,
-    num_expert_groups=1,
-    num_groups_per_token=1,
-    max_position_embeddings=40_960,
-    source=f"{_AICONFIGURATOR}/model_configs/Qwen--Qwen3-235B-A22B_config.json",
-)
-
-_KIMI_K2 = Model(
-    model_type="kimi_k2",
-    num_layers=61,
-    num_dense_layers=1,
-    hidden_size=7168,
-    vocab_size=163_840,
-    attention=replace(_DEEPSEEK_V3_ATTENTION, num_heads=64),
-    dense_intermediate_size=18_432,
-    expert_intermediate_size=2048,
-    num_routed_experts=384,
-    num_experts_per_token=8,
-    num_shared_experts=1,
-    num_expert_groups=1,
-    num_groups_per_token=1,
-    max_position_embeddings=131_072,
-    weights_in="fp8",
-    source=f"{_AICONFIGURATOR}/model_configs/moonshotai--Kimi-K2-Instruct_config.json",
-)
-
-MODELS = {
-    "deepseek-r1": _DEEPSEEK_V3,
-    "deepseek-v3": _DEEPSEEK_V3,
-    "deepseek-v3.2": _DEEPSEEK_V32,
-    "deepseek-v2": _DEEPSEEK_V2,
-    "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
-    "qwen3-235b-a22b": _QWEN3_235B,
-    "kimi-k2": _KIMI_K2,
-}
 
 _SYSTEMS = f"{_AICONFIGURATOR}/systems"
 _AZURE = "articles/virtual-machines/sizes/gpu-accelerated/includes"

@@ -13,7 +13,8 @@ Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855
 """
 
 from planner.expert_map import Gate
-from planner.facts.catalog import Gpu, Model
+from planner.facts.catalog import Gpu
+from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision, SplitRule
 from planner.layout.layout import PhaseLayout
 from planner.spec.precision import wide_bytes

@@ -18,7 +18,7 @@ Source of the example: DeepSeek open-infra-index, day 6.
 
 from dataclasses import dataclass
 
-from planner.facts.catalog import Model
+from planner.facts.model import Model
 from planner.facts.terms import Overlap, Phase, Precision
 from planner.spec.schema import Spec
 

@@ -10,9 +10,10 @@ Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
     buffers        of dispatch, combine and collectives       (`working_memory.py`)
     reserve        context, library workspaces, CUDA graphs
     KV per token   of all layers                              576 x 2 B x 61 = 70,272 B
+    KV per request windows and states, which do not grow      none; 75.5 MB for Qwen3-Next
 
-The invariant: weights + activations + buffers + reserve + KV == usable bytes, where KV is whole pages and what is
-left of one. A layout fits when at least one request of full length does.
+The invariant: weights + activations + buffers + reserve + KV == usable bytes, where KV is what `max_requests` keep of
+constant size, whole pages, and what is left of one. A layout fits when at least one request of full length does.
 
 On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
 """
@@ -30,7 +31,16 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.schema import PhaseSpec
 
-__all__ = ["KV_PAGE_TOKENS", "USUAL_SHARE", "MemoryPlan", "fit_memory", "in_pages", "split_memory", "static_fraction"]
+__all__ = [
+    "KV_PAGE_TOKENS",
+    "USUAL_SHARE",
+    "MemoryPlan",
+    "fit_memory",
+    "in_pages",
+    "kv_bytes",
+    "split_memory",
+    "static_fraction",
+]
 
 # Of the KV that all requests of full length would take, what they hold at a time, at least: DeepSeek's decode has room
 # for 22 of 128, and its requests hold 4,989 of 32,768 tokens on average.
@@ -63,6 +73,8 @@ class MemoryPlan:
     buffers: int
     cuda_graphs: int
     kv_bytes_per_token: int
+    kv_bytes_per_request: int  # that do not grow with its tokens
+    max_requests: int
     max_request_tokens: int
     max_kv_tokens: int | None
 
@@ -87,10 +99,20 @@ class MemoryPlan:
         return self.gpu_bytes - self.weight_bytes - self.activations - self.buffers - self.reserve
 
     @property
+    def fixed_kv(self) -> int:
+        """Bytes of windows and states: engines reserve them for as many requests as they work on."""
+        return self.max_requests * self.kv_bytes_per_request
+
+    @property
     def kv_tokens(self) -> int:
         """In whole pages: what fits, or what the spec allows if that is less."""
-        fitting = max(0, self.free) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
+        fitting = max(0, self.free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
         return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV that the plan uses."""
+        return kv_bytes(self.kv_tokens, self.kv_bytes_per_token, self.fixed_kv)
 
     @property
     def full_requests(self) -> int:
@@ -100,7 +122,7 @@ class MemoryPlan:
     @property
     def short(self) -> int:
         """Bytes that one request of full length lacks; 0 or less where it fits."""
-        return in_pages(self.max_request_tokens) * self.kv_bytes_per_token - self.free
+        return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
 def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[MemoryPlan, ...]:
@@ -117,6 +139,7 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     model, gpu = checked.model.one_of(layout.attention_tp), checked.gpu_of(layout.phase)
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
+    kv_value = KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
@@ -125,7 +148,9 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
         activations=activation_bytes(model, layout, spec),
         buffers=buffer_bytes(model, layout, spec),
         cuda_graphs=0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES,  # prefill's shapes never repeat
-        kv_bytes_per_token=model.kv_bytes_per_token(KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]),
+        kv_bytes_per_token=model.kv_bytes_per_token(kv_value),
+        kv_bytes_per_request=model.kv_bytes_per_request(spec.max_request_tokens, kv_value),
+        max_requests=spec.max_requests,
         max_request_tokens=spec.max_request_tokens,
         max_kv_tokens=spec.max_kv_tokens,
     )
@@ -134,6 +159,11 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
 def in_pages(num_tokens: int) -> int:
     """The tokens for which whole pages have room that hold `num_tokens` of one request."""
     return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
+
+
+def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
+    """Return the bytes of KV: what grows with its tokens, and what does not."""
+    return num_tokens * bytes_per_token + fixed_bytes
 
 
 def static_fraction(weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
@@ -148,6 +178,7 @@ def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
         (plan.weight_bytes, "ep_size"),
         (plan.activations + plan.buffers, largest_step_field(plan.phase)),
         (request, "max_request_tokens"),
+        (plan.fixed_kv, "max_requests"),
     )
     _, field = max(parts)
     rule = (
@@ -158,5 +189,7 @@ def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
         f"of {gb(plan.gpu_bytes)}, weights take {gb(plan.weight_bytes)} ({plan.num_slots} routed slots), "
         f"activations {gb(plan.activations)}, buffers {gb(plan.buffers)}, reserve {gb(plan.reserve)}"
     )
+    if plan.fixed_kv:
+        reason += f", windows and states of {plan.max_requests:,} requests {gb(plan.fixed_kv)}"
     fix = "use more GPUs a unit, or GPUs with more memory"
     return Violation(f"{plan.phase}.{field}", getattr(spec, field), rule, reason, fix)

@@ -24,7 +24,7 @@ balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 """
 
-from planner.facts.catalog import LatentAttention, Model
+from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.layout import PhaseLayout
 from planner.spec.precision import wide_bytes
@@ -57,7 +57,16 @@ CHOICE_BYTES = 4 * (8 + 4)
 TILE_ROWS = 128
 
 # Of a value that a matmul reads; what is dispatched in BF16 is made narrower as it is read.
-COMPUTE_BYTES: dict[Precision, int] = {"fp8": 1, "bf16": 2, "fp32": 4, "fp4": 2, "w4a8": 2}
+COMPUTE_BYTES: dict[Precision, int] = {
+    "fp8": 1,
+    "bf16": 2,
+    "fp32": 4,
+    "fp4": 2,
+    "mxfp4": 2,
+    "fp8_mxfp4": 2,
+    "w4a8": 2,
+    "w4a16": 2,
+}
 LOGIT_BYTES = 4
 
 
@@ -72,13 +81,14 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
     at_once, answers = _at_once(tokens, layout), min(tokens, spec.max_requests)
     result = wide_bytes(layout.precision)
-    stream = 3 * tokens * model.hidden_size * result  # before and after attention, and what the experts read
+    streams = 2 * model.num_streams + 1  # before and after attention, and what the experts read
+    stream = streams * tokens * model.hidden_size * result
     ahead = (answers - _at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
     dense_size = -(-model.dense_intermediate_size // layout.dense_tp)
     dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
     pairs = _received_pairs(model, layout, spec, at_once)
-    experts = _ffn_bytes(pairs, model.hidden_size, model.expert_intermediate_size, layout.precision)
+    experts = _ffn_bytes(pairs, model.hidden_size, model.experts.intermediate_size, layout.precision)
     if layout.phase != "decode" and layout.dp_size > 1:
         experts = _normal_experts_bytes(model, layout, pairs, tokens, experts)
     head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
@@ -91,19 +101,8 @@ def _at_once(tokens: int, layout: PhaseLayout) -> int:
 
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
-    """Of one layer: the tokens' queries and what comes out of them; keys and values of one request's whole context."""
-    attention = model.attention
-    if not isinstance(attention, LatentAttention):
-        context = max_request_tokens * attention.num_kv_heads
-        return 2 * (tokens * attention.num_heads + context) * attention.head_dim
-    query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
-    if phase == "decode":  # absorbed: queries go into the latent space, and results come out of it
-        return tokens * attention.num_heads * (query + 2 * attention.kv_lora_rank + attention.v_head_dim)
-    # Latents are expanded, and their keys put together with the rotary key that all heads share.
-    latent = attention.kv_lora_rank + attention.qk_rope_head_dim
-    expanded = attention.qk_nope_head_dim + attention.v_head_dim + query
-    of_context = max_request_tokens * (latent + attention.num_heads * expanded)
-    return of_context + tokens * attention.num_heads * (query + attention.v_head_dim)
+    """Of the layer that has most: what it keeps of the tokens and of one request's whole context."""
+    return max(each.values(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
 def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:

@@ -57,9 +57,11 @@ class Known:
     checkpoint: LaunchDocument | None
     kv_bytes_per_token: int
     kv_tokens: Mapping[Phase, int]  # of one rank; of phases whose memory is planned
+    kv_bytes: Mapping[Phase, int]  # likewise, with windows and states
     expert_maps: Mapping[Phase, LaunchDocument]
     first_moe_layer: int  # the model's number of the layer of a map's first row
     static_fractions: Mapping[Phase, float]  # likewise
+    model_type: str  # of the checkpoint's config.json
     is_runnable: bool
 
 
@@ -77,12 +79,13 @@ def launch_documents(
         checkpoint=_checkpoint(spec),
         kv_bytes_per_token=spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
         kv_tokens={plan.phase: plan.kv_tokens for plan in memory},
+        kv_bytes={plan.phase: plan.kv_bytes for plan in memory},
         expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
         first_moe_layer=spec.model.num_dense_layers,
         static_fractions={
-            each.phase: static_fraction(each.weight_bytes, each.kv_tokens * each.kv_bytes_per_token, each.gpu_bytes)
-            for each in memory
+            each.phase: static_fraction(each.weight_bytes, each.kv_bytes, each.gpu_bytes) for each in memory
         },
+        model_type=spec.model.model_type,
         is_runnable=is_runnable,
     )
     return documents_for(spec.written, placement.units, known)
@@ -167,13 +170,14 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
     told: LaunchDocument = {
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
+        "model_type": known.model_type,
         "expert_map": known.expert_maps[unit.phase] | {"first_layer": known.first_moe_layer},
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
-        kv_tokens = known.kv_tokens[unit.phase]
-        kv_bytes = kv_tokens * known.kv_bytes_per_token
-        phased = Phased(spec.checkpoint, kv_tokens, kv_bytes, known.static_fractions[unit.phase])
+        kv_tokens, kv_bytes = known.kv_tokens[unit.phase], known.kv_bytes[unit.phase]
+        fraction = known.static_fractions[unit.phase]
+        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
 

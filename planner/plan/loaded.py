@@ -116,6 +116,7 @@ class _Checkpoint(_Part):
 class _UnitDocument(_Part):
     kind: Literal["unit", "sglang", "vllm"]
     expert_map: _NamedMap | None = None  # of an engine that reads none
+    model_type: str | None = None  # of other engines
     kv_cache: _KvCache
     unit_digest: Digest
     launch_digest: Digest
@@ -135,6 +136,7 @@ class _Phase(_Part):
 class _Memory(_Part):
     kv_tokens: Annotated[int, Field(ge=1)]
     kv_bytes_per_token: Annotated[int, Field(ge=1)]
+    kv_bytes_per_request: Annotated[int, Field(ge=0)] = 0
     weights_bytes: Annotated[int, Field(ge=1)]
     gpu_bytes: Annotated[int, Field(ge=1)]
 

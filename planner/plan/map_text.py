@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from planner.expert_map import FrontPoint
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
 from planner.facts.quantities import gb
 from planner.plan.columns import filled, table
@@ -40,6 +41,13 @@ def _where_tokens_go(plan: Plan) -> Iterator[str]:
             f"Tokens go to a replica on their own GPU, else to the first on their node, as {name} has it."
         )
     if not ENGINES[name].reads_map:
+        model = ENGINE_MODELS[name][plan.spec.engine_version or ""].get(plan.model.model_type)
+        if model is not None and not model.replicas:
+            yield from filled(
+                f"{name} reads no map, and moves no experts of {model.architecture}: they stay in order. What stands "
+                "here is what maps could reach."
+            )
+            return
         yield from filled(
             f"{name} reads no map: it starts with experts in order, and moves them by loads that it measures itself. "
             "What stands here is what its maps can reach."

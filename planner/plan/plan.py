@@ -15,8 +15,9 @@ from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
 from planner.expert_map import ExpertMap
 from planner.facts import names
-from planner.facts.catalog import ASSUMED, Gpu, Model
+from planner.facts.catalog import ASSUMED, Gpu
 from planner.facts.digest import digest_of
+from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
@@ -232,6 +233,9 @@ def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
 def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
     weights = asdict(memory.weights)
     slots = memory.num_slots * weights.pop("slot")
+    if not memory.weights.towers:
+        del weights["towers"]
+    fixed = {"kv_bytes_per_request": memory.kv_bytes_per_request} if memory.kv_bytes_per_request else {}
     return {
         "weights_bytes": memory.weight_bytes,
         "weights": weights | {"routed": slots},
@@ -243,7 +247,7 @@ def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
         "kv_tokens": memory.kv_tokens,
         "full_requests": memory.full_requests,
         "gpu_bytes": memory.gpu_bytes,
-    }
+    } | fixed
 
 
 def _placement_json(placement: Placement) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.precision import kv_dtype
-from planner.spec.schema import ModelSpec
 
 __all__ = ["runtime_refusals"]
 
@@ -46,14 +45,7 @@ def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
     if spec.model.model_type not in RUNNABLE:
         reason = f"the bundled runtime computes no {spec.model.model_type} so far"
         rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
-        yield Violation(*_named(spec.written.model), rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
-
-
-def _named(model: str | ModelSpec) -> tuple[str, str | None]:
-    """Return where the spec names the model, and how."""
-    if isinstance(model, str):
-        return "model", model
-    return ("model.catalog", model.catalog) if model.catalog else ("model.config", model.config)
+        yield Violation(*spec.written.named_model, rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
 
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:

@@ -180,12 +180,14 @@ def _memory(plan: Plan) -> str:
     if not plan.memory:
         return ""
     head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")
-    weights_head = ("weights", "attention", "shared", "dense", "embedding", "gates", "routed slots")
-    kv_head = ("KV a GPU", "bytes/token", "tokens", "requests of full length")
+    towers = ("towers",) if any(each.weights.towers for each in plan.memory) else ()
+    weights_head = ("weights", "attention", "shared", "dense", "embedding", *towers, "gates", "routed slots")
+    fixed = ("bytes/request",) if any(each.kv_bytes_per_request for each in plan.memory) else ()
+    kv_head = ("KV a GPU", "bytes/token", *fixed, "tokens", "requests of full length")
     tables = (
         [head, *map(_memory_row, plan.memory)],
-        [weights_head, *map(_weights_row, plan.memory)],
-        [kv_head, *map(_kv_row, plan.memory)],
+        [weights_head, *(_weights_row(each, has_towers=bool(towers)) for each in plan.memory)],
+        [kv_head, *(_kv_row(each, has_fixed=bool(fixed)) for each in plan.memory)],
     )
     return "\n\n".join(map(table, tables))
 
@@ -195,14 +197,18 @@ def _memory_row(memory: MemoryPlan) -> tuple[str, ...]:
     return (memory.phase, *map(_gb, parts))
 
 
-def _weights_row(memory: MemoryPlan) -> tuple[str, ...]:
+def _weights_row(memory: MemoryPlan, *, has_towers: bool) -> tuple[str, ...]:
     weights, slots = memory.weights, memory.num_slots
-    parts = (weights.attention, weights.shared, weights.dense, weights.embedding, weights.gates)
+    towers = (weights.towers,) if has_towers else ()
+    parts = (weights.attention, weights.shared, weights.dense, weights.embedding, *towers, weights.gates)
     return (memory.phase, *map(_gb, parts), f"{slots} x {weights.slot / 1e9:.3f} = {_gb(slots * weights.slot)}")
 
 
-def _kv_row(memory: MemoryPlan) -> tuple[str, ...]:
-    return (memory.phase, *(f"{n:,}" for n in (memory.kv_bytes_per_token, memory.kv_tokens, memory.full_requests)))
+def _kv_row(memory: MemoryPlan, *, has_fixed: bool) -> tuple[str, ...]:
+    """What a request keeps of constant size stands beside what grows, where any model of the plan has it."""
+    fixed = (memory.kv_bytes_per_request,) if has_fixed else ()
+    numbers = (memory.kv_bytes_per_token, *fixed, memory.kv_tokens, memory.full_requests)
+    return (memory.phase, *(f"{number:,}" for number in numbers))
 
 
 def _gb(num_bytes: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from planner.facts import names
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.terms import Phase
-from planner.layout.memory import static_fraction
+from planner.layout.memory import kv_bytes, static_fraction
 from planner.layout.unit import Unit
 from planner.plan.launch import Known, LaunchDocument, documents_for
 from planner.problems.errors import Violation
@@ -34,13 +34,19 @@ def told_otherwise(
     """
     yield from _of_checkpoint(spec, data, written[names.GATEWAY_LAUNCH_FILE]["checkpoint"])
     first = written[names.launch_file(units[0].name)]
+    kv_of = {phase: _kv_bytes(each, spec.phase(phase).max_requests) for phase, each in data["memory"].items()}
     known = Known(
         checkpoint=written[names.GATEWAY_LAUNCH_FILE]["checkpoint"],
         kv_bytes_per_token=first["kv_cache"]["bytes_per_token"],
         kv_tokens={phase: each["kv_tokens"] for phase, each in data["memory"].items()},
         expert_maps=_maps(data, units),
         first_moe_layer=(first.get("expert_map") or {}).get("first_layer", 0),
-        static_fractions={phase: _static_fraction(each) for phase, each in data["memory"].items()},
+        kv_bytes=kv_of,
+        static_fractions={
+            phase: static_fraction(each["weights_bytes"], kv_of[phase], each["gpu_bytes"])
+            for phase, each in data["memory"].items()
+        },
+        model_type=first.get("model_type", ""),
         is_runnable=data["runnable"],
     )
     for file, document in documents_for(spec, units, known).items():
@@ -69,10 +75,10 @@ def _expected(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | No
     return {"uri": uri, "config_digest": (of_config, "inputs"), "weights_digest": (of_weights, "inputs")}
 
 
-def _static_fraction(memory: Mapping[str, int]) -> float:
-    """The share of a GPU that weights and KV take, of a phase's memory as the plan has it."""
-    kv_bytes = memory["kv_tokens"] * memory["kv_bytes_per_token"]
-    return static_fraction(memory["weights_bytes"], kv_bytes, memory["gpu_bytes"])
+def _kv_bytes(memory: Mapping[str, int], max_requests: int) -> int:
+    """The KV of a phase's rank, of its memory as the plan has it."""
+    fixed = max_requests * memory.get("kv_bytes_per_request", 0)
+    return kv_bytes(memory["kv_tokens"], memory["kv_bytes_per_token"], fixed)
 
 
 def _maps(data: Mapping[str, Any], units: Sequence[Unit]) -> dict[Phase, LaunchDocument]:

@@ -33,7 +33,6 @@ __all__ = ["DEFAULT", "Decision", "decide"]
 
 DEFAULT = "default"
 
-SAID = {"fp8": "FP8 in blocks of 128 x 128", "fp4": "NVFP4", "w4a8": "W4AFP8"}
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
 MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 
@@ -181,12 +180,12 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
 
 def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """`spec` with the precision of its checkpoint, in the phases that do not say one."""
-    precision, model = spec.model.weights_in, spec.written.model
+    precision, said, model = spec.model.weights_in, spec.model.quantisation.words, spec.written.model
     if isinstance(model, str) or precision == "bf16":
         return spec, []
-    why = f"what the checkpoint's quantization_config says: {SAID[precision]}"
+    why = f"what the checkpoint's quantization_config says: {said}"
     if model.catalog:
-        why = f"what {model.catalog} was published in: {SAID[precision]}"
+        why = f"what {model.catalog} was published in: {said}"
     silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
     decisions = [Decision(f"{phase}.precision", precision, why) for phase in silent]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions

@@ -4,8 +4,10 @@ A group has equal parts of the heads and of a node, or whole nodes. Each rule of
 far as the fields that they read are known.
 """
 
-from planner.facts.catalog import GroupedAttention, Model
-from planner.problems.fix import nearest_of
+from planner.facts.model import Model
+from planner.facts.terms import PHASES, KvPrecision, Precision
+from planner.problems.fix import Fix, nearest_of
+from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
 from planner.spec.schema import MAX_ATTENTION_TP
 
@@ -34,11 +36,25 @@ def attention_divides_by_heads(
     """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
     if _has_whole_heads(attention_tp, model):
         return None
-    heads, kv_heads = _heads(model)
+    heads, kv_heads = next(each for each in _heads(model) if not _are_whole(attention_tp, *each))
     kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
     rule = f"S509 must divide the {heads} attention heads{kv}"
     sizes = _attention_sizes(ep_size, gpus_per_node, model)
     return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, sizes))
+
+
+@_reads("{phase}.kv_precision", "{phase}.precision", "model.shapes", "spec.sections")
+def kv_is_as_kernels_keep_it(
+    kv_precision: KvPrecision | None, precision: Precision, model: Model, written: frozenset[str]
+) -> Broken | None:
+    """Some attention has one form of KV only."""
+    kept = kv_dtype(precision, kv_precision)
+    if model.only_kv is None or kept == model.only_kv:
+        return None
+    rule = f"S519 must be {model.only_kv} for {model.model_type}, it keeps {kept}"
+    change = {f"{phase}.kv_precision": model.only_kv for phase in PHASES if phase in written}
+    fix = Fix(f"write kv_precision: {model.only_kv} in all phases", (change,))
+    return Broken(rule, "kernels keep its compressed KV in no other form", fix)
 
 
 def _attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:
@@ -58,11 +74,13 @@ def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
 
 
 def _has_whole_heads(num_gpus: int, model: Model) -> bool:
-    heads, kv_heads = _heads(model)
+    return all(_are_whole(num_gpus, *each) for each in _heads(model))
+
+
+def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
     return heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
 
-def _heads(model: Model) -> tuple[int, int]:
-    """Attention heads, and KV heads; as many where all heads share a latent vector."""
-    heads = model.attention.num_heads
-    return heads, model.attention.num_kv_heads if isinstance(model.attention, GroupedAttention) else heads
+def _heads(model: Model) -> list[tuple[int, int]]:
+    """Attention heads and KV heads of each kind of layer; as many where KV is not kept by heads."""
+    return [(each.num_heads, each.num_kv_heads) for each in model.attentions]

@@ -17,11 +17,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.facts.catalog import GPUS, MODELS, Gpu, Model, unplanned_gpu
+from planner.facts.catalog import GPUS, Gpu, unplanned_gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
 from planner.facts.loads import Loads, read_loads
-from planner.facts.model_config import read_model_config
+from planner.facts.model import Model
 from planner.facts.terms import PHASES, Phase
+from planner.families import MODELS, read_model_config
 from planner.problems.errors import Problem, SpecError, Violation
 from planner.problems.fix import HERE, Change, Fix, applied, close_to, did_you_mean
 from planner.spec.fields import check_fields

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import Any, get_args
 
 from planner.facts import names
-from planner.facts.catalog import Model
 from planner.facts.loads import Loads
+from planner.facts.model import Model
+from planner.facts.quantisation import KNOWN
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
 from planner.problems.fix import Fix, for_example, nearest, nearest_of, removal
@@ -36,7 +37,6 @@ from planner.spec.schema import AUTO, MAX_EP_SIZE
 
 __all__ = ["broken_rules"]
 
-QUANTIZATIONS = ("FP8 in blocks of 128 x 128", "NVFP4", "W4AFP8")
 
 # With rules about other sections.
 OTHERS = (
@@ -230,7 +230,7 @@ def precision_is_known(_: Precision, quantization: str | None, given: frozenset[
     if quantization is None or "precision" in given:
         return None
     rule = f"S312 is required where model.config has a quantization_config that is not planned yet ({quantization})"
-    reason = f"of a checkpoint's own only {' and '.join(QUANTIZATIONS)} are known"
+    reason = f"of a checkpoint's own only {' and '.join(each.words for each in KNOWN)} are known"
     fix = "write the precision to plan with, which the weights are then taken to be in"
     return Broken(rule, reason, fix, f"{phase}.precision")
 

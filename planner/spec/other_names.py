@@ -214,9 +214,7 @@ INSTEAD = {
 
 NOT_YET_VALUES = {
     "precision": (
-        "mxfp4",
         "int4",
-        "w4a16",
         "awq",
         "gptq",
         "int8",

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from planner.facts.catalog import GPUS, MODELS
+from planner.facts.catalog import GPUS
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.quantities import quantity
 from planner.facts.terms import (
@@ -35,6 +35,7 @@ from planner.facts.terms import (
     Precision,
     SplitRule,
 )
+from planner.families import MODELS
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.section import Section
 
@@ -294,8 +295,8 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, w4a8 has routed experts in INT4 "
-        "and the rest in FP8, and both dispatch in BF16.",
+        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, mxfp4 and w4a16 have routed "
+        "experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in BF16.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(
@@ -484,6 +485,13 @@ class Spec(Section):
         """Return the engine's version; None for the bundled runtime, whose image has it."""
         written = self.engine.version if isinstance(self.engine, EngineSpec) else None
         return written or ENGINES[self.engine_name].newest
+
+    @property
+    def named_model(self) -> tuple[str, str | None]:
+        """Return where the model is named (`model`, `model.catalog` or `model.config`), and how."""
+        if isinstance(self.model, str):
+            return "model", self.model
+        return ("model.catalog", self.model.catalog) if self.model.catalog else ("model.config", self.model.config)
 
     @property
     def served_model_name(self) -> str:

@@ -65,6 +65,31 @@ CONFIG = {
     "max_position_embeddings": 2048,
 }
 
+INDEXED = CONFIG | {"model_type": "deepseek_v32", "index_n_heads": 2, "index_head_dim": 32}
+
+COMPRESSED = {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 4,
+    "hidden_size": 192,
+    "moe_intermediate_size": 64,
+    "vocab_size": 4096,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "qk_rope_head_dim": 16,
+    "q_lora_rank": 96,
+    "o_groups": 4,
+    "o_lora_rank": 32,
+    "sliding_window": 128,
+    "compress_ratios": [0, 4, 128, 4, 0],
+    "index_n_heads": 2,
+    "index_head_dim": 32,
+    "hc_mult": 4,
+    "n_routed_experts": 32,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 2048,
+}
+
 GROUPED = {
     "model_type": "qwen3_moe",
     "num_hidden_layers": 4,
@@ -116,6 +141,14 @@ def spec_folder(tmp_path_factory):
         "fp4.json": CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
         "w4a8.json": CONFIG | {"quantization_config": {"quant_method": "w4afp8"}},
         "gpt2.json": {"model_type": "gpt2"},
+        "tower.json": {"model_type": "llava", "text_config": CONFIG},
+        "towerless.json": {"model_type": "kimi_k25", "text_config": CONFIG},
+        "other_text.json": {"model_type": "kimi_k25", "text_config": GROUPED, "vision_config": {}},
+        "two_orders.json": INDEXED | {"mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"]},
+        "miscounted.json": INDEXED | {"mlp_layer_types": ["dense", "sparse"]},
+        "no_first.json": INDEXED | {"model_type": "glm_moe_dsa", "index_topk_pattern": "SFFFF"},
+        "compressed.json": COMPRESSED,
+        "strange_ratio.json": COMPRESSED | {"compress_ratios": [0, 4, 128, 8]},
         "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},
         "few_groups.json": CONFIG | {"topk_group": 5},

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 
-KNOWN = Phased("/models/deepseek-r1", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941)
+KNOWN = Phased("/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941)
 DEEPSEEK = """\
 version: 1
 name: deepseek-r1
@@ -74,9 +75,10 @@ def unit_of(spec, phase):
     return Unit(f"{spec.written.name}-{phase}-0", phase, 0, nodes, num_gpus // len(nodes), "")
 
 
-def command_of(spec, phase, worker=0):
+def command_of(spec, phase, worker=0, model_type="deepseek_v3"):
     """The arguments of a phase's first unit, as the kubelet gives them to one of its pods."""
-    container = sglang.unit_container(spec.written, unit_of(spec, phase), KNOWN, "image")
+    known = replace(KNOWN, model_type=model_type)
+    container = sglang.unit_container(spec.written, unit_of(spec, phase), known, "image")
     return [
         word.replace("$(LWS_WORKER_INDEX)", str(worker))
         .replace("$(LWS_LEADER_ADDRESS)", "127.0.0.1")
@@ -116,12 +118,16 @@ def misfits(words, rows, num_experts, num_layers):
 def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     """Prefill EP32, decode EP144 and one node, first and last pods: exact option strings, nothing deprecated."""
     pair, one = spec_of(DEEPSEEK, tmp_path), spec_of(ONE_NODE, tmp_path)
+    wide = spec_of(DEEPSEEK.replace("precision: fp8", "precision: bf16"), tmp_path)
     commands = [
         command_of(pair, "prefill"),
         command_of(pair, "prefill", 3),
         command_of(pair, "decode"),
         command_of(pair, "decode", 17),
         command_of(one, "mixed"),
+        command_of(wide, "decode"),
+        command_of(pair, "prefill", model_type="qwen3_next"),
+        command_of(one, "mixed", model_type="deepseek_v4"),
     ]
     said = ask(commands=commands, router=[list(sglang.router(each.written, "image").args) for each in (pair, one)])
     keys = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
@@ -131,6 +137,9 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         (32, 32, 32, 4, 3, "normal", 1024),
         (144, 144, 144, 18, 0, "low_latency", 18_432),
         (144, 144, 144, 18, 17, "low_latency", 18_432),
+        (8, 1, 8, 1, 0, "auto", 64),
+        (144, 144, 144, 18, 0, "low_latency", 18_432),
+        (32, 32, 32, 4, 0, "normal", 1024),
         (8, 1, 8, 1, 0, "auto", 64),
     ], said["commands"]
     assert said["router"][0]["prefill_selector"]["tidemill.dev/phase"] == "prefill"
@@ -185,19 +194,38 @@ def plan(tmp_path_factory):
 
 @pytest.mark.slow
 def test_sglang_reads_our_map_layer_by_layer(ask, plan, tmp_path):
-    """61 layers: the first three, which are dense, in SGLang's own order; each of the others has its own row."""
+    """61 layers: the first three, which are dense, in SGLang's own order; each of the others has its own row.
+
+    Likewise where MoE layers start at 0, as gpt-oss's and Qwen3's do, and at 1, as GLM-4.5's.
+    """
     rows = plan.expert_maps["prefill"].physical_to_logical
     path = tmp_path / Path(MAP_FILE).name
     path.write_text(export_map("sglang", rows, 32, plan.model.num_dense_layers))
     sizes = {"redundant": 32, "ep_size": 32, "nodes": 4, "layers": 61, "experts": 256, "a2a": "deepep"}
     ranks = [0, 7, 8, 31]
-    said = ask(maps=[{"path": str(path), "sizes": sizes, "ranks": ranks, "layer": 60}])["maps"][0]
+    others = [of_another_model(tmp_path, *shape) for shape in ((0, 36, 128), (1, 46, 160))]
+    questions = [{"path": str(path), "sizes": sizes, "ranks": ranks, "layer": 60}, *(each for each, _ in others)]
+    said, *said_of_others = ask(maps=questions)["maps"]
 
     assert len(said["rows"]) == 61
     assert said["rows"][:3] == [[slot % 256 for slot in range(288)]] * 3
     assert [tuple(row) for row in said["rows"][3:]] == list(rows)
     for rank in ranks:
         assert said["targets"][str(rank)] == [slots_for(rank, held, 9, 72) for held in held_by(rows[57])]
+    for (question, wanted), answer in zip(others, said_of_others, strict=True):
+        assert len(answer["rows"]) == question["sizes"]["layers"]
+        assert answer["rows"][-len(wanted) :] == wanted
+
+
+def of_another_model(tmp_path, first_layer, num_layers, num_experts):
+    """A question about a map of 8 GPUs for a model whose MoE layers start there, and the rows of these layers."""
+    rows = [
+        [(slot * 7 + layer) % num_experts for slot in range(num_experts)] for layer in range(first_layer, num_layers)
+    ]
+    path = tmp_path / f"from-{first_layer}.json"
+    path.write_text(export_map("sglang", rows, 8, first_layer))
+    sizes = {"redundant": 0, "ep_size": 8, "nodes": 1, "layers": num_layers, "experts": num_experts, "a2a": "deepep"}
+    return {"path": str(path), "sizes": sizes, "ranks": [0], "layer": 0}, rows
 
 
 def held_by(row):
@@ -291,3 +319,34 @@ def test_compiled_kernels_stay_where_the_spec_keeps_them(tmp_path):
 def replace_phase(section, **values):
     """A phase with other limits."""
     return section.model_copy(update=values)
+
+
+def test_linear_layers_get_a_state_a_request(tmp_path):
+    """For that memory is planned: SGLang's share for states would halve the KV, and cached prefixes take several."""
+    spec = spec_of(DEEPSEEK, tmp_path)
+    hybrid = command_of(spec, "prefill", model_type="qwen3_next")
+
+    assert "--disable-radix-cache" in hybrid
+    assert hybrid[hybrid.index("--max-mamba-cache-size") + 1] == str(32 * 32)
+    assert not {"--disable-radix-cache", "--max-mamba-cache-size"} & set(command_of(spec, "prefill"))
+
+
+def test_pages_are_as_large_as_the_models_kernels_want(tmp_path):
+    """256 tokens for DeepSeek-V4, 128 for MiniMax-M3; chunks are whole pages."""
+    spec = spec_of(DEEPSEEK.replace("max_batch_tokens: 16384", "max_batch_tokens: 8000"), tmp_path)
+    for model_type, page in {"deepseek_v3": 64, "minimax_m3_vl": 128, "deepseek_v4": 256}.items():
+        words = command_of(spec, "prefill", model_type=model_type)
+        chunk = int(words[words.index("--chunked-prefill-size") + 1])
+        assert words[words.index("--page-size") + 1] == str(page)
+        assert chunk == -(-8000 // page) * page * 32
+
+
+def test_experts_in_bf16_are_computed_by_what_takes_dispatched_rows(tmp_path):
+    """SGLang's own choice for BF16 takes none; one attention group dispatches nothing, and is left its choice."""
+    spec = spec_of(DEEPSEEK.replace("precision: fp8", "precision: bf16"), tmp_path)
+    alone = spec_of(ONE_NODE.replace("precision: fp8", "precision: bf16").replace("h200", "b200"), tmp_path)
+    words = command_of(spec, "decode")
+
+    assert words[words.index("--moe-runner-backend") + 1] == "deep_gemm"
+    assert "--moe-runner-backend" not in command_of(spec_of(DEEPSEEK, tmp_path), "decode")
+    assert "--moe-runner-backend" not in command_of(alone, "mixed")

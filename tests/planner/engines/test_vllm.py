@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from planner.spec.check import check_spec
 from tests.planner.engines.test_documents import PAIR
 
 TABLE = json.loads((Path(__file__).parent / "vllm-options.json").read_text())
-KNOWN = Phased("/models/deepseek-r1", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894)
+KNOWN = Phased("/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894)
 NUMBERS = {"int": r"\d+", "float": r"\d+(\.\d+)?"}
 WORKER = re.compile(r"\$\(LWS_WORKER_INDEX\)")
 
@@ -114,6 +115,21 @@ def test_sizes_are_those_of_the_plan(spec):
     assert options["--nnodes"] + options["--node-rank"] == ["2", "1"]
     assert options["--cudagraph-capture-sizes"][-1] == "128"
     assert json.loads(options["--kv-transfer-config"][0])["kv_connector"] == "NixlConnector"
+
+
+def test_experts_are_moved_only_where_vllm_can(spec):
+    """MiniMax-M2's class is none of those that EPLB knows; the state of linear layers travels in one layout only."""
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    fixed, linear = (
+        vllm.unit_container(spec, unit, replace(KNOWN, model_type=model_type), "image")
+        for model_type in ("minimax_m2", "qwen3_next")
+    )
+
+    assert not {"--enable-eplb", "--eplb-config"} & set(fixed.args)
+    assert "--enable-expert-parallel" in fixed.args
+    assert "--enable-eplb" in linear.args
+    assert linear.env["VLLM_SSM_CONV_STATE_LAYOUT"] == "DS"
+    assert "VLLM_SSM_CONV_STATE_LAYOUT" not in fixed.env
 
 
 def test_queues_hold_a_groups_largest_step(spec):

@@ -1,15 +1,14 @@
 """The facts: sourced, complete, and nowhere else."""
 
 import ast
-import json
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from planner.facts.catalog import ASSUMED, GPUS, MODELS, Gpu
-from planner.facts.model_config import read_model_config
+from planner.facts.catalog import ASSUMED, GPUS, Gpu
+from planner.families import MODELS
 
 ROOT = Path(__file__).parents[3]
 FIGURES = [
@@ -17,16 +16,6 @@ FIGURES = [
 ]
 SOURCE = re.compile(r"github\.com/[\w-]+/[\w.-]+ ([0-9a-f]{8} [\w/.{},-]+|issue [0-9]+|pull request [0-9]+)")
 NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in (MODELS.keys() | GPUS.keys()) - {"cpu"}), re.I)
-
-# Published totals, in billions of parameters: DeepSeek-V3 and V2 READMEs, Qwen3 and Kimi-K2 model cards. The total of
-# V3 is without its MTP layer.
-PARAMETERS = {
-    "deepseek-v3": 671,
-    "deepseek-v2": 236,
-    "deepseek-v2-lite": 15.7,
-    "qwen3-235b-a22b": 235,
-    "kimi-k2": 1026,
-}
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -77,23 +66,6 @@ def test_what_nobody_read_is_marked():
     assert assumed == [("gb200", "nominal_gb")]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_has_a_source(name):
-    """A repository, a commit and a path."""
-    assert SOURCE.match(MODELS[name].source)
-
-
-@pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())
-def test_shapes_add_up_to_the_published_parameters(name, billions):
-    """Counted by hand from the shapes, within 1 %."""
-    assert parameters(MODELS[name]) / 1e9 == pytest.approx(billions, rel=0.01)
-
-
-def test_latent_kv_is_as_published():
-    """70,272 bytes a token in BF16, over 61 layers."""
-    assert MODELS["deepseek-v3"].kv_bytes_per_token(2) == 70_272
-
-
 def test_no_model_and_no_gpu_is_named_outside_the_catalog():
     """Code that asks for a name would plan only what it knows. Prose in docstrings may name them."""
     named = [
@@ -109,63 +81,6 @@ def test_no_model_and_no_gpu_is_named_outside_the_catalog():
     assert named == []
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "qwen3-235b-a22b"])
-def test_a_config_of_the_same_shapes_is_the_same_model(name, tmp_path):
-    """Written as its checkpoint writes it, a model of the catalog is read back as it is."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(as_config(MODELS[name])))
-    found = read_model_config(path, "config.json")
-
-    assert replace(found.model, source=MODELS[name].source) == MODELS[name]
-
-
-def test_a_config_says_that_its_embeddings_are_tied(tmp_path):
-    """Not so where it says nothing."""
-    path, config = tmp_path / "config.json", as_config(MODELS["deepseek-v3"])
-    for change, is_tied in (
-        ({}, False),
-        ({"tie_word_embeddings": True}, True),
-        ({"tie_word_embeddings": False}, False),
-    ):
-        path.write_text(json.dumps(config | change))
-        assert read_model_config(path, "config.json").model.ties_embeddings == is_tied
-
-
-def as_config(model):
-    """The config.json of a model's checkpoint."""
-    attention = asdict(model.attention)
-    config = {
-        "num_hidden_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.dense_intermediate_size,
-        "moe_intermediate_size": model.expert_intermediate_size,
-        "vocab_size": model.vocab_size,
-        "num_attention_heads": attention.pop("num_heads"),
-        "num_experts_per_tok": model.num_experts_per_token,
-        "max_position_embeddings": model.max_position_embeddings,
-    }
-    if model.weights_in == "fp8":
-        config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-    if "num_kv_heads" in attention:
-        experts = {
-            "model_type": "qwen3_moe",
-            "num_experts": model.num_routed_experts,
-            "head_dim": attention["head_dim"],
-        }
-        return config | experts | {"num_key_value_heads": attention["num_kv_heads"]}
-    indexer = attention.pop("indexer")
-    indexed = {"index_n_heads": indexer["num_heads"], "index_head_dim": indexer["head_dim"]} if indexer else {}
-    experts = {
-        "model_type": "deepseek_v32" if indexer else "deepseek_v3",
-        "first_k_dense_replace": model.num_dense_layers,
-        "n_routed_experts": model.num_routed_experts,
-        "n_shared_experts": model.num_shared_experts,
-        "n_group": model.num_expert_groups,
-        "topk_group": model.num_groups_per_token,
-    }
-    return config | attention | indexed | experts
-
-
 def strings(tree):
     """Every text in code, without docstrings."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -174,21 +89,3 @@ def strings(tree):
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
     ]
-
-
-def parameters(model):
-    """The slow reference: every matrix of the model, from the definitions in DeepSeek-V3's inference/model.py."""
-    h, a = model.hidden_size, model.attention
-    if hasattr(a, "kv_lora_rank"):
-        qk = a.qk_nope_head_dim + a.qk_rope_head_dim
-        query = h * a.q_lora_rank + a.q_lora_rank * a.num_heads * qk if a.q_lora_rank else h * a.num_heads * qk
-        latent = h * (a.kv_lora_rank + a.qk_rope_head_dim)
-        expanded = a.kv_lora_rank * a.num_heads * (a.qk_nope_head_dim + a.v_head_dim)
-        attention = query + latent + expanded + a.num_heads * a.v_head_dim * h
-    else:
-        attention = h * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads)
-    expert = 3 * h * model.expert_intermediate_size
-    moe = (model.num_routed_experts + model.num_shared_experts) * expert + h * model.num_routed_experts
-    dense = 3 * h * model.dense_intermediate_size
-    layers = model.num_layers * attention + model.num_dense_layers * dense + model.num_moe_layers * moe
-    return layers + 2 * model.vocab_size * h

@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.facts.catalog import GPUS, MODELS
+from planner.facts.catalog import GPUS
+from planner.families import MODELS
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import lay_out
 from planner.problems.fix import applied

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.facts.catalog import GPUS, MODELS
+from planner.facts.catalog import GPUS
+from planner.families import MODELS
 from planner.layout.layout import lay_out
 from planner.layout.memory import KV_PAGE_TOKENS, fit_memory
 from planner.layout.weights import weights_of

@@ -10,8 +10,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from planner.facts.catalog import GPUS, MODELS
+from planner.facts.catalog import GPUS
 from planner.facts.terms import PHASES
+from planner.families import MODELS
 from planner.spec.schema import MAX_EP_SIZE, MAX_REDUNDANT
 from tests.planner.spec.spec_schema import SCHEMA, all_kinds, options, property_schemas
 

@@ -1,0 +1,74 @@
+"""What an engine cannot do with the model of a spec, by the table in `planner/facts/engine_models.py`."""
+
+from collections.abc import Iterator, Mapping
+
+from planner.facts.engine_models import ENGINE_MODELS, EngineModel
+from planner.problems.errors import Violation
+from planner.problems.fix import nearest
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["all_experts_on_fewer_gpus", "model_limits"]
+
+
+def model_limits(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Why the spec's engine cannot run its model, or not in the way that is written."""
+    model = _models(spec).get(spec.model.model_type)
+    if model is None:
+        yield _unknown_model(spec)
+        return
+    if model.cannot:
+        yield _not_as_planned(spec, model.cannot)
+        return
+    yield from _without_replicas(spec, model)
+    yield from _without_overlap(spec, model)
+
+
+def all_experts_on_fewer_gpus(spec: ResolvedSpec) -> Iterator[Violation]:
+    """A unit of more GPUs than the model has experts, which SGLang takes for a mistake."""
+    most = spec.model.num_routed_experts
+    for phase in spec.phases:
+        if (size := spec.phase(phase).ep_size) > most:
+            rule = f"S758 must be at most num_routed_experts ({most}) to run on {spec.written.engine_name}"
+            reason = "it refuses to share a model between more GPUs than a layer has experts, replicas or not"
+            yield Violation(f"{phase}.ep_size", size, rule, reason, f"plan units of at most {most} GPUs")
+
+
+def _models(spec: ResolvedSpec) -> Mapping[str, EngineModel]:
+    version = spec.written.engine_version
+    assert version is not None
+    return ENGINE_MODELS[spec.written.engine_name][version]
+
+
+def _called(spec: ResolvedSpec) -> str:
+    return f"{spec.written.engine_name} {spec.written.engine_version}"
+
+
+def _unknown_model(spec: ResolvedSpec) -> Violation:
+    rule = f"S760 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
+    reason = f"what it does with {spec.model.model_type} is not in the table of its models"
+    return Violation(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
+
+
+def _not_as_planned(spec: ResolvedSpec, reason: str) -> Violation:
+    rule = f"S756 must not be {spec.model.model_type} to run on {_called(spec)}"
+    return Violation(*spec.written.named_model, rule, reason, "choose another engine")
+
+
+def _without_replicas(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
+    for phase in spec.phases:
+        redundant = spec.phase(phase).redundant_experts
+        if redundant and not model.replicas:
+            rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
+            reason = f"its {model.architecture} has one slot for each expert"
+            yield Violation(f"{phase}.redundant_experts", redundant, rule, reason, nearest(0))
+
+
+def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
+    for phase in spec.phases:
+        overlap = spec.phase(phase).overlap
+        if overlap != "none" and phase not in model.overlaps:
+            rule = f"S757 must be none to run {spec.model.model_type} on {_called(spec)}"
+            reason = f"it cuts no layer of {model.architecture} into stages" + (
+                f" in {phase}" if model.overlaps else ""
+            )
+            yield Violation(f"{phase}.overlap", overlap, rule, reason, nearest("none"))

@@ -1,0 +1,112 @@
+"""DeepSeek-V4's attention: one shared key and value, read in a window of the last tokens and, before it, compressed.
+
+Source of the matrices: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py. What stays in BF16 or FP32:
+sglang 0.5.23 layers/attention/dsv4/compressor.py and indexer.py. KV: sglang 0.5.23 mem_cache/deepseek_v4_memory_pool.py
+and, for states, model_executor/pool_configurator.py; pages kernels/ops/attention/dsv4/kv_layout.py.
+"""
+
+from dataclasses import dataclass, replace
+
+from planner.facts.attention.kind import LayerKv, Matrix
+from planner.facts.attention.latent import Indexer
+from planner.facts.terms import KvPrecision
+
+__all__ = ["CompressedAttention"]
+
+SCALE_VALUES = 64  # that share a one-byte scale in KV; a slot has a multiple of 8 scales
+PAGE_TOKENS = 256
+PAGE_BYTES = 576  # of which a page is a multiple
+STATE_VALUE_BYTES = 4
+OVERLAP = 2  # windows that one entry is made from, where it has an indexer
+
+
+@dataclass(frozen=True)
+class CompressedAttention:
+    """A window, and an entry for each `ratio` tokens; 0 has no entries. An indexer picks entries where there is one."""
+
+    num_heads: int
+    head_dim: int
+    rope_head_dim: int  # of `head_dim`
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int  # of a group
+    window: int
+    ratio: int
+    indexer: Indexer | None = None
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV is not kept by heads."""
+        return self.num_heads
+
+    @property
+    def only_kv(self) -> KvPrecision:
+        """FP8: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
+        return "fp8"
+
+    def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
+        """Queries in two steps, the key, the output in two steps, the compressors."""
+        query = self.q_lora_rank * (hidden_size + self.num_heads * self.head_dim)
+        output = self.o_lora_rank * (self.num_heads * self.head_dim + self.o_groups * hidden_size)
+        return (
+            Matrix("attention", query + hidden_size * self.head_dim, "attention"),
+            Matrix("attention", output, "output"),
+            Matrix("attention", self.num_heads, "fp32"),  # sinks
+            Matrix("norms", self.q_lora_rank + self.head_dim, "wide"),
+            *(self._compressor(hidden_size, self.head_dim) if self.ratio else ()),
+            *(self._indexer(self.indexer, hidden_size) if self.indexer else ()),
+        )
+
+    def kv(self, bytes_per_value: int) -> LayerKv:
+        """448 values in FP8, 64 in BF16 and 8 scales, 584 B, whatever the KV's precision says.
+
+        Pages are filled up, so that these are 585 B, or 864 B where a page has only two entries.
+        """
+        index = self.indexer.kv_bytes_per_token if self.indexer else 0
+        entry = self._slot_bytes(PAGE_TOKENS // self.ratio) + index if self.ratio else 0
+        return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
+
+    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+        """Queries and results of all heads, the output's ranks, keys of the window and of entries."""
+        entries = context // self.ratio if self.ratio else 0
+        keys = (tokens + min(context, self.window) + entries) * self.head_dim
+        return tokens * (2 * self.num_heads * self.head_dim + self.o_groups * self.o_lora_rank) + keys
+
+    def one_of(self, num_gpus: int) -> "CompressedAttention":
+        """All heads read the one key, so each GPU has it; groups of the output go with their heads.
+
+        Source: sglang 0.5.23 models/deepseek_v4.py: wq_b, wo_a and wo_b are split, wq_a, wkv and compressors are not.
+        """
+        groups = max(1, self.o_groups // num_gpus)
+        return replace(self, num_heads=self.num_heads // num_gpus, o_groups=groups)
+
+    def _slot_bytes(self, slots_per_page: int) -> int:
+        plain = self.head_dim - self.rope_head_dim
+        slot = plain + 2 * self.rope_head_dim + -(-plain // SCALE_VALUES // 8) * 8
+        return -(-slots_per_page * slot // PAGE_BYTES) * PAGE_BYTES // slots_per_page
+
+    @property
+    def _widths(self) -> int:
+        """Windows that a compressor reads for one entry."""
+        return OVERLAP if self.indexer else 1
+
+    def _compressor(self, hidden_size: int, head_dim: int) -> tuple[Matrix, ...]:
+        values = self._widths * head_dim
+        return (
+            Matrix("attention", 2 * values * hidden_size, "wide"),  # keys and their gates
+            Matrix("attention", self.ratio * values, "fp32"),  # by place
+            Matrix("norms", head_dim, "wide"),
+        )
+
+    def _indexer(self, indexer: Indexer, hidden_size: int) -> tuple[Matrix, ...]:
+        queries = self.q_lora_rank * indexer.num_heads * indexer.head_dim
+        return (
+            Matrix("attention", queries, "attention"),
+            Matrix("attention", hidden_size * indexer.num_heads, "wide"),
+            *self._compressor(hidden_size, indexer.head_dim),
+        )
+
+    def _state_bytes(self) -> int:
+        """Return the bytes of the tokens that are not an entry yet: key and gate of each, in FP32."""
+        values = self.head_dim + (self.indexer.head_dim if self.indexer else 0)
+        return self._widths * self.ratio * 2 * self._widths * values * STATE_VALUE_BYTES

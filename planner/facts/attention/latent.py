@@ -1,0 +1,102 @@
+"""Latent attention (MLA), with an indexer or without: DeepSeek-V2 to V3.2, Kimi-K2, GLM-5."""
+
+from dataclasses import dataclass, replace
+
+from planner.facts.attention.kind import LayerKv, Matrix
+
+__all__ = ["Indexer", "LatentAttention"]
+
+KV_SCALE_VALUES = 128  # that share a scale in sparse attention's FP8 KV
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """The small attention that picks which tokens the large one reads (DeepSeek sparse attention).
+
+    Source: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer.
+    """
+
+    num_heads: int
+    head_dim: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """One FP8 key and one FP32 scale of one layer."""
+        return self.head_dim + 4
+
+    def matrices(self, query_rank: int, hidden_size: int) -> tuple[Matrix, ...]:
+        """Queries and keys; the weights of its heads, which stay wide; the norm of keys, with a bias."""
+        queries = query_rank * self.num_heads * self.head_dim
+        keys = hidden_size * self.head_dim
+        return (
+            Matrix("attention", queries + keys, "attention"),
+            Matrix("attention", hidden_size * self.num_heads, "wide"),
+            Matrix("norms", 2 * self.head_dim, "wide"),
+        )
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Keys and values are kept as one latent vector of all heads, beside one rotated key."""
+
+    num_heads: int
+    q_lora_rank: int | None  # None: queries are computed in one step
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    is_sparse: bool = False  # reads only what an indexer picked: its own, or that of an earlier layer
+    indexer: Indexer | None = None
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV is not kept by heads."""
+        return self.num_heads
+
+    @property
+    def only_kv(self) -> None:
+        """Any."""
+
+    def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
+        """187.1 M weights for DeepSeek-V3. kv_b stays wide: it is absorbed into core attention."""
+        query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        rank = self.q_lora_rank
+        query = hidden_size * query_dim if rank is None else rank * (hidden_size + query_dim)
+        latent = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
+        expand = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return (
+            Matrix("attention", query + latent, "attention"),
+            Matrix("attention", self.num_heads * self.v_head_dim * hidden_size, "output"),
+            Matrix("attention", expand, "wide"),
+            Matrix("norms", (rank or 0) + self.kv_lora_rank, "wide"),
+            *(self.indexer.matrices(rank or hidden_size, hidden_size) if self.indexer else ()),
+        )
+
+    def kv(self, bytes_per_value: int) -> LayerKv:
+        """1,152 B a token for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
+
+        Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
+        512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
+        """
+        token = (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value
+        if self.is_sparse and bytes_per_value == 1:
+            token = self.kv_lora_rank + 4 * -(-self.kv_lora_rank // KV_SCALE_VALUES) + 2 * self.qk_rope_head_dim
+        return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
+
+    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+        """Queries, and what comes out of them; latents are expanded, unless that is absorbed."""
+        query = self.qk_nope_head_dim + self.qk_rope_head_dim
+        if absorbs:  # queries go into the latent space, and results come out of it
+            return tokens * self.num_heads * (query + 2 * self.kv_lora_rank + self.v_head_dim)
+        # Latents are expanded, and their keys put together with the rotary key that all heads share.
+        latent = self.kv_lora_rank + self.qk_rope_head_dim
+        expanded = self.qk_nope_head_dim + self.v_head_dim + query
+        return context * (latent + self.num_heads * expanded) + tokens * self.num_heads * (query + self.v_head_dim)
+
+    def one_of(self, num_gpus: int) -> "LatentAttention":
+        """All heads read the one latent vector, so each GPU has it.
+
+        Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
+        by heads, wq_a and wkv_a are not, and each rank caches the latent vector.
+        """
+        return replace(self, num_heads=self.num_heads // num_gpus)

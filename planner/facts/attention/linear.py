@@ -1,0 +1,74 @@
+"""Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a state of constant size instead of KV.
+
+Source of the matrices: transformers 5.23.0 models/qwen3_next/modeling_qwen3_next.py. State: sglang 0.5.23
+configs/mamba_utils.py, where the state is FP32 unless the config says otherwise, and the convolution's is BF16.
+"""
+
+from dataclasses import dataclass, replace
+
+from planner.facts.attention.kind import LayerKv, Matrix
+
+__all__ = ["LinearAttention"]
+
+CONV_VALUE_BYTES = 2
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """Each value head keeps a matrix, `[key_head_dim, value_head_dim]`; a short convolution keeps its last inputs."""
+
+    num_key_heads: int
+    key_head_dim: int
+    num_value_heads: int
+    value_head_dim: int
+    conv_size: int  # tokens that the convolution reads
+    state_value_bytes: int = 4
+
+    @property
+    def num_heads(self) -> int:
+        """Key heads: value heads go with them."""
+        return self.num_key_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The state goes with the heads."""
+        return self.num_key_heads
+
+    @property
+    def only_kv(self) -> None:
+        """Any."""
+
+    def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
+        """Queries, keys, values and gates; two numbers a value head; the convolution; the output."""
+        values = self.num_value_heads * self.value_head_dim
+        projected = self._conv_channels + values
+        return (
+            Matrix("attention", (projected + 2 * self.num_value_heads) * hidden_size, "attention"),
+            Matrix("attention", values * hidden_size, "output"),
+            Matrix("attention", self._conv_channels * self.conv_size, "wide"),
+            Matrix("attention", 2 * self.num_value_heads, "fp32"),  # decay and step
+            Matrix("norms", self.value_head_dim, "wide"),
+        )
+
+    def kv(self, bytes_per_value: int) -> LayerKv:
+        """The state of one request, which no KV precision changes."""
+        matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_value_bytes
+        return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
+
+    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+        """What is projected, before and after the convolution, and the results."""
+        return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
+
+    def one_of(self, num_gpus: int) -> "LinearAttention":
+        """Heads are split, and the state with them.
+
+        Source: sglang 0.5.23 configs/mamba_utils.py, Mamba2StateShape, which divides by the group's size.
+        """
+        heads = (max(1, each // num_gpus) for each in (self.num_key_heads, self.num_value_heads))
+        key_heads, value_heads = heads
+        return replace(self, num_key_heads=key_heads, num_value_heads=value_heads)
+
+    @property
+    def _conv_channels(self) -> int:
+        """Queries, keys and values together."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim

@@ -1,0 +1,104 @@
+"""Which models an engine runs, by its version, and what it can do with the experts and the KV of each.
+
+An engine has one class an architecture, and registers it under the name that a checkpoint's config.json gives. What
+the engine can do depends on that class: one makes slots for replicas, another forgets them; one exchanges rows by
+DeepEP, another raises.
+
+Of SGLang 0.5.23 (python/sglang/srt), where a test holds this table against the sources:
+    architecture   `EntryClass` of models/FILE
+    replicas       the experts are built with `ep_num_redundant_experts`
+    overlaps       batch_overlap/operations_strategy.py, init_new_tbo, knows the layer; DeepSeek-V4's only in prefill
+    page_tokens    arg_groups/model_overrides: DeepSeek-V4 and, on Blackwell, MiniMax-M3 take no other
+    keeps_states   configs/qwen3_next.py, mamba2_cache_params
+    cannot         models/gpt_oss.py: its forward for DeepEP raises; layers/quantization/mxfp4.py, of a Hopper GPU
+Of vLLM 0.33.0 (vllm), where the first two are held against a table that was recorded from its wheel:
+    architecture   model_executor/models/registry.py
+    replicas       the class, or the model inside it, is a `MixtureOfExperts`, whose experts EPLB moves
+    overlaps       v1/worker/ubatching.py, around the whole model
+    page_tokens    github.com/ai-dynamo/dynamo, recipes page of DeepSeek-V4-Pro: blocks of 256
+    keeps_states   distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py, which asks for one layout of them
+
+All of them hand their KV from prefill to decode, whatever kinds of it they keep. SGLang sends each kind as a component
+of its own (disaggregation/utils.py, setup_state_kv_args). Of MiniMax-M3's index it sends keys only, and the published
+one has no values. vLLM's connector keeps the groups of layers apart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.facts.terms import PHASES, EngineName, Phase
+
+__all__ = ["ENGINE_MODELS", "EngineModel"]
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """What an engine does with one architecture."""
+
+    architecture: str
+    file: str
+    replicas: bool = True  # whether an expert may have several slots
+    overlaps: tuple[Phase, ...] = ()  # phases in which one micro-batch hides the other's exchange
+    page_tokens: int = 64  # of a page of KV
+    keeps_states: bool = False  # whether some layers keep a state of each request, which is no KV
+    cannot: str | None = None  # why it cannot run at all as plans have it
+
+
+def _same_in_all(*rows: tuple[str, EngineModel]) -> dict[str, EngineModel]:
+    """Return the rows of vLLM, whose overlap goes around any model."""
+    return {model_type: replace(model, overlaps=PHASES) for model_type, model in rows}
+
+
+_SGLANG_V3 = EngineModel("DeepseekV3ForCausalLM", "deepseek_v2.py", overlaps=PHASES)
+_SGLANG_M3 = EngineModel("MiniMaxM3SparseForCausalLM", "minimax_m3.py", page_tokens=128)
+_SGLANG_0_5_23 = {
+    "deepseek_v2": replace(_SGLANG_V3, architecture="DeepseekV2ForCausalLM"),
+    "deepseek_v3": _SGLANG_V3,
+    "deepseek_v32": replace(_SGLANG_V3, architecture="DeepseekV32ForCausalLM"),
+    "deepseek_v4": EngineModel("DeepseekV4ForCausalLM", "deepseek_v4.py", overlaps=("prefill",), page_tokens=256),
+    "glm4_moe": EngineModel("Glm4MoeForCausalLM", "glm4_moe.py", replicas=False),
+    "glm_moe_dsa": EngineModel("GlmMoeDsaForCausalLM", "glm4_moe.py", overlaps=PHASES),
+    "gpt_oss": EngineModel(
+        "GptOssForCausalLM",
+        "gpt_oss.py",
+        cannot="it exchanges no rows of its experts, and widens those in MXFP4 to BF16 when GPUs share them",
+    ),
+    "kimi_k2": _SGLANG_V3,
+    "kimi_k25": EngineModel("KimiK25ForConditionalGeneration", "kimi_k25.py", overlaps=PHASES),
+    "minimax_m2": EngineModel("MiniMaxM2ForCausalLM", "minimax_m2.py"),
+    "minimax_m3": _SGLANG_M3,
+    "minimax_m3_vl": EngineModel("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl.py", page_tokens=128),
+    "minimax_m3_vl_text": _SGLANG_M3,
+    "qwen3_moe": EngineModel("Qwen3MoeForCausalLM", "qwen3_moe.py", overlaps=PHASES),
+    "qwen3_next": EngineModel("Qwen3NextForCausalLM", "qwen3_next.py", keeps_states=True),
+    "qwen3_5_moe": EngineModel("Qwen3_5MoeForConditionalGeneration", "qwen3_5.py", keeps_states=True),
+    "qwen3_5_moe_text": EngineModel("Qwen3_5MoeForCausalLM", "qwen3_5_text.py", keeps_states=True),
+}
+
+_VLLM_V3 = EngineModel("DeepseekV3ForCausalLM", "deepseek_v2.py")
+_VLLM_M3 = EngineModel("MiniMaxM3SparseForCausalLM", "vllm.models.minimax_m3", replicas=False)
+_VLLM_0_33_0 = _same_in_all(
+    ("deepseek_v2", replace(_VLLM_V3, architecture="DeepseekV2ForCausalLM")),
+    ("deepseek_v3", _VLLM_V3),
+    ("deepseek_v32", EngineModel("DeepseekV32ForCausalLM", "vllm.models.deepseek_v32")),
+    ("deepseek_v4", EngineModel("DeepseekV4ForCausalLM", "vllm.models.deepseek_v4", page_tokens=256)),
+    ("glm4_moe", EngineModel("Glm4MoeForCausalLM", "glm4_moe.py")),
+    ("glm_moe_dsa", EngineModel("GlmMoeDsaForCausalLM", "vllm.models.deepseek_v32")),
+    ("gpt_oss", EngineModel("GptOssForCausalLM", "gpt_oss.py", replicas=False)),
+    ("kimi_k2", _VLLM_V3),
+    ("kimi_k25", EngineModel("KimiK25ForConditionalGeneration", "kimi_k25.py")),
+    ("minimax_m2", EngineModel("MiniMaxM2ForCausalLM", "minimax_m2.py", replicas=False)),
+    ("minimax_m3", _VLLM_M3),
+    ("minimax_m3_vl", replace(_VLLM_M3, architecture="MiniMaxM3SparseForConditionalGeneration")),
+    ("minimax_m3_vl_text", _VLLM_M3),
+    ("qwen3_moe", EngineModel("Qwen3MoeForCausalLM", "qwen3_moe.py")),
+    ("qwen3_next", EngineModel("Qwen3NextForCausalLM", "qwen3_next.py", keeps_states=True)),
+    ("qwen3_5_moe", EngineModel("Qwen3_5MoeForConditionalGeneration", "qwen3_5.py", keeps_states=True)),
+    ("qwen3_5_moe_text", EngineModel("Qwen3_5MoeForCausalLM", "qwen3_5.py", keeps_states=True)),
+)
+
+# [engine][version][model_type of a checkpoint's config.json]
+ENGINE_MODELS: Mapping[EngineName, Mapping[str, Mapping[str, EngineModel]]] = {
+    "sglang": {"0.5.23": _SGLANG_0_5_23},
+    "vllm": {"0.33.0": _VLLM_0_33_0},
+}

@@ -1,0 +1,220 @@
+"""A mixture-of-experts model as the planner sees it: layer by layer, what is loaded and what a request keeps there.
+
+Each layer has an attention (`facts/attention/`) and an FFN, dense or of experts. Equal layers are equal values, so that
+passes count each kind once. Families (`planner/families`) make models from a checkpoint's `config.json`.
+
+The invariant: dense layers come first, and all MoE layers have equally many experts of one size. Expert maps have a row
+for each MoE layer, so that row r is the model's layer `num_dense_layers + r`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil
+
+from planner.facts.attention import Attention, Matrix, Part
+from planner.facts.quantisation import UNQUANTISED, Quantisation
+from planner.facts.terms import KvPrecision, Precision
+
+__all__ = ["Dense", "Experts", "Layer", "Model"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The FFN of a dense layer."""
+
+    intermediate_size: int
+
+    def matrices(self, hidden_size: int) -> Iterator[Matrix]:
+        """Gate, up and down."""
+        yield Matrix("dense", 3 * hidden_size * self.intermediate_size, "ffn")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The FFN of an MoE layer."""
+
+    num_routed: int  # logical experts
+    num_per_token: int
+    intermediate_size: int  # of one routed expert
+    num_shared: int = 0
+    shared_intermediate_size: int = 0  # of one shared expert
+    num_groups: int = 1  # the gate picks groups first; a group is a run of consecutive experts
+    num_groups_per_token: int = 1  # at most: a token's experts are in the groups that the gate picked
+    is_hashed: bool = False  # a table says the experts of each token of the vocabulary; the gate only weighs them
+    has_biases: bool = False  # of experts and gate
+    gates_shared: bool = False  # a number a token weighs what shared experts give
+
+    def matrices(self, hidden_size: int) -> Iterator[Matrix]:
+        """One routed expert stands for `num_routed` of them: how many a GPU has is the layout's matter."""
+        biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
+        yield Matrix("experts", 3 * hidden_size * self.intermediate_size, "expert")
+        yield Matrix("experts", biases, "wide")
+        for _ in range(self.num_shared):
+            yield Matrix("shared", 3 * hidden_size * self.shared_intermediate_size, "ffn")
+        gates = self.num_routed * (hidden_size + (1 if self.has_biases else 0))
+        yield Matrix("gates", gates + (hidden_size if self.gates_shared else 0), "wide")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the main model."""
+
+    attention: Attention
+    ffn: Dense | Experts
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shapes of a mixture-of-experts model."""
+
+    model_type: str  # as transformers calls the family in a checkpoint's config.json
+    layers: tuple[Layer, ...]
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    source: str
+    architecture: str | None = None  # the first of the config's `architectures`, by which engines know it
+    quantisation: Quantisation = UNQUANTISED
+    ties_embeddings: bool = False  # one matrix reads tokens and makes logits
+    num_streams: int = 1  # residual streams, which hyper-connections mix before and after each half of a layer
+    num_mtp_layers: int = 0  # not planned: no pass reads it yet
+    tower_weights: int = 0  # of encoders for images and sound
+
+    def __hash__(self) -> int:
+        """Leave out the layers, which are many: searches ask for the same model's weights again and again."""
+        return hash((self.source, self.hidden_size, self.vocab_size))
+
+    @property
+    def num_layers(self) -> int:
+        """Of the main model."""
+        return len(self.layers)
+
+    @cached_property
+    def num_dense_layers(self) -> int:
+        """The first ones."""
+        return sum(isinstance(layer.ffn, Dense) for layer in self.layers)
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers that have an expert map."""
+        return self.num_layers - self.num_dense_layers
+
+    @property
+    def experts(self) -> Experts:
+        """The FFN of the last layer: all MoE layers have as many experts of this size."""
+        ffn = self.layers[-1].ffn
+        assert isinstance(ffn, Experts)
+        return ffn
+
+    @property
+    def num_routed_experts(self) -> int:
+        """Logical experts of one MoE layer."""
+        return self.experts.num_routed
+
+    @property
+    def num_experts_per_token(self) -> int:
+        """Of one MoE layer."""
+        return self.experts.num_per_token
+
+    @property
+    def num_shared_experts(self) -> int:
+        """Of one MoE layer."""
+        return self.experts.num_shared
+
+    @property
+    def num_expert_groups(self) -> int:
+        """Groups of consecutive experts of which the gate picks some first."""
+        return self.experts.num_groups
+
+    @property
+    def num_groups_per_token(self) -> int:
+        """Groups that a token's experts are in, at most."""
+        return self.experts.num_groups_per_token
+
+    @cached_property
+    def dense_intermediate_size(self) -> int:
+        """Of dense layers; 0 without any."""
+        return max((layer.ffn.intermediate_size for layer in self.layers if isinstance(layer.ffn, Dense)), default=0)
+
+    @cached_property
+    def attentions(self) -> Mapping[Attention, int]:
+        """Each kind of attention, and how many layers have it."""
+        return Counter(layer.attention for layer in self.layers)
+
+    @property
+    def only_kv(self) -> KvPrecision | None:
+        """The one precision of KV that there are kernels for; None where the spec may say any."""
+        return next((each.only_kv for each in self.attentions if each.only_kv), None)
+
+    @property
+    def weights_in(self) -> Precision:
+        """The precision of the published checkpoint."""
+        return self.quantisation.precision
+
+    @cached_property
+    def kinds(self) -> Mapping[Layer, int]:
+        """Each kind of layer, and how many there are of it."""
+        return Counter(self.layers)
+
+    def matrices(self) -> Iterator[tuple[Matrix, int]]:
+        """Every matrix, with how many there are of it; of routed experts one a layer."""
+        for layer, count in self.kinds.items():
+            for matrix in (*layer.attention.matrices(self.hidden_size), *layer.ffn.matrices(self.hidden_size)):
+                yield matrix, count
+        yield Matrix("norms", self.hidden_size, "wide"), 2 * self.num_layers + 1
+        yield Matrix("embedding", self.vocab_size * self.hidden_size, "wide"), 1 if self.ties_embeddings else 2
+        yield Matrix("towers", self.tower_weights, "wide"), 1
+        if self.num_streams > 1:
+            yield from self._stream_mixers()
+
+    def parameters(self) -> dict[Part, int]:
+        """Return the number of parameters by part, of the main model: no MTP layers."""
+        found: Counter[Part] = Counter()
+        for matrix, count in self.matrices():
+            copies = self.num_routed_experts if matrix.part == "experts" else 1
+            found[matrix.part] += count * copies * matrix.num_weights
+        return {part: number for part, number in found.items() if number}
+
+    def kv_bytes(self, num_tokens: int, bytes_per_value: int) -> int:
+        """Return the KV of one request of `num_tokens`, over all layers."""
+        return sum(count * each.kv(bytes_per_value).bytes_of(num_tokens) for each, count in self.attentions.items())
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Return what grows with each token, over all layers: 61 x (512 + 64) x 2 B = 70,272 B for V3 in BF16.
+
+        Rounded up where layers keep one entry for several tokens.
+        """
+        return ceil(sum(count * each.kv(bytes_per_value).bytes_per_token for each, count in self.attentions.items()))
+
+    def kv_bytes_per_request(self, num_tokens: int, bytes_per_value: int) -> int:
+        """Return what a request of `num_tokens` keeps besides, over all layers: windows and states."""
+        return sum(count * each.kv(bytes_per_value).fixed_bytes(num_tokens) for each, count in self.attentions.items())
+
+    def one_of(self, num_gpus: int) -> "Model":
+        """The model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
+        return _one_of(self, num_gpus) if num_gpus > 1 else self
+
+    def with_layers(self, change: Callable[[Layer], Layer]) -> "Model":
+        """Return the model with another layer for each kind of them."""
+        changed = {layer: change(layer) for layer in self.kinds}
+        return replace(self, layers=tuple(changed[layer] for layer in self.layers))
+
+    def _stream_mixers(self) -> Iterator[tuple[Matrix, int]]:
+        """Hyper-connections: before and after each half of a layer, and before the head.
+
+        Source: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HyperConnection and HyperHead;
+        FP32: sglang 0.5.23 models/deepseek_v4.py.
+        """
+        streams = self.num_streams
+        mixed = (2 + streams) * streams  # what is read, what is written, and streams to streams
+        wide = streams * self.hidden_size
+        yield Matrix("attention", mixed * wide + mixed + 3, "fp32"), 2 * self.num_layers
+        yield Matrix("attention", streams * wide + streams + 1, "fp32"), 1
+
+
+@lru_cache(maxsize=64)
+def _one_of(model: Model, num_gpus: int) -> Model:
+    """Return `Model.one_of`: layouts ask for it often, and for few numbers of GPUs."""
+    return model.with_layers(lambda layer: replace(layer, attention=layer.attention.one_of(num_gpus)))

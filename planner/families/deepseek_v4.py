@@ -1,0 +1,112 @@
+"""DeepSeek-V4: compressed attention that differs by layer, experts in every layer, of which the first are hashed.
+
+Source of the keys: transformers `DeepseekV4Config`, which reads those of published files too (`compress_ratios`,
+`num_hash_layers`, `qk_rope_head_dim`). Their lists go on for the MTP layers.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from planner.facts.attention import CompressedAttention, Indexer
+from planner.facts.model import Dense, Experts, Layer
+from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
+
+__all__ = ["DeepseekV4Shapes"]
+
+RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+INDEXED_RATIO = 4  # the ratio of layers whose entries an indexer picks
+HASH_LAYERS = 3  # where the file does not say: transformers' default_num_hash_layers
+
+
+class DeepseekV4Shapes(Shapes):
+    """The keys that the family reads."""
+
+    moe_intermediate_size: Size
+    n_routed_experts: Count
+    n_shared_experts: int = Field(ge=1, le=1)
+    head_dim: Size
+    qk_rope_head_dim: Size | None = None
+    partial_rotary_factor: float | None = Field(default=None, gt=0, lt=1)
+    q_lora_rank: Size
+    o_groups: Count
+    o_lora_rank: Size
+    sliding_window: Size
+    compress_ratios: list[int] | None = None
+    layer_types: list[str] | None = None
+    compress_rates: dict[str, int] | None = None
+    num_hash_layers: int = Field(default=HASH_LAYERS, ge=0, le=MAX_LAYERS)
+    mlp_layer_types: list[str] | None = None
+    index_n_heads: Count
+    index_head_dim: Size
+    hc_mult: int = Field(ge=1, le=64)
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together."""
+        if self.layer_types is None and self.compress_ratios is None:
+            return "neither compress_ratios nor layer_types says how each layer compresses"
+        wrong = self.miscounted(
+            layer_types=self.layer_types,
+            mlp_layer_types=self.mlp_layer_types,
+            compress_ratios=self.compress_ratios and self.compress_ratios[: self.num_hidden_layers],
+        )
+        return wrong or self._unknown() or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Experts in each."""
+        hashed = self._hashed()
+        return layers_of(self.attention, 0, Dense(0), [self.experts(is_hashed=each) for each in hashed])
+
+    def more(self) -> dict[str, Any]:
+        """Residual streams."""
+        return {"num_streams": self.hc_mult}
+
+    def attention(self, index: int) -> CompressedAttention:
+        """Return the attention of layer `index`."""
+        ratio = self._ratios()[index]
+        return CompressedAttention(
+            num_heads=self.num_attention_heads,
+            head_dim=self.head_dim,
+            rope_head_dim=self.qk_rope_head_dim or int(self.head_dim * (self.partial_rotary_factor or 0)),
+            q_lora_rank=self.q_lora_rank,
+            o_groups=self.o_groups,
+            o_lora_rank=self.o_lora_rank,
+            window=self.sliding_window,
+            ratio=ratio,
+            indexer=Indexer(self.index_n_heads, self.index_head_dim) if ratio == INDEXED_RATIO else None,
+        )
+
+    def experts(self, *, is_hashed: bool) -> Experts:
+        """Return the FFN of a layer."""
+        return Experts(
+            num_routed=self.n_routed_experts,
+            num_per_token=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            num_shared=self.n_shared_experts,
+            shared_intermediate_size=self.moe_intermediate_size,
+            is_hashed=is_hashed,
+        )
+
+    def _ratios(self) -> list[int]:
+        if self.layer_types is None:
+            return (self.compress_ratios or [])[: self.num_hidden_layers]
+        return [(RATIOS | (self.compress_rates or {}))[each] for each in self.layer_types]
+
+    def _hashed(self) -> list[bool]:
+        if self.mlp_layer_types is None:
+            return [index < self.num_hash_layers for index in range(self.num_hidden_layers)]
+        return [each == "hash_moe" for each in self.mlp_layer_types]
+
+    def _unknown(self) -> str | None:
+        """A ratio, a kind of layer or a size that the family does not have."""
+        if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
+            return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"
+        if self.qk_rope_head_dim is not None and self.qk_rope_head_dim >= self.head_dim:
+            return f"qk_rope_head_dim ({self.qk_rope_head_dim}) leaves nothing of head_dim ({self.head_dim})"
+        strange = sorted({each for each in self.layer_types or [] if each not in RATIOS})
+        if strange:
+            return f"layer_types has {strange[0][:40]}, which is none of {', '.join(RATIOS)}"
+        strange_ratios = sorted({each for each in self._ratios() if each not in RATIOS.values()})
+        if strange_ratios:
+            return f"{strange_ratios[0]} is no ratio of the family: {', '.join(map(str, RATIOS.values()))}"
+        return None if any(self._ratios()) else "no layer compresses, which is not planned"

@@ -1,0 +1,41 @@
+"""GLM-5: DeepSeek-V3.2's architecture, where layers may share the indexer of an earlier one.
+
+Source of the keys: transformers `GlmMoeDsaConfig`, which reads the schedule of indexers in this order: a list, a
+pattern of letters, a frequency and an offset.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from planner.facts.attention import Indexer
+from planner.families.deepseek import IndexedShapes
+
+__all__ = ["GlmMoeDsaShapes"]
+
+
+class GlmMoeDsaShapes(IndexedShapes):
+    """The keys that the family reads beside V3.2's."""
+
+    indexer_types: list[Literal["full", "shared"]] | None = None
+    index_topk_pattern: str | None = Field(default=None, pattern="^[FS]+$")
+    index_topk_freq: int = Field(default=1, ge=1, le=1000)
+    index_skip_topk_offset: int = Field(default=2, ge=0, le=1000)
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together."""
+        lists = {"indexer_types": self.indexer_types, "index_topk_pattern": self.index_topk_pattern}
+        if wrong := super().broken() or self.miscounted(**lists):
+            return wrong
+        return None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
+
+    def indexer(self, index: int) -> Indexer | None:
+        """Return the indexer of layer `index`; None where it reads what an earlier layer's picked."""
+        return super().indexer(index) if self._has_indexer(index) else None
+
+    def _has_indexer(self, index: int) -> bool:
+        if self.indexer_types is not None:
+            return self.indexer_types[index] == "full"
+        if self.index_topk_pattern is not None:
+            return self.index_topk_pattern[index] == "F"
+        return max(index - self.index_skip_topk_offset + 1, 0) % self.index_topk_freq == 0

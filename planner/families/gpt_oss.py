@@ -1,0 +1,56 @@
+"""gpt-oss: grouped attention with sinks and biases, over a window in every other layer; experts in every layer.
+
+Source of the keys: transformers `GptOssConfig`.
+"""
+
+from typing import Literal
+
+from planner.facts.attention import GroupedAttention
+from planner.facts.model import Dense, Experts, Layer
+from planner.families.shapes import Count, Shapes, Size, layers_of
+
+__all__ = ["GptOssShapes"]
+
+
+class GptOssShapes(Shapes):
+    """The keys that the family reads."""
+
+    intermediate_size: Size  # of an expert
+    num_local_experts: Count
+    num_key_value_heads: Count
+    head_dim: Size
+    attention_bias: bool = True
+    sliding_window: Size
+    layer_types: list[Literal["sliding_attention", "full_attention"]] | None = None
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together."""
+        if wrong := self.miscounted(layer_types=self.layer_types):
+            return wrong
+        if all(map(self._is_windowed, range(self.num_hidden_layers))):
+            return "no layer has full_attention, which is not planned"
+        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
+            "num_local_experts", self.num_local_experts
+        )
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Experts in each."""
+        experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, has_biases=True)
+        return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
+
+    def attention(self, index: int) -> GroupedAttention:
+        """Return the attention of layer `index`."""
+        return GroupedAttention(
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            window=self.sliding_window if self._is_windowed(index) else None,
+            biases="all" if self.attention_bias else "none",
+            has_sinks=True,
+        )
+
+    def _is_windowed(self, index: int) -> bool:
+        """Where the file does not say, layers take turns."""
+        if self.layer_types is not None:
+            return self.layer_types[index] == "sliding_attention"
+        return index % 2 == 0

@@ -1,0 +1,114 @@
+"""Qwen3-Next and Qwen3.5: linear attention in most layers, grouped attention with a gate in the others.
+
+Source of the keys: transformers `Qwen3NextConfig`, `Qwen3_5MoeTextConfig` and, of the tower, `Qwen3_5MoeVisionConfig`
+and modeling_qwen3_5_moe.py.
+"""
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from planner.facts.attention import Attention, GroupedAttention, LinearAttention
+from planner.facts.model import Dense, Experts, Layer
+from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, layers_of
+
+__all__ = ["Qwen3NextShapes", "Qwen35Tower"]
+
+
+class Qwen3NextShapes(Shapes):
+    """The keys that the families read."""
+
+    moe_intermediate_size: Size
+    shared_expert_intermediate_size: Size
+    num_experts: Count = Field(validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_key_value_heads: Count
+    head_dim: Size
+    attention_bias: bool = False
+    linear_conv_kernel_dim: Count
+    linear_key_head_dim: Size
+    linear_value_head_dim: Size
+    linear_num_key_heads: Count
+    linear_num_value_heads: Count
+    layer_types: list[Literal["linear_attention", "full_attention"]] | None = None
+    full_attention_interval: int = Field(default=4, ge=1, le=MAX_LAYERS)
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    mtp_num_hidden_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together."""
+        if self.decoder_sparse_step != 1 or self.mlp_only_layers:
+            return "decoder_sparse_step and mlp_only_layers put dense layers among the MoE layers, which is not planned"
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        if values % keys:
+            return f"linear_num_key_heads ({keys}) does not divide linear_num_value_heads ({values})"
+        if wrong := self.miscounted(layer_types=self.layer_types):
+            return wrong
+        if not any(map(self._is_full, range(self.num_hidden_layers))):
+            return "no layer has full_attention, which is not planned"
+        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen("num_experts", self.num_experts)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Experts in each."""
+        experts = Experts(
+            num_routed=self.num_experts,
+            num_per_token=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            num_shared=1,
+            shared_intermediate_size=self.shared_expert_intermediate_size,
+            gates_shared=True,
+        )
+        return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
+
+    def attention(self, index: int) -> Attention:
+        """Return the attention of layer `index`."""
+        if self._is_full(index):
+            return GroupedAttention(
+                self.num_attention_heads,
+                self.num_key_value_heads,
+                self.head_dim,
+                norms="head",
+                biases="all" if self.attention_bias else "none",
+                has_gate=True,
+            )
+        return LinearAttention(
+            num_key_heads=self.linear_num_key_heads,
+            key_head_dim=self.linear_key_head_dim,
+            num_value_heads=self.linear_num_value_heads,
+            value_head_dim=self.linear_value_head_dim,
+            conv_size=self.linear_conv_kernel_dim,
+            state_value_bytes=4 if self.mamba_ssm_dtype == "float32" else 2,
+        )
+
+    def more(self) -> dict[str, Any]:
+        """MTP layers, under the name of either family."""
+        return {"num_mtp_layers": self.mtp_num_hidden_layers or self.num_nextn_predict_layers}
+
+    def _is_full(self, index: int) -> bool:
+        if self.layer_types is not None:
+            return self.layer_types[index] == "full_attention"
+        return (index + 1) % self.full_attention_interval == 0
+
+
+class Qwen35Tower(Tower):
+    """The keys of `vision_config`."""
+
+    depth: Count
+    hidden_size: Size
+    intermediate_size: Size
+    in_channels: Count = 3
+    patch_size: Count
+    temporal_patch_size: Count = 2
+    spatial_merge_size: Count = 2
+    num_position_embeddings: Size
+    out_hidden_size: Size
+
+    def num_weights(self, text_hidden_size: int) -> int:
+        """Return the parameters of patches, layers and the merger into the text model."""
+        size, inner = self.hidden_size, self.intermediate_size
+        patches = self.in_channels * self.temporal_patch_size * self.patch_size**2 * size + size
+        layer = 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
+        merged = size * self.spatial_merge_size**2
+        merger = 2 * size + merged * merged + merged + merged * self.out_hidden_size + self.out_hidden_size
+        return patches + self.num_position_embeddings * size + self.depth * layer + merger

@@ -1,0 +1,153 @@
+"""A checkpoint's `config.json` to a model of its family, or to what is wrong with the file.
+
+The planner never opens weights: shapes decide a layout, and the digest of the file's bytes lets the runtime refuse a
+checkpoint that is not the one planned for.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from planner.facts.digest import digest_of_bytes
+from planner.facts.files import read_file
+from planner.facts.model import Model
+from planner.facts.quantisation import UNQUANTISED, quantisation_of
+from planner.families.registry import FAMILIES, TOWERS
+from planner.families.shapes import File
+from planner.problems.errors import Violation
+
+__all__ = ["ModelConfig", "model_of", "read_model_config"]
+
+PATH = "model.config"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shapes, and the sha256 of the very bytes that they were read from."""
+
+    model: Model
+    digest: str
+    other_quantization: str | None  # what its quantization_config says that no precision of a spec does
+
+
+def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
+    """Return the config at `path`, which the spec calls `written`; or what is wrong with it."""
+    try:
+        content = read_file(path)
+    except (OSError, ValueError) as error:  # the latter: no path has a null character
+        fix = "give the path relative to the spec's folder"
+        reason = getattr(error, "strerror", None) or str(error)
+        return Violation(PATH, written, "S301 must be a readable file", reason, fix)
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError):
+        config = None
+    found = model_of(config, written)
+    if isinstance(found, Violation):
+        return found
+    return ModelConfig(found, digest_of_bytes(content), _other_quantization(config))
+
+
+def model_of(config: Any, written: str) -> Model | Violation:
+    """Return the model of a `config.json`'s content, which the spec calls `written`; or what is wrong with it."""
+    model_type = config.get("model_type") if isinstance(config, Mapping) else None
+    if not isinstance(model_type, str):
+        return _wrong(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
+    file = File(written, model_type, _architecture(config), quantisation_of(_text(config)) or UNQUANTISED)
+    if model_type in TOWERS:
+        return _with_a_tower(config, file)
+    if model_type in FAMILIES:
+        return _of_family(model_type, config, file)
+    return _of_another_family(config, written, model_type)
+
+
+def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
+    """Return the text model of a multimodal one, with the weights of its tower."""
+    tower_keys, text_types = TOWERS[file.model_type]
+    text, vision = config.get("text_config"), config.get("vision_config")
+    if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
+        lacking = "text_config" if not isinstance(text, Mapping) else "vision_config"
+        return _lacking([lacking], file, "it")
+    text_type = text.get("model_type", text_types[0])
+    if text_type not in text_types:
+        reason = f"its text_config is of model_type {str(text_type)[:40]}, not {' or '.join(text_types)}"
+        return _wrong(file.source, f"S302 must be a config.json of {file.model_type}", reason)
+    try:
+        tower = tower_keys.model_validate({**config, **vision})
+    except ValidationError as error:
+        return _lacking(_keys_of(error), file, "vision_config")
+    found = _of_family(text_type, {**text, **_tie(config)}, file, "text_config")
+    if isinstance(found, Violation):
+        return found
+    return replace(found, tower_weights=tower.num_weights(found.hidden_size))
+
+
+def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Violation:
+    try:
+        shapes = FAMILIES[family].model_validate(config)
+    except ValidationError as error:
+        return _lacking(_keys_of(error), file, place)
+    if broken := shapes.broken():
+        return Violation(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
+    return shapes.model(file)
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of the text model, where multimodal files say its quantisation, beneath those of the whole."""
+    text = config.get("text_config")
+    return {**text, **config} if isinstance(text, Mapping) else config
+
+
+def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the one key of the text model that multimodal files say outside it."""
+    return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+
+
+def _keys_of(error: ValidationError) -> list[str]:
+    return [str(detail["loc"][0]) for detail in error.errors(include_url=False) if detail["loc"]]
+
+
+def _lacking(keys: Sequence[str], file: File, place: str) -> Violation:
+    reason = f"missing or out of range in {place}: {', '.join(keys)}"
+    return _wrong(file.source, f"S302 must have the shapes of {file.model_type}", reason)
+
+
+def _of_another_family(config: Mapping[str, Any], written: str, model_type: str) -> Violation:
+    """A family that no file reads; of a multimodal one the text model may be known."""
+    text = config.get("text_config")
+    inner = text.get("model_type") if isinstance(text, Mapping) else None
+    called = f"its model_type is {model_type[:40]}"
+    if inner in FAMILIES:
+        rule, reason = (
+            "S302 must have a tower that is known",
+            f"{called}, of which only the text model ({inner}) is known",
+        )
+        return _wrong(
+            written, rule, reason, "write its text_config to a file of its own, and leave memory for the rest"
+        )
+    known = ", ".join(sorted({*FAMILIES, *TOWERS}))
+    fix = "choose a model of one of these, or add the family, as planner/README.md says"
+    rule = f"S302 must be of a known family ({known})"
+    return _wrong(written, rule, f"{called}, and no file of planner/families reads that", fix)
+
+
+def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Violation:
+    return Violation(PATH, written, rule, reason, fix)
+
+
+def _other_quantization(config: Mapping[str, Any]) -> str | None:
+    """Return how a message calls a quantisation that no precision says; None where one does, or without any."""
+    if quantisation_of(_text(config)):
+        return None
+    said = _text(config).get("quantization_config")
+    method = said.get("quant_method") if isinstance(said, Mapping) else None
+    return method[:40] if isinstance(method, str) and method else "of another form"

@@ -1,0 +1,130 @@
+"""What every family's file has: the keys of its `config.json` as fields, what does not fit together, and the model.
+
+A family's fields are the keys that it reads, as its checkpoints write them; other keys are the runtime's business. A
+key has a default only where published files leave it out and transformers has that default.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.facts.attention import Attention
+from planner.facts.model import Dense, Experts, Layer, Model
+from planner.facts.quantisation import UNQUANTISED, Quantisation
+
+__all__ = ["MAX_LAYERS", "Count", "File", "Shapes", "Size", "Tower", "layers_of"]
+
+MAX_SIZE = 1_000_000  # of any one dimension
+MAX_LAYERS = 1000
+
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Count = Annotated[int, Field(ge=1, le=65_536)]
+
+
+@dataclass(frozen=True)
+class File:
+    """What of a `config.json` is read alike in all families."""
+
+    source: str
+    model_type: str
+    architecture: str | None = None
+    quantisation: Quantisation = UNQUANTISED
+    tower_weights: int = 0
+
+
+class Shapes(BaseModel):
+    """The keys that all families call alike."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    num_hidden_layers: int = Field(ge=1, le=MAX_LAYERS)
+    hidden_size: Size
+    vocab_size: int = Field(ge=1, le=100_000_000)
+    num_attention_heads: Count
+    num_experts_per_tok: Count
+    max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
+    tie_word_embeddings: bool = False
+    num_nextn_predict_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together."""
+        return None
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers of the main model."""
+        raise NotImplementedError
+
+    def more(self) -> dict[str, Any]:
+        """Return what the family has besides, as fields of `Model`."""
+        return {}
+
+    def model(self, file: File) -> Model:
+        """Return the model as the planner has it."""
+        return Model(
+            model_type=file.model_type,
+            layers=self.layers(),
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_position_embeddings,
+            source=file.source,
+            architecture=file.architecture,
+            quantisation=file.quantisation,
+            ties_embeddings=self.tie_word_embeddings,
+            tower_weights=file.tower_weights,
+            **{"num_mtp_layers": self.num_nextn_predict_layers} | self.more(),
+        )
+
+    def too_many_chosen(self, key: str, num_experts: int) -> str | None:
+        """Return that a token has more experts than there are, where it is so."""
+        chosen = self.num_experts_per_tok
+        return f"num_experts_per_tok ({chosen}) is more than {key} ({num_experts})" if chosen > num_experts else None
+
+    def uneven_heads(self, num_kv_heads: int) -> str | None:
+        """Return that KV heads have not equally many query heads each."""
+        heads = self.num_attention_heads
+        return (
+            f"num_key_value_heads ({num_kv_heads}) does not divide num_attention_heads ({heads})"
+            if heads % num_kv_heads
+            else None
+        )
+
+    def uneven_groups(self, num_groups: int, num_chosen: int, num_experts: int) -> str | None:
+        """Return that groups have not equally many experts each, or that a token goes to more than there are."""
+        if num_experts % num_groups:
+            return f"n_group ({num_groups}) does not divide n_routed_experts ({num_experts})"
+        return f"topk_group ({num_chosen}) is more than n_group ({num_groups})" if num_chosen > num_groups else None
+
+    def miscounted(self, **lists: Sequence[Any] | None) -> str | None:
+        """Return which list has not one entry a layer."""
+        for key, entries in lists.items():
+            if entries is not None and len(entries) != self.num_hidden_layers:
+                return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
+        return None
+
+    def dense_later(self, key: str, is_moe: Sequence[bool]) -> str | None:
+        """Return that dense layers stand among MoE layers, which expert maps have no rows for; or that none is MoE."""
+        if not any(is_moe):
+            return f"{key} leaves none of num_hidden_layers ({self.num_hidden_layers}) for experts"
+        if sorted(is_moe) != list(is_moe):
+            return f"{key} puts dense layers among the MoE layers, which is not planned"
+        return None
+
+
+class Tower(BaseModel):
+    """The keys of `vision_config`, an encoder beside the text model, or of the whole file where that lacks them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    def num_weights(self, text_hidden_size: int) -> int:
+        """Return the parameters of the encoder and of what fits its output to the text model."""
+        raise NotImplementedError
+
+
+def layers_of(
+    attention: Callable[[int], Attention], num_dense: int, dense: Dense, moe: Sequence[Experts]
+) -> tuple[Layer, ...]:
+    """Return `num_dense` dense layers and after them a layer for each of `moe`, with the attention of its index."""
+    ffns: list[Dense | Experts] = [*[dense] * num_dense, *moe]
+    return tuple(Layer(attention(index), ffn) for index, ffn in enumerate(ffns))

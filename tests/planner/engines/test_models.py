@@ -1,0 +1,221 @@
+"""Which engine runs which model: the table is what SGLang's sources say, and a model that it cannot run is refused."""
+
+import ast
+import json
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from planner.engines.limits import engine_refusals
+from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.engines import ENGINES
+from planner.facts.model import Dense
+from planner.spec.check import check_spec
+from tests.planner.engines.sglang_wheel import missing, sglang_sources
+from tests.planner.engines.test_documents import PAIR
+
+SGLANG = ENGINE_MODELS["sglang"]["0.5.23"]
+VLLM = ENGINE_MODELS["vllm"]["0.33.0"]
+
+# Of each architecture of SGLang: the file and class that build the experts, and the class of a layer.
+BUILT_BY = {
+    "deepseek_v2.py": ("deepseek_v2.py", "DeepseekV2MoE", "DeepseekV2DecoderLayer"),
+    "deepseek_v4.py": ("deepseek_v2.py", "DeepseekV2MoE", "DeepseekV4DecoderLayerBase"),
+    "kimi_k25.py": ("deepseek_v2.py", "DeepseekV2MoE", "DeepseekV2DecoderLayer"),
+    "glm4_moe.py": ("glm4_moe.py", "Glm4MoeSparseMoeBlock", "Glm4MoeDecoderLayer"),
+    "gpt_oss.py": ("gpt_oss.py", "GptOssSparseMoeBlock", "GptOssDecoderLayer"),
+    "minimax_m2.py": ("minimax_m2.py", "MiniMaxM2MoE", "MiniMaxM2DecoderLayer"),
+    "minimax_m3_vl.py": ("minimax_m3.py", "MiniMaxM3MoE", "MiniMaxM3DecoderLayer"),
+    "qwen3_moe.py": ("qwen3_moe.py", "Qwen3MoeSparseMoeBlock", "Qwen3MoeDecoderLayer"),
+    "qwen3_next.py": ("qwen2_moe.py", "Qwen2MoeSparseMoeBlock", "Qwen3HybridLinearDecoderLayer"),
+    "qwen3_5.py": ("qwen2_moe.py", "Qwen2MoeSparseMoeBlock", "Qwen3_5LinearDecoderLayer"),
+    "qwen3_5_text.py": ("qwen2_moe.py", "Qwen2MoeSparseMoeBlock", "Qwen3_5LinearDecoderLayer"),
+    "minimax_m3.py": ("minimax_m3.py", "MiniMaxM3MoE", "MiniMaxM3DecoderLayer"),
+    "GlmMoeDsaForCausalLM": ("deepseek_v2.py", "DeepseekV2MoE", "DeepseekV2DecoderLayer"),  # in glm4_moe.py
+}
+
+
+@pytest.fixture(scope="module")
+def srt():
+    """SGLang's sources, unpacked; skips where its wheel cannot be had."""
+    if lacking := missing():
+        say = pytest.fail if os.environ.get("CI") else pytest.skip
+        say(f"needs {', '.join(lacking)}")
+    return sglang_sources() / "sglang/srt"
+
+
+@cache
+def parsed(path):
+    """A source file."""
+    return ast.parse(path.read_text())
+
+
+def class_in(path, name):
+    """A class of a file."""
+    return next(node for node in parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def method_of(models, path, name, method):
+    """A method of a class, its own or of a class that it extends, in this file or in one that it imports; or None."""
+    found = class_in(path, name)
+    own = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method]
+    if own:
+        return own[0]
+    imported = {
+        alias.asname or alias.name: models / f"{node.module.split('.')[-1]}.py"
+        for node in parsed(path).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.srt.models.")
+        for alias in node.names
+    }
+    here = {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
+    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and base.id in here | imported.keys()]
+    inherited = (method_of(models, imported.get(base, path), base, method) for base in bases)
+    return next(filter(None, inherited), None)
+
+
+def registered(path):
+    """The names in a file's EntryClass."""
+    (value,) = [
+        node.value
+        for node in parsed(path).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "EntryClass"
+    ]
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+
+
+def built_by(model):
+    """File, class of the MoE block, and class of a layer."""
+    return BUILT_BY.get(model.architecture) or BUILT_BY[model.file]
+
+
+@pytest.mark.parametrize("model_type", SGLANG)
+def test_sglang_registers_the_architecture_and_reads_a_map_for_it(srt, model_type):
+    """Under this name, in this file, with the hook that its expert-location reader asks: a row for every layer."""
+    model = SGLANG[model_type]
+    path = srt / "models" / model.file
+    hook = method_of(srt / "models", path, model.architecture, "get_model_config_for_expert_location")
+
+    assert model.architecture in registered(path)
+    if model_type == "minimax_m3_vl":  # which asks its text model's class
+        hook = method_of(srt / "models", srt / "models/minimax_m3.py", "MiniMaxM3SparseForCausalLM", hook.name)
+    (num_layers,) = [node.value for node in ast.walk(hook) if getattr(node, "arg", None) == "num_layers"]
+    assert ast.unparse(num_layers).endswith("config.num_hidden_layers")
+
+
+@pytest.mark.parametrize("model_type", SGLANG)
+def test_sglang_makes_slots_for_replicas_where_the_table_says_so(srt, model_type):
+    """The number of experts that a layer is built with, and whether its block goes through DeepEP."""
+    model = SGLANG[model_type]
+    file, block, _ = built_by(model)
+    body = class_in(srt / "models" / file, block)
+    counts = [
+        ast.unparse(keyword.value)
+        for node in ast.walk(body)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "num_experts" and any(each.arg == "quant_config" for each in node.keywords)
+    ]
+
+    assert counts
+    assert all("redundant" in count for count in counts) == model.replicas
+    assert ("forward_deepep branch not implemented" in ast.unparse(body)) == (model.cannot is not None)
+    assert "deepep" in ast.unparse(body)
+
+
+def test_sglang_overlaps_the_layers_that_the_table_says(srt):
+    """Two-batch overlap knows layers by the names of their classes, and DeepSeek-V4's in prefill only."""
+    path = srt / "batch_overlap/operations_strategy.py"
+    named = {node.value for node in ast.walk(class_in(path, "OperationsStrategy")) if isinstance(node, ast.Constant)}
+    imported = {node.name for node in ast.walk(class_in(path, "OperationsStrategy")) if isinstance(node, ast.alias)}
+    overlapping = {name for name in SGLANG if built_by(SGLANG[name])[2] in named | imported}
+
+    assert overlapping == {name for name, model in SGLANG.items() if model.overlaps}
+    assert [name for name in overlapping if built_by(SGLANG[name])[2] in imported] == ["deepseek_v4"]
+    assert SGLANG["deepseek_v4"].overlaps == ("prefill",)
+    assert "DeepseekV4 TBO only supports prefill" in path.read_text()
+
+
+def test_the_tables_are_of_the_versions_that_we_speak_for():
+    """Each version of an engine has its own, and both know the same models."""
+    for engine, versions in ENGINE_MODELS.items():
+        assert tuple(versions) == ENGINES[engine].versions
+    assert SGLANG.keys() == VLLM.keys()
+
+
+@pytest.mark.parametrize("model_type", VLLM)
+def test_vllm_registers_the_architecture_and_moves_its_experts_where_the_table_says_so(model_type):
+    """As recorded from its wheel (record_vllm.py)."""
+    model = VLLM[model_type]
+    recorded = json.loads((Path(__file__).parent / "vllm-options.json").read_text())["models"][model.architecture]
+
+    assert recorded == {"module": model.file.removesuffix(".py"), "moves_experts": model.replicas}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A pair of units for each engine, whose model may be called another."""
+    path = tmp_path_factory.mktemp("models") / "spec.yaml"
+    found = {}
+    for engine in ("sglang", "vllm"):
+        path.write_text(PAIR.replace("ENGINE", engine).replace("OVERLAP", "dual_batch"))
+        found[engine] = check_spec(path)
+    return found
+
+
+def refused(spec, model_type, num_experts=256):
+    """What the engine cannot do with a model of this type: rules with their places."""
+
+    def with_experts(layer):
+        is_dense = isinstance(layer.ffn, Dense)
+        return layer if is_dense else replace(layer, ffn=replace(layer.ffn, num_routed=num_experts))
+
+    spec = replace(spec, model=replace(spec.model, model_type=model_type).with_layers(with_experts))
+    return [f"{each.rule[:4]} {each.path}" for each in engine_refusals(spec)]
+
+
+EACH = ("prefill", "decode")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model_type", "found"),
+    [
+        ("sglang", "deepseek_v3", []),
+        ("sglang", "kimi_k25", []),
+        ("sglang", "deepseek_v4", ["S757 decode.overlap"]),
+        ("sglang", "qwen3_next", [f"S757 {phase}.overlap" for phase in EACH]),
+        (
+            "sglang",
+            "glm4_moe",
+            [*(f"S755 {phase}.redundant_experts" for phase in EACH), *(f"S757 {phase}.overlap" for phase in EACH)],
+        ),
+        ("sglang", "gpt_oss", ["S756 model.catalog"]),
+        ("vllm", "glm4_moe", []),
+        ("vllm", "minimax_m2", [f"S755 {phase}.redundant_experts" for phase in EACH]),
+        ("sglang", "llama4", ["S760 model.catalog"]),
+        ("vllm", "llama4", ["S760 model.catalog"]),
+    ],
+)
+def test_a_model_is_refused_for_what_its_class_does_not_do(pairs, engine, model_type, found):
+    """32 redundant experts, many attention groups and overlap in both phases."""
+    assert refused(pairs[engine], model_type) == found
+
+
+def test_sglang_shares_no_model_between_more_gpus_than_experts(pairs):
+    """Prefill has 32 GPUs; replicas do not help."""
+    assert refused(pairs["sglang"], "qwen3_moe", 16) == ["S758 prefill.ep_size"]
+    assert refused(pairs["vllm"], "qwen3_moe", 16) == []
+
+
+def test_a_refusal_says_what_would_do(pairs):
+    """Place, rule, reason and fix in one sentence."""
+    spec = pairs["sglang"]
+    said = [
+        str(each.fix)
+        for model_type in ("gpt_oss", "glm4_moe")
+        for each in engine_refusals(replace(spec, model=replace(spec.model, model_type=model_type)))
+    ]
+
+    assert said == ["choose another engine", *["nearest: 0"] * 2, *["nearest: none"] * 2]

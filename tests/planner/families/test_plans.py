@@ -1,0 +1,95 @@
+"""Models of each family, planned: KV that does not grow is reserved, and what is published plans."""
+
+import json
+
+import pytest
+
+from planner.facts.digest import pretty_json
+from planner.facts.quantisation import FORMATS
+from planner.families import MODELS
+from planner.layout.weights import weights_of
+from planner.plan.loaded import load_plan
+from planner.plan.text import plan_text
+from planner.spec.precision import KV_BYTES
+
+# A node that holds a model of half a terabyte.
+SPEC = {
+    "version": 1,
+    "name": "node",
+    "engine": "vllm",
+    "model": {"catalog": "gpt-oss-120b", "checkpoint": "/models/it"},
+    "cluster": {"gpu": "b200", "nodes": 1, "gpus_per_node": 8},
+    "mixed": {"ep_size": 8, "max_request_tokens": 32768, "max_batch_tokens": 8192, "max_requests": 16},
+}
+CONTEXTS = (1, 127, 128, 129, 4096, 65536)
+
+
+@pytest.fixture
+def planned(plan_of):
+    """A function: the plan of a model of the catalog."""
+
+    def plan(name, **section):
+        model = SPEC["model"] | {"catalog": name}
+        return plan_of(json.dumps(SPEC | {"model": model, "mixed": SPEC["mixed"] | section}, indent=1))
+
+    return plan
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kv_is_never_more_than_what_is_reserved(name):
+    """What grows and what does not, of every number of tokens, in every type of KV."""
+    model = MODELS[name]
+    for value in KV_BYTES.values():
+        for tokens in CONTEXTS:
+            reserved = tokens * model.kv_bytes_per_token(value) + model.kv_bytes_per_request(tokens, value)
+
+            assert model.kv_bytes(tokens, value) <= reserved
+            if tokens % 128 == 0:  # whole entries
+                assert reserved - model.kv_bytes(tokens, value) < tokens
+
+
+def test_windows_are_reserved_for_each_request(planned, tmp_path):
+    """18 layers keep 128 tokens of 8 heads; a plan's JSON and its text say so, and the JSON is read back."""
+    few, many = (planned("gpt-oss-120b", max_requests=number) for number in (16, 48))
+    of_request = 18 * 128 * 2 * 8 * 64 * 2
+    memory = few.as_json()["memory"]["mixed"]
+    (container,) = (each["container"] for each in few.launch_documents.values() if each["kind"] == "vllm")
+
+    assert memory["kv_bytes_per_request"] == of_request
+    assert few.memory[0].fixed_kv == 16 * of_request
+    assert 0 <= few.memory[0].free - few.memory[0].kv_bytes < 64 * memory["kv_bytes_per_token"]
+    assert many.memory[0].free - many.memory[0].fixed_kv < few.memory[0].free - few.memory[0].fixed_kv
+    assert "bytes/request" in plan_text(few)
+    assert str(few.memory[0].kv_bytes) in container["args"]
+    assert load_plan(pretty_json(few.as_json()).encode(), tmp_path / "plan.json").deployable.digest == few.digest
+
+
+def test_a_model_without_windows_says_nothing_of_them(planned):
+    """Plans of models whose KV only grows are as they were."""
+    plan = planned("minimax-m2.7", precision="fp8")
+
+    assert "kv_bytes_per_request" not in plan.as_json()["memory"]["mixed"]
+    assert "bytes/request" not in plan_text(plan)
+    assert "towers" not in plan.as_json()["memory"]["mixed"]["weights"]
+
+
+def test_a_tower_is_on_every_gpu(planned):
+    """Kimi-K2.5's takes 0.9 GB, beside INT4 experts with a scale for 32 weights."""
+    plan = planned("kimi-k2.5")
+    weights = plan.as_json()["memory"]["mixed"]["weights"]
+
+    assert weights["towers"] == 2 * MODELS["kimi-k2.5"].tower_weights == pytest.approx(0.94e9, rel=0.01)
+    assert weights["routed"] == 48 * 60 * 3 * 7168 * 2048 * (16 + 2) // 32
+    assert "towers" in plan_text(plan)
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "gpt-oss-120b", "qwen3.5-35b-a3b"])
+def test_no_precision_is_larger_than_bf16_or_smaller_than_its_weights(name, precision):
+    """A slow reference: parameters times the bits of BF16, FP32, and four bits."""
+    model = MODELS[name]
+    found, parts = weights_of(model, precision), model.parameters()
+    total = found.total(model.num_routed_experts)
+    largest = sum(parts.values()) * (4 if precision == "fp32" else 2)
+
+    assert sum(parts.values()) / 2 < total < largest * 1.01
