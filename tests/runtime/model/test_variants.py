@@ -67,7 +67,7 @@ VARIANTS = {
     "V3, pairs of both halves": V3 | {"rope_interleave": False, "rope_scaling": V3_YARN | {"type": "yarn"}},
     "V3, head tied to embedding": V3 | {"tie_word_embeddings": True},
     "Kimi-K2": V3
-    | {"model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "n_routed_experts": 24, "num_attention_heads": 2}
+    | {"model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "n_routed_experts": 24}
     | {"rope_theta": 50000.0, "rope_scaling": V3_YARN | {"type": "yarn", "beta_fast": 1.0}},
     "V2": V2 | {"rope_scaling": V2_YARN | {"type": "yarn"}},
     "V2, not stretched, one group eligible": V2 | {"topk_group": 1, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-2},
@@ -98,12 +98,9 @@ def checkpoint(request, tmp_path_factory):
 def theirs(checkpoint):
     """transformers' model of the checkpoint."""
     document = json.loads((checkpoint / "config.json").read_text())
-    of_type = {"deepseek_v2": DeepseekV2ForCausalLM}  # the others are V3's, whatever they are called
-    return (
-        of_type.get(document["model_type"], DeepseekV3ForCausalLM)
-        .from_pretrained(checkpoint, dtype=torch.float32)
-        .eval()
-    )
+    kind = DeepseekV2ForCausalLM if document["model_type"] == "deepseek_v2" else DeepseekV3ForCausalLM
+    config = kind.config_class.from_dict(document | {"model_type": kind.config_class.model_type})
+    return kind.from_pretrained(checkpoint, config=config, dtype=torch.float32).eval()
 
 
 def ours(folder):
