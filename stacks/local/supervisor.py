@@ -118,12 +118,16 @@ class _Supervisor:
         return any(status != PEER_LOST for status in ended.values()) or waited > CAUSE_GRACE_S
 
     def _last_words(self, process: NodeProcess, status: int) -> str:
-        lines = _log(process, self._folder.path).read_text(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
-        if said is not None:
-            return said.removeprefix("tidemill: ")
-        ending = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{process.name} {ending}; see {_log(process, self._folder.path)}"
+        return last_words(process.name, status, _log(process, self._folder.path))
+
+
+def last_words(name: str, status: int, log: Path) -> str:
+    """Say why a process ended: its own last sentence in its log, unless a signal left it no time for one."""
+    if status < 0:
+        return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
+    lines = log.read_text(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
+    return f"{name} ended with status {status}; see {log}" if said is None else said.removeprefix("tidemill: ")
 
 
 def _start(process: NodeProcess, folder: Path) -> subprocess.Popen[bytes]:
