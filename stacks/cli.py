@@ -148,7 +148,7 @@ def _stay(folder: RunFolder) -> None:
     for record in follow(folder):
         for unit in record.units:
             if unit.reason is not None and unit.name not in said:
-                _say(f"{unit.name} failed: {unit.reason}")
+                _say(f"{unit.name} {unit.state}: {unit.reason}")
                 said.add(unit.name)
 
 

@@ -53,6 +53,7 @@ class Generation:
         _check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
+        self._num_token_ids = tokenizer.num_token_ids
         self._max_unread = MAX_UNREAD_TOKENS * len(call.requests)
         self._in_flight = [
             self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)
@@ -90,7 +91,7 @@ class Generation:
         pair = registry.choose_ranks()
         assert pair is not None  # there was room
         clock = RequestClock(metrics, len(request.prompt_ids))
-        in_flight = InFlightRequest(*pair, clock, lambda message: self._arrive(index, message))
+        in_flight = InFlightRequest(*pair, clock, self._num_token_ids, lambda message: self._arrive(index, message))
         in_flight.start(request)
         return in_flight
 
@@ -142,14 +143,23 @@ class Answer:
 
 
 class InFlightRequest:
-    """One prompt between its two ranks. `deliver` gets its tokens in the order the model made them, or its failure."""
+    """One prompt between its two ranks. `deliver` gets its tokens in the order the model made them, or its failure.
+
+    A rank that says a token id outside the vocabulary of `num_token_ids` fails the request.
+    """
 
     def __init__(
-        self, prefill: Rank, decode: Rank, clock: RequestClock, deliver: Callable[[Token | Failed], None]
+        self,
+        prefill: Rank,
+        decode: Rank,
+        clock: RequestClock,
+        num_token_ids: int,
+        deliver: Callable[[Token | Failed], None],
     ) -> None:
         self.request_id = uuid4().hex
         self._prefill, self._decode = prefill, decode
         self._clock = clock
+        self._num_token_ids = num_token_ids
         self._deliver = deliver
         self._num_delivered = 0
         self._early: list[Token] = []
@@ -176,6 +186,9 @@ class InFlightRequest:
             rank.unsubscribe(self.request_id)
             self.end()
             self._deliver(message)
+        elif not all(0 <= token_id < self._num_token_ids for token_id in _token_ids(message)):
+            self.end()
+            self._deliver(Failed(self.request_id, f"{rank} said a token id outside the vocabulary"))
         elif rank is not self._prefill and self._num_delivered == 0:
             self._early.append(message)
         else:
@@ -193,3 +206,8 @@ class InFlightRequest:
             self._prefill.unsubscribe(self.request_id)
             self._decode.unsubscribe(self.request_id)
         self._deliver(token)
+
+
+def _token_ids(token: Token) -> list[int]:
+    """Return every id that the message has: the token's own, and those that its logprobs are of."""
+    return [token.token_id, *(token_id for token_id, _ in (token.logprobs.best if token.logprobs else ()))]

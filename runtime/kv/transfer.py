@@ -34,6 +34,7 @@ from runtime.protocol.sockets import notice_a_vanished_peer
 __all__ = ["KvReceiver", "KvSender", "TransferCounters"]
 
 REPLY_TIMEOUT_S = 30.0
+FIRST_TIMEOUT_S = 5.0  # as on the places port: a sender connects when it has a handover, and sends it at once
 MAX_CONNECTIONS = 4096  # assumed: DeepSeek's largest day had 29 prefill units of 32 ranks, 928 in all
 MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode rank
 HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many times the cache's bytes, or a GiB
@@ -108,7 +109,13 @@ class KvReceiver:
             writer.close()
 
     async def _follow(self, frames: FrameReader[Handover], writer: asyncio.StreamWriter) -> None:
-        while (head := await frames.read_header()) is not None:
+        """Answer handovers. Raise TimeoutError when none with this unit's digest comes in time.
+
+        So a stranger's connection takes no other's place for long. A sender that knows the digest may be silent.
+        """
+        is_known = False
+        while (head := await _next_header(frames, None if is_known else FIRST_TIMEOUT_S)) is not None:
+            is_known = is_known or head[0].kv_digest == self._launch.kv_digest
             writer.write(encode_frame(await self._receive(*head, frames)))
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 await writer.drain()
@@ -134,6 +141,11 @@ class KvReceiver:
             raise
         weakref.finalize(latents, self._room.give_back, payload_bytes)
         return latents
+
+
+async def _next_header(frames: FrameReader[Handover], timeout_s: float | None) -> tuple[Handover, int] | None:
+    async with asyncio.timeout(timeout_s):
+        return await frames.read_header()
 
 
 def why_refused(

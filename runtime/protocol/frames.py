@@ -141,7 +141,7 @@ class FrameReader(Generic[Message]):
     def _decode(self, header: bytes) -> Message:
         try:
             return self._decoder.decode(header)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: it nests too deeply
             raise WireError(f"a message cannot be read: {error}") from None
 
 

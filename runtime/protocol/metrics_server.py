@@ -2,23 +2,33 @@
 
 A rank has no other HTTP port, so whether it is ready, and whether it still moves, is asked here. It decides neither:
 `is_ready` and `is_moving` do.
+
+Whoever can reach the port costs the process little: a connection ends in time, there are few at once, and what goes
+wrong on the other side is not in the log.
 """
 
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 
 from runtime.errors import RuntimeFailure
 from runtime.protocol.sockets import check_address
 
 __all__ = ["serve_metrics"]
+
+LONGEST_S = 10.0  # assumed, of a connection: Prometheus gives up a scrape after as long, unless it is told otherwise
+MAX_CONNECTIONS = 64  # assumed: a few dashboards, and the kubelet
+BACKLOG = 128  # assumed: connections that came at once, before the first of them is taken
 
 
 @contextmanager
@@ -53,9 +63,48 @@ def serve_metrics(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves each request on a thread, so that a slow scrape does not keep a probe waiting."""
+    """Serves each request on a thread, so that a slow scrape does not keep a probe waiting.
+
+    It ends connections that take too long. It ends the oldest when there are too many: a probe that has just come is
+    answered, however many idle ones there are.
+    """
 
     daemon_threads = True
+    request_queue_size = BACKLOG
+
+    def __init__(self, *arguments: Any) -> None:
+        self._began: dict[socket.socket, float] = {}  # the oldest first
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to serve a connection."""
+        known = list(self._began)
+        for oldest in known[: max(0, len(known) + 1 - MAX_CONNECTIONS)]:
+            self._end(oldest)
+        self._began[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End what takes too long. The server calls this twice a second, and after each connection that comes."""
+        longest_ago = time.monotonic() - LONGEST_S
+        for request in [each for each, began in list(self._began.items()) if began < longest_ago]:
+            self._end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection that was served, or ended."""
+        self._began.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show the traceback of a bug. A connection that broke is the other side's business."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def _end(self, request: socket.socket) -> None:
+        """Let the thread that serves it read its end, or fail to write. It closes the connection then."""
+        self._began.pop(request, None)
+        with suppress(OSError):  # it has just ended by itself
+            request.shutdown(socket.SHUT_RDWR)
 
 
 class _Ipv6Server(_Server):
@@ -75,10 +124,19 @@ def _application(
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         if environ["PATH_INFO"] not in probes:
-            return metrics(environ, start_response)
+            return metrics(_with_a_readable_accept(environ), start_response)
         is_so, word = probes[environ["PATH_INFO"]]
         status, text = (HTTPStatus.OK, word) if is_so() else (HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}")
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain")])
         return [f"{text}\n".encode()]
 
     return answer
+
+
+def _with_a_readable_accept(environ: dict[str, Any]) -> dict[str, Any]:
+    """Drop an Accept header that prometheus_client cannot read, such as one with a version that is no number."""
+    try:
+        choose_encoder(environ.get("HTTP_ACCEPT", ""))
+    except (TypeError, ValueError):
+        return {key: value for key, value in environ.items() if key != "HTTP_ACCEPT"}
+    return environ

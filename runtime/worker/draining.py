@@ -10,6 +10,7 @@ the node asks its membership, whose connections stand still only when a machine 
 keepalives however busy their processes are.
 """
 
+import os
 import signal
 import sys
 import time
@@ -22,6 +23,11 @@ from runtime.worker.children import Child
 __all__ = ["Drain", "end_at_once"]
 
 BROKEN_S = 5.0  # assumed: ranks that have left together end within it, and a broken connection is made again in 0.5 s
+STDERR = 2
+WHY_IT_ENDS = {
+    signal.SIGALRM: "the drain's time is over, so the node ends, and requests that are not answered by now fail",
+    signal.SIGTERM: "the node was told by SIGTERM to end at once",
+}
 
 
 class Drain:
@@ -59,5 +65,7 @@ class Drain:
 
 
 def end_at_once(signal_number: int, _: FrameType | None) -> None:
-    """End this node; its ranks end with `wait_together`."""
+    """Say why, and end this node; its ranks end with `wait_together`."""
+    why = WHY_IT_ENDS[signal.Signals(signal_number)]
+    os.write(STDERR, f"tidemill: {why}\n".encode())  # the signal may have come in the middle of a print
     sys.exit(128 + signal_number)

@@ -146,4 +146,5 @@ class Roll:
 
 
 def _say(sentence: str) -> None:
-    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
+    """Say it under another name than the node's own: a stranger may have written it, and it ends nothing."""
+    print(f"places: {sentence}", file=sys.stderr, flush=True)

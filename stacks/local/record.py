@@ -32,12 +32,12 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 class UnitRecord:
     """One unit as its supervisor last saw it.
 
-    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it failed.
+    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed.
     """
 
     name: str
     phase: str
-    state: str  # starting | loading | joining | ready | draining | failed
+    state: str  # starting | loading | joining | ready | draining | ended | failed
     ranks: int
     reason: str | None = None
     loaded: float = 0.0

@@ -1,8 +1,8 @@
 """Owns a deployment's processes: starts them, watches them, keeps the record true, and ends them all.
 
 A unit that fails before everything was ready ends the whole start, with the reason; one that fails later is recorded as
-failed and the rest goes on. Nothing is restarted. The processes die with the supervisor, however it dies, because the
-runtime asks the kernel for that (`--parent`).
+failed, and one that has drained as ended, and the rest goes on. Nothing is restarted. The processes die with the
+supervisor, however it dies, because the runtime asks the kernel for that (`--parent`).
 """
 
 import ctypes
@@ -94,12 +94,12 @@ class _Supervisor:
 
     def _with_states(self, record: Record, report: Mapping[str, Sequence[_RankState]]) -> Record:
         for unit in record.units:
-            if unit.state != "failed":
+            if unit.state not in ("ended", "failed"):
                 record = record.with_unit(_as_reported(unit, report.get(unit.name, ())))
         return record
 
     def _with_deaths(self, record: Record) -> Record:
-        """Fail the units of dead nodes. A dead gateway, or a unit that never became ready, ends the deployment."""
+        """Record which units are gone. A dead gateway, or a unit that never became ready, ends the deployment."""
         dead = {process: handle.returncode for process, handle in self._processes.items() if handle.poll() is not None}
         if self._layout.gateway in dead:
             return replace(record, failure=self._last_words(self._layout.gateway, dead[self._layout.gateway]))
@@ -107,10 +107,11 @@ class _Supervisor:
             ended = {process: status for process, status in dead.items() if process.unit == unit.name}
             if ended:
                 self._failed_at.setdefault(unit.name, time.monotonic())
-                failed = replace(unit, state="failed", reason=self._last_words(*_cause(ended)))
-                record = record.with_unit(failed)
+                state = "failed" if any(ended.values()) else "ended"  # after a drain
+                gone = replace(unit, state=state, reason=self._last_words(*_cause(ended)))
+                record = record.with_unit(gone)
                 if "ready" not in record.stages and self._cause_is_known(unit.name, ended):
-                    return replace(record, failure=failed.reason)
+                    return replace(record, failure=gone.reason)
         return record
 
     def _cause_is_known(self, unit: str, ended: Mapping[NodeProcess, int]) -> bool:
@@ -118,12 +119,16 @@ class _Supervisor:
         return any(status != PEER_LOST for status in ended.values()) or waited > CAUSE_GRACE_S
 
     def _last_words(self, process: NodeProcess, status: int) -> str:
-        lines = _log(process, self._folder.path).read_text(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
-        if said is not None:
-            return said.removeprefix("tidemill: ")
-        ending = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{process.name} {ending}; see {_log(process, self._folder.path)}"
+        return last_words(process.name, status, _log(process, self._folder.path))
+
+
+def last_words(name: str, status: int, log: Path) -> str:
+    """Say why a process ended: its own last sentence in its log, unless a signal left it no time for one."""
+    if status < 0:
+        return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
+    lines = log.read_text(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
+    return f"{name} ended with status {status}; see {log}" if said is None else said.removeprefix("tidemill: ")
 
 
 def _start(process: NodeProcess, folder: Path) -> subprocess.Popen[bytes]:
@@ -177,8 +182,13 @@ def _ask_gateway(layout: Layout, pid: int) -> dict[str, list[_RankState]] | None
 
 
 def _as_reported(unit: UnitRecord, ranks: Sequence[_RankState]) -> UnitRecord:
-    """Return the unit at its slowest rank's stage. When a rank is lost or ends, so is the whole unit."""
+    """Return the unit at its slowest rank's stage. When a rank is lost or ends, so is the whole unit.
+
+    How a unit that drains has ended, its nodes tell.
+    """
     rank_states = [state for state, _ in ranks]
+    if "lost" in rank_states and unit.state == "draining":
+        return unit
     if "lost" in rank_states:
         reason = f"{unit.name} lost {rank_states.count('lost')} of its {unit.ranks} ranks"
         return replace(unit, state="failed", reason=reason)

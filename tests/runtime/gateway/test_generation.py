@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime.gateway import generation
@@ -11,7 +12,7 @@ from runtime.gateway.generation import Generation
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Rank
-from runtime.protocol.messages import Hello, Sampling, Token
+from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
 
 HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 
@@ -26,17 +27,17 @@ class Unit:
         self.rank = Rank(HELLO, writer)
         self.measured = CollectorRegistry()
         self._metrics = GatewayMetrics(self.measured, "tiny")
-        self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"])
+        self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"], num_token_ids=2)
 
     def ask(self, *stops):
         registry = SimpleNamespace(room=lambda: 1, choose_ranks=lambda: (self.rank, self.rank))
         request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
         return Generation(Call((request,), True, False), registry, self._tokenizer, self._metrics)
 
-    def say(self, token_id, finish_reason=None):
+    def say(self, token_id, finish_reason=None, logprobs=None):
         """One token of every request that somebody still listens to."""
         for request_id in list(self.rank._listeners):
-            self.rank.take(Token(request_id, token_id, finish_reason))
+            self.rank.take(Token(request_id, token_id, finish_reason, logprobs))
 
     def measure(self, name):
         return self.measured.get_sample_value(f"tidemill_{name}", {"model_name": "tiny"})
@@ -107,3 +108,24 @@ def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
     assert (text, error, unit.rank.num_requests) == ("aa", None, 0)
     assert unit.measure("e2e_request_latency_seconds_count") == 1
     assert unit.measure("num_requests_running") == 0
+
+
+@pytest.mark.parametrize("said", [(-(10**6), None), (2, None), (0, Logprobs(-0.5, [(1, -0.5), (2**40, -1.0)]))])
+def test_a_token_id_outside_the_vocabulary_fails_its_request_alone(said):
+    """A rank that lies, or has another vocabulary, is asked to stop; the next request may go to it."""
+    token_id, logprobs = said
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask()
+        unit.say(token_id, logprobs=logprobs)
+        told = await asyncio.wait_for(read(answer), 5)
+        after = unit.ask()
+        unit.say(0, "length")
+        return *told, await read(after)
+
+    text, error, after = asyncio.run(run())
+
+    assert (text, error.status, error.code) == ("", 503, "rank_failed")
+    assert "rank 0 of unit mixed-0 said a token id outside the vocabulary" in error.message
+    assert after == ("a", None)

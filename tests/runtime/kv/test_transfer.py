@@ -318,6 +318,25 @@ def test_connections_are_bounded(launches, monkeypatch):
     assert len(with_pair(launches["fp32"], use).taken) == 2
 
 
+def test_only_a_sender_that_knows_the_digest_may_be_silent(launches, monkeypatch):
+    """A connection without a handover, and one with a stranger's, are closed; a sender's stays for its next one."""
+    monkeypatch.setattr(kv_transfer, "FIRST_TIMEOUT_S", 0.1)
+
+    async def use(pair):
+        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        for said in (b"", encode_frame(make_handover(launches["fp32"], 4, kv_digest="sha256:guess"))):
+            reader, writer = await asyncio.open_connection(HOST, pair.port)
+            writer.write(said)
+            async with asyncio.timeout(5):
+                await reader.read()
+            writer.close()
+        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+
+    pair = with_pair(launches["fp32"], use)
+
+    assert (len(pair.taken), len(pair.connections)) == (2, 3)
+
+
 def test_a_peer_that_vanishes_is_noticed_at_both_ends(launches):
     """The kernel asks after it, at the sender's and at the receiver's socket."""
     asked = []

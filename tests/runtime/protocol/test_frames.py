@@ -123,6 +123,14 @@ def test_a_message_of_no_known_form_is_refused(header):
     assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header)
 
 
+@pytest.mark.parametrize("kind", [FromRank, FromGateway, Handover, HandoverReply, Claim, FromLeader])
+def test_a_deeply_nested_message_is_refused(kind):
+    """The decoder gives up at Python's limit of recursion; whoever reads hears of it as of any other garbage."""
+    header = b'{"type":' + b"[" * 100_000
+
+    assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header, kind)
+
+
 def test_a_message_for_somebody_else_is_refused():
     """Each end reads its own set: a gateway does not take what only gateways say."""
     assert "cannot be read" in refusal(encode_frame(Abort("a")), FromRank)

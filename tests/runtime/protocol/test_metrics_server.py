@@ -1,6 +1,9 @@
 """The metrics port, asked over HTTP."""
 
 import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -8,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from runtime.errors import RuntimeFailure
+from runtime.protocol import metrics_server
 from runtime.protocol.metrics_server import serve_metrics
 
 
@@ -80,3 +84,54 @@ def test_an_ipv6_address_will_do():
         status = urllib.request.urlopen(f"http://[::1]:{number}/readyz", timeout=10).status
 
     assert status == 200
+
+
+def test_a_connection_that_breaks_is_not_in_the_log(port, capfd):
+    """Whoever resets connections would fill it."""
+    with serve_metrics(CollectorRegistry(), "127.0.0.1", port):
+        num_threads = threading.active_count()
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as broken:
+            broken.sendall(b"GET /readyz HTTP/1.1\r\n")
+            while threading.active_count() == num_threads:
+                time.sleep(0.01)
+            broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        while threading.active_count() > num_threads:
+            time.sleep(0.01)
+
+    assert capfd.readouterr().err == ""
+
+
+def test_a_request_that_the_library_cannot_read_gets_plain_metrics(port, capfd):
+    """prometheus_client compares the version that is asked for with numbers."""
+    strange = {"Accept": "application/openmetrics-text;version=abc"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=strange)
+
+    with serve_metrics(CollectorRegistry(), "127.0.0.1", port):
+        status = urllib.request.urlopen(request, timeout=10).status
+
+    assert (status, capfd.readouterr().err) == (200, "")
+
+
+def test_an_idle_connection_ends_in_time(port, monkeypatch):
+    """It would hold a thread for ever."""
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 0.1)
+
+    with (
+        serve_metrics(CollectorRegistry(), "127.0.0.1", port),
+        socket.create_connection(("127.0.0.1", port), timeout=5) as idle,
+    ):
+        assert idle.recv(1) == b""
+
+
+def test_idle_connections_keep_no_probe_waiting(port, monkeypatch):
+    """The oldest of them makes room."""
+    monkeypatch.setattr(metrics_server, "MAX_CONNECTIONS", 2)
+
+    with serve_metrics(CollectorRegistry(), "127.0.0.1", port):
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(2)]
+        answer = get(port, "/readyz")
+        ended = idle[0].recv(1)
+        for each in idle:
+            each.close()
+
+    assert (answer, ended) == ((200, "ready\n"), b"")

@@ -103,3 +103,30 @@ def test_a_rank_that_hears_no_signal_is_killed_when_its_unit_lost_a_node():
 
     assert said == "the unit has lost a node, so its requests cannot be answered; the drain ends here -9\n"
     assert time.monotonic() - began < 30
+
+
+ENDING = """
+import signal
+from runtime.worker.draining import Drain, end_at_once
+signal.signal(signal.SIGTERM, end_at_once)
+drain = Drain([], 0.01, lambda: True)
+{then}
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "why"),
+    [
+        ("drain.begin(signal.SIGTERM, None)", 128 + signal.SIGALRM, "the drain's time is over"),
+        ("signal.raise_signal(signal.SIGTERM)", 128 + signal.SIGTERM, "told by SIGTERM to end at once"),
+    ],
+)
+def test_a_node_that_ends_at_once_says_why(then, status, why):
+    """Else what others wrote into its log before would be taken for its reason."""
+    node = subprocess.run([sys.executable, "-c", ENDING.format(then=then)], capture_output=True, text=True, timeout=60)
+
+    assert node.returncode == status
+    assert node.stderr.startswith("tidemill: ")
+    assert why in node.stderr
+    assert len(node.stderr.splitlines()) == 1

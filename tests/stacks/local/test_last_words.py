@@ -1,0 +1,24 @@
+"""The reason that `status` shows for a process that ended: its own, and nobody else's."""
+
+import signal
+
+import pytest
+
+from stacks.local.supervisor import last_words
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "reason"),
+    [
+        (1, "tidemill: spare n1 takes the place of n0\ntidemill: the port is taken\n", "the port is taken"),
+        (1, "tidemill: the port is taken\nplaces: closed the connection of a stranger\n", "the port is taken"),
+        (1, "Traceback (most recent call last):\n", "node-0 ended with status 1; see {log}"),
+        (-signal.SIGKILL, "tidemill: spare n1 takes the place\n", "node-0 was killed by SIGKILL; see {log}"),
+    ],
+)
+def test_a_process_gives_its_own_reason(tmp_path, status, said, reason):
+    """One that was killed said nothing of its end, whatever it said before."""
+    log = tmp_path / "node-0.log"
+    log.write_text(said)
+
+    assert last_words("node-0", status, log) == reason.format(log=log)
