@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Fix, close_to, removal
+from planner.problems.fix import Fix, close_to, removal
 from planner.spec.pods import PatchSpec
 
 __all__ = ["unknown_fields_of"]
@@ -42,17 +42,18 @@ def _unknown(path: str, value: Any, type_name: str) -> Iterator[Violation]:
         if key not in fields:
             rule = f"W109 is no field of {type_name} in Kubernetes {VERSION}"
             reason = "a server that does not know it refuses the object"
-            yield Violation(f"{path}.{key}", inner, rule, reason, _instead(path, key, value, list(fields)))
+            yield Violation(f"{path}.{key}", None, rule, reason, _instead(key, value, list(fields)))
         elif fields[key]:
             yield from _unknown(f"{path}.{key}", inner, fields[key])
 
 
-def _instead(path: str, key: str, beside: Mapping[str, Any], fields: Sequence[str]) -> Fix:
-    """Offer the field that `key` is like, unless it is there as well; else offer to remove `key`."""
+def _instead(key: str, beside: Mapping[str, Any], fields: Sequence[str]) -> Fix | str:
+    """Offer the field that `key` is like, unless it is there as well; else offer to remove `key`.
+
+    The first is no change, because that would print the value, which may be a secret.
+    """
     meant = close_to(key, [each for each in fields if each not in beside], cutoff=CUTOFF)
-    if meant is None:
-        return removal()
-    return Fix(f"did you mean {meant}?", ({HERE: None, f"{path}.{meant}": beside[key]},))
+    return removal() if meant is None else f"did you mean {meant}?"
 
 
 @cache

@@ -17,6 +17,7 @@ import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 from planner.facts.digest import digest_of_bytes
@@ -94,7 +95,12 @@ def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], Any]:
     from numpy.lib import format as npy
 
     version = npy.read_magic(file)
-    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    try:
+        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    except (TypeError, SyntaxError, TokenError) as error:  # numpy reads it as Python, and lets these through
+        raise ValueError("its header is not numpy's") from error
+    if not all(type(length) is int for length in shape):
+        raise ValueError("its shape is not of whole numbers")  # numpy lets True through
     return shape, dtype
 
 

@@ -21,7 +21,16 @@ from typing import Any, ClassVar
 from planner.problems.fix import HERE, Change, Fix
 from planner.problems.printable import printable
 
-__all__ = ["CallError", "InfeasibleError", "OutputError", "Problem", "SpecError", "TidemillError", "Violation"]
+__all__ = [
+    "CallError",
+    "InfeasibleError",
+    "OutputError",
+    "Problem",
+    "SpecError",
+    "TidemillError",
+    "Violation",
+    "may_be_secret",
+]
 
 
 @dataclass(frozen=True)
@@ -32,10 +41,14 @@ class Violation:
     """
 
     path: str  # dotted: `decode.ep_size`; empty for the file as a whole
-    value: Any  # as written; None where nothing is
+    value: Any  # as written; None where nothing is, and where it may be a secret
     rule: str
     reason: str
     fix: Fix | str  # a sentence where it takes what only the user knows
+
+    def __post_init__(self) -> None:
+        if may_be_secret(self.path):
+            object.__setattr__(self, "value", None)
 
     @property
     def message(self) -> str:
@@ -80,6 +93,11 @@ class Problem(Violation):
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         return printable(f"{place}: {self.message} [{self.rule.split()[0]}]")
+
+
+def may_be_secret(path: str) -> bool:
+    """Return whether what stands at `path`, in a spec or in a plan's copy of it, may be a secret: never print it."""
+    return f"{path.removeprefix('spec.')}.".startswith("kubernetes.env.")
 
 
 class TidemillError(Exception):

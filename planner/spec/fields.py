@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be
 from planner.facts.terms import PHASES
-from planner.problems.errors import Violation
+from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, section_of, sentence_of
 from planner.spec.instead import example_at, instead_of, instead_of_empty_text, instead_of_nothing
@@ -194,7 +194,8 @@ def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
         reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
         return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
     found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
-    return Violation(path, value, rule, why_not_so(path, value) or found, instead_of(path, value))
+    fix = "write each as NAME: value" if may_be_secret(path) else instead_of(path, value)
+    return Violation(path, value, rule, why_not_so(path, value) or found, fix)
 
 
 def _missing(path: str, data: Mapping[str, Any]) -> Violation:

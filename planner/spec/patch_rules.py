@@ -28,8 +28,13 @@ DECIDED = {
     ("spec", "minAvailable"),
     ("spec", "leaderWorkerTemplate", "size"),
 }
+# What a plan's pods are made of. A patch may change what is in these, and take none of them away.
+TEMPLATES = (("spec", "template"), ("spec", "leaderWorkerTemplate", "workerTemplate"))
+PLANNED = DECIDED | {(*template, part) for template in TEMPLATES for part in ("metadata", "spec")}
+PLANNED_LISTS = ("containers", "initContainers")
 OUR_LABELS = ("app.kubernetes.io/", names.DOMAIN)
 MARKS = ("labels", "annotations", "matchLabels")
+TEXTS = (*MARKS, "nodeSelector")  # mappings of any keys to text: a key `env` in them is no list of variables
 NOT_RENDERED = "S461 must be a kind that is rendered"
 MAX_LISTED = 4
 
@@ -52,8 +57,29 @@ def patches_leave_alone_what_is_planned(patches: Patches) -> Iterator[Broken]:
 
 
 @_reads("kubernetes.patches")
+def services_lead_to_our_pods(patches: Patches) -> Iterator[Broken]:
+    """A Service of type ExternalName sends clients to another host, whatever it selects."""
+    for index, each in enumerate(patches):
+        patch = each.get("patch")
+        spec = patch.get("spec") if isinstance(patch, dict) else None
+        if each.get("kind") == "Service" and isinstance(spec, dict) and spec.get("type") == "ExternalName":
+            where = f"kubernetes.patches.{index}.patch.spec.type"
+            reason = "such a Service sends clients to another host than the plan's pods"
+            yield Broken("S460 must not be ExternalName", reason, removal(), where, spec["type"])
+
+
+@_reads("kubernetes.patches")
+def patches_have_no_directives(patches: Patches) -> Iterator[Broken]:
+    """The merge of `manifests/patches.py` would write `$patch` into the object like any other key."""
+    for index, each in enumerate(patches):
+        for where, value in _directives(f"kubernetes.patches.{index}.patch", each.get("patch")):
+            reason = "patches of a spec have no directives: null removes a key, and items are merged by name"
+            yield Broken("S460 must not be a directive", reason, removal(), where, value)
+
+
+@_reads("kubernetes.patches")
 def patched_items_have_names(patches: Patches) -> Iterator[Broken]:
-    """By which the items of a list are merged."""
+    """Lists are merged by these names. A list with a nameless item would replace the plan's."""
     for index, each in enumerate(patches):
         yield from _unnamed(f"kubernetes.patches.{index}.patch", each.get("patch"))
 
@@ -132,29 +158,71 @@ def _some(known: Sequence[str]) -> str:
 
 
 def _unnamed(path: str, value: Any, field: str = "") -> Iterator[Broken]:
-    """What is wrong with the items, anywhere in `value`, of lists whose items Kubernetes knows by a key."""
-    if isinstance(value, dict):
+    """Yield what is wrong, anywhere in `value`, with lists whose items Kubernetes knows by a key."""
+    if isinstance(value, dict) and field not in TEXTS:
         for key, below in value.items():
             yield from _unnamed(f"{path}.{key}", below, key)
+            if _keys_of(key, below) and not (isinstance(below, list) and below):
+                yield from _no_items(f"{path}.{key}", below, key)
+    if not isinstance(value, list):
         return
-    keys = PORT_KEYS if field == "ports" else [MERGE_KEYS[field]] if field in MERGE_KEYS else []
-    for index, item in enumerate(value if isinstance(value, list) else ()):
+    keys = _keys_of(field, value)
+    for index, item in enumerate(value):
         where = f"{path}.{index}"
         yield from _unnamed(where, item)
-        if keys and not isinstance(item, dict):
-            rule, fix = "S466 must be a mapping", removal(where, words="remove the item")
-            yield Broken(rule, f"{field} are merged by {' or '.join(keys)}", fix, where, item)
-        for key in keys:
-            if isinstance(item, dict) and key in item:
-                yield from _odd_name(f"{where}.{key}", item[key], field)
+        if keys:
+            drop = removal(where, words="remove the item") if len(value) > 1 else removal(path)
+            yield from _odd_item(where, item, field, keys, drop)
+    if len(keys) == 1:
+        yield from _twice(path, value, keys[0], field)
 
 
-def _odd_name(path: str, value: Any, field: str) -> Iterator[Broken]:
-    """What is wrong with a name of another kind than the items of `field` have."""
+def _keys_of(field: str, items: Any) -> tuple[str, ...]:
+    """Return the keys of which each item of the list `field` needs one; none for lists that are replaced."""
+    if field != "ports":
+        return (MERGE_KEYS[field],) if field in MERGE_KEYS else ()
+    given = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return next(((key,) for key in PORT_KEYS if any(key in item for item in given)), PORT_KEYS)
+
+
+def _no_items(path: str, value: Any, field: str) -> Iterator[Broken]:
+    """Refuse what is no list of items; null takes away a list of which a plan's pods need nothing."""
+    if value is None and field not in PLANNED_LISTS:
+        return
+    reason = "an empty one changes nothing" if value == [] else "anything else would replace the plan's"
+    yield Broken("S466 must be a list of items to merge", reason, removal(), path, value)
+
+
+def _odd_item(path: str, item: Any, field: str, keys: Sequence[str], drop: Fix) -> Iterator[Broken]:
+    """Refuse an item without the key that `field` is merged by. Its value stays unsaid: it may be a secret."""
+    by = " or ".join(keys)
+    if not isinstance(item, dict):
+        yield Broken("S466 must be a mapping", f"{field} are merged by {by}", drop, path)
+    elif not any(key in item for key in keys):
+        yield Broken(f"S466 must have {by}", f"{field} are merged by it, else they replace the plan's", drop, path)
+    for key in keys:
+        if isinstance(item, dict) and key in item:
+            yield from _odd_name(f"{path}.{key}", item[key], field, drop)
+
+
+def _twice(path: str, items: Sequence[Any], key: str, field: str) -> Iterator[Broken]:
+    """Refuse a second item of one name: only one of the two would be merged."""
+    first: dict[str | int, int] = {}
+    for index, item in enumerate(items):
+        name = item.get(key) if isinstance(item, dict) else None
+        if isinstance(name, str | int) and first.setdefault(name, index) < index:
+            where = f"{path}.{index}"
+            rule = f"S466 must differ from {path}.{first[name]}.{key}"
+            fix = removal(where, words="remove the item")
+            yield Broken(rule, f"{field} are merged by it", fix, f"{where}.{key}", name)
+
+
+def _odd_name(path: str, value: Any, field: str, drop: Fix) -> Iterator[Broken]:
+    """Refuse a name of another kind than the items of `field` have."""
     kind, words = (int, "a whole number") if field == "ports" else (str, "text")
     if type(value) is kind:
         return
-    fix = removal(path.rpartition(".")[0], words="remove the item")
+    fix = drop
     if kind is int and isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}", value):
         fix = nearest(int(value))
     elif kind is str and type(value) in (int, float):
@@ -167,12 +235,22 @@ def _decided(patch: Mapping[str, Any], parents: Path = ()) -> Iterator[Path]:
     for key, value in patch.items():
         path = (*parents, key)
         is_mark = bool(parents) and parents[-1] in MARKS and key.startswith(OUR_LABELS)
-        takes_away = not isinstance(value, dict) and any(each[: len(path)] == path for each in DECIDED)
+        takes_away = not isinstance(value, dict) and any(each[: len(path)] == path for each in PLANNED)
         takes_marks = key in MARKS and not isinstance(value, dict)
-        if path in DECIDED or is_mark or takes_away or takes_marks or key.startswith("$"):
+        if path in DECIDED or is_mark or takes_away or takes_marks:
             yield path
         elif isinstance(value, dict):
             yield from _decided(value, path)
+
+
+def _directives(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each key of kubectl's own, such as `$patch`, in `value` and in the items of its lists."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in below:
+        if isinstance(key, str) and key.startswith("$"):
+            yield f"{path}.{key}", inner
+        else:
+            yield from _directives(f"{path}.{key}", inner)
 
 
 def _at(patch: Any, path: Path) -> Any:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from planner.facts.catalog import Gpu
@@ -41,12 +42,12 @@ _reads = declare_in(RULES)
 @_reads("kubernetes.env")
 def variables_have_names(env: Mapping[str, Any]) -> Iterator[Broken]:
     """Programs read no others."""
-    for name, value in env.items():
+    for name in env:
         if not VARIABLE.fullmatch(name):
             right = re.sub(r"[^A-Za-z0-9_]+", "_", name).lstrip("0123456789") or "VARIABLE"
             rule = "S440 must be letters, digits and _, and start with none of the digits"
-            fix = Fix(f"did you mean {right}?", ({HERE: None, f"kubernetes.env.{right}": value},))
-            yield Broken(rule, "programs read no other variable", fix, f"kubernetes.env.{name}", value)
+            fix = f"did you mean {right}?"  # no change, which would print the value
+            yield Broken(rule, "programs read no other variable", fix, f"kubernetes.env.{name}")
 
 
 @_reads("kubernetes.env")
@@ -54,14 +55,13 @@ def variables_are_text_or_of_a_secret(env: Mapping[str, Any]) -> Iterator[Broken
     """YAML's numbers and truths are not what a program reads."""
     for name, value in env.items():
         path = f"kubernetes.env.{name}"
-        if not isinstance(value, dict | list):
-            yield from _text(path, value)
-        elif not _is_reference(value):
-            meant = _meant_variable(value)
-            words = "for example {secret: tokens, key: token}" if meant is None else f"write {name}: {_in_line(meant)}"
+        if not isinstance(value, dict | list | str):
+            (broken,) = _text(path, value)
+            yield replace(broken, fix="put it in quotes")  # `_text` would print it
+        elif isinstance(value, dict | list) and not _is_reference(value):
             rule = "S442 must be text, or {secret: NAME, key: KEY}"
-            yield Broken(rule, "nothing else is understood", Fix(words, ({HERE: meant or REFERENCE},)), path, value)
-        elif not is_object_name(value["secret"]):
+            yield Broken(rule, "nothing else is understood", _meant_variable(value), path)
+        elif isinstance(value, dict) and not is_object_name(value["secret"]):
             yield no_object_name(f"{path}.secret", value["secret"])
 
 
@@ -157,22 +157,17 @@ def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:
     )
 
 
-def _meant_variable(value: Any) -> Any:
-    """Return what a variable as Kubernetes writes it is here; None where nobody can tell."""
+def _meant_variable(value: Any) -> Fix | str:
+    """Offer what a variable as Kubernetes writes it is here, without its text, which may be a secret."""
     section = value if isinstance(value, dict) else {}
     if isinstance(section.get("value"), str) and len(section) == 1:
-        return section["value"]
+        return "write what stands at value, without the key"
     source = section.get("valueFrom", section)
     reference = source.get("secretKeyRef") if isinstance(source, dict) else None
-    if not isinstance(reference, dict):
-        return None
-    meant = {"secret": reference.get("name"), "key": reference.get("key")}
-    return meant if _is_reference(meant) else None
-
-
-def _in_line(value: Any) -> str:
-    """As one writes it in YAML."""
-    return f"{{secret: {value['secret']}, key: {value['key']}}}" if isinstance(value, dict) else value
+    meant = {"secret": reference.get("name"), "key": reference.get("key")} if isinstance(reference, dict) else None
+    if _is_reference(meant):
+        return Fix(f"write {{secret: {meant['secret']}, key: {meant['key']}}}", ({HERE: meant},))
+    return Fix("for example {secret: tokens, key: token}", ({HERE: REFERENCE},))
 
 
 # Networks and devices

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from planner.facts.terms import PHASES
-from planner.problems.errors import Violation
+from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, close_to, removal
 from planner.spec.declared import may_be_auto, path_of, place_of, required_in, section_at, section_of
 from planner.spec.instead import as_yaml, in_our_form
@@ -68,6 +68,10 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
             reason = "it has another name here"
     elif ours in known:
         reason = f"{ours} says it already"
+    is_like_env = parent == "kubernetes" and close_to(str(detail["loc"][-1]), known) == "env"
+    if is_like_env or any(map(may_be_secret, meant)):  # no change, which would print the variables' values
+        written = f"did you mean {' and '.join(meant) or 'env'}?"
+        return Violation(path, None, f"S201 is not a key of {parent or 'the spec'}", reason, written)
     return Violation(path, detail["input"], f"S201 is not a key of {parent or 'the spec'}", reason, fix)
 
 

@@ -193,6 +193,17 @@ def test_pickled_loads_are_not_opened(loads_file, experts):
     assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy, .pt or JSON")
 
 
+@pytest.mark.parametrize("shape", ["(True, 8)", "(1, 8"])
+def test_a_header_that_numpy_trips_over_is_refused(shape, tmp_path, experts):
+    """It is read as Python, so that it can fail in ways of Python's own."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    path = tmp_path / "loads.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64))
+    status, document = experts(path, "--gpus", 1, "--nodes", 1)
+
+    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy, .pt or JSON")
+
+
 @pytest.mark.parametrize(
     ("options", "messages"),
     [

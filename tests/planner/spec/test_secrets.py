@@ -1,0 +1,41 @@
+"""Values of `kubernetes.env` and of misspelt fields of patches may be secrets: no message and no JSON has them."""
+
+import json
+
+import pytest
+
+from planner.estimate.unknown_fields import unknown_fields_of
+from planner.spec.pods import PatchSpec
+from tests.planner.spec.wrong_specs import changed
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kubernetes.env": {"A-TOKEN": SECRET}},
+        {"kubernetes.env": {"POD_IP": SECRET}},
+        {"kubernetes.env": {"TOKEN": {"value": SECRET}}},
+        {"kubernetes.env": {"TOKEN": [SECRET]}},
+        {"kubernetes.env": [{"name": "TOKEN", "value": SECRET}]},
+        {"kubernetes.env": [f"TOKEN={SECRET}"]},
+        {"kubernetes.env": f"TOKEN={SECRET}"},
+        {"kubernetes.evn": {"TOKEN": SECRET}},
+        {"kubernetes.patches": [{"kind": "Deployment", "patch": {"spec": {"env": [{"value": SECRET}]}}}]},
+    ],
+    ids=str,
+)
+def test_a_variable_is_named_without_its_value(change, problems_of):
+    """Neither in the text nor in JSON, whose changes a program could apply."""
+    problems = problems_of(changed({"change": change}))
+
+    assert problems
+    assert SECRET not in "".join(f"{each} {json.dumps(each.as_json())}" for each in problems)
+
+
+def test_a_misspelt_field_of_a_patch_is_named_without_its_value():
+    """A container's `env` may stand below it."""
+    (warning,) = unknown_fields_of([PatchSpec(kind="Deployment", patch={"spec": {"templat": SECRET}})])
+
+    assert SECRET not in f"{warning.message} {warning.changes}"
