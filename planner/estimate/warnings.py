@@ -26,6 +26,7 @@ __all__ = ["warnings_of"]
 
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
+UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
 MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
@@ -46,6 +47,7 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
         _unseen_checkpoint(spec.written),
         _image_for_cpus(spec.written),
         _image_of_another(spec.written),
+        _no_rdma(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
     )
@@ -184,6 +186,27 @@ def _image_of_another(spec: Spec) -> Iterator[Violation]:
         words = f"remove it, for {published.format(version=spec.engine_version)}" if published else ""
         fix = removal(words=words) if words else f"name an image of {engine}, or write engine: {called[0]}"
         yield Violation("kubernetes.image", image, rule, reason, fix)
+
+
+def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield units over several nodes whose pods get no RDMA devices; a patch of them may give them in another way."""
+    kubernetes = spec.written.kubernetes
+    is_given = kubernetes.rdma is not None or kubernetes.host_network
+    if is_given or any(patch.kind in UNIT_KINDS for patch in kubernetes.patches):
+        return
+    phase = next((each for each in spec.phases if _leaves_nvlink(spec, each)), None)
+    if phase is not None:
+        rule = f"W111 is missing, and a {phase} unit has {spec.phase(phase).ep_size} GPUs on several nodes"
+        reason = "pods with a network of their own see no RDMA device that they do not ask for"
+        fix = "name the device plugin's resource in kubernetes.rdma, or write kubernetes.host_network: true"
+        yield Violation("kubernetes.rdma", None, rule, reason, fix)
+
+
+def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether GPUs of one unit of `phase` reach each other by NICs only."""
+    gpu = spec.gpu_of(phase)
+    domain = gpu.nvlink_domain if gpu.nvlink_leaves_node else None
+    return gpu.device == "cuda" and spec.phase(phase).ep_size > max(spec.cluster.gpus_per_node, domain or 0)
 
 
 def _is_on_gpus(spec: Spec) -> bool:

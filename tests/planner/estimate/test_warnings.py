@@ -1,13 +1,17 @@
 """Where a warning is not given, though something like it is elsewhere."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import stacks
 from planner.compiler import check_fit
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
 from tests.planner.layout.test_memory import PAIR
+
+SPECS = Path(stacks.__file__).parent / "specs"
 
 
 @pytest.fixture
@@ -31,3 +35,30 @@ def test_no_overlap_is_offered_that_the_engine_lacks(rules_of):
 def test_an_image_may_be_called_after_no_engine(image, rules_of):
     """The default stands for the engine's own image, and a name that says no engine may hold any."""
     assert "W110" not in rules_of({"engine": "vllm", "kubernetes.image": image})
+
+
+GB200 = {"gpu": "gb200", "nodes": 60, "gpus_per_node": 4}
+ON_ONE_NODE = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precision": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kubernetes.host_network": True},
+        {"kubernetes.rdma": {"resource": "rdma/ib"}},
+        {"kubernetes.patches": [{"kind": "LeaderWorkerSet", "patch": {"metadata": {"annotations": {"a": "b"}}}}]},
+        {"cluster": GB200, "decode.ep_size": 72},
+        {"cluster.gpu": "h200"} | ON_ONE_NODE,
+    ],
+    ids=str,
+)
+def test_units_may_reach_their_gpus_without_an_rdma_device_of_ours(change, rules_of):
+    """By the node's network, a patch of their pods, NVLink from node to node, or on one node; W111 is for others."""
+    assert "W111" in rules_of({})
+    assert "W111" not in rules_of(change)
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.name)
+def test_a_shipped_spec_has_rdma_where_its_units_need_it(path):
+    """Who copies one and renders it gets pods that reach each other."""
+    assert [each for each in check_fit(check_spec(path)).warnings if each.rule.startswith("W111")] == []
