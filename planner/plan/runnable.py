@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from planner.engines.limits import engine_refusals
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
@@ -18,7 +19,7 @@ from planner.spec.precision import kv_dtype
 
 __all__ = ["runtime_refusals"]
 
-RUNNABLE = ("deepseek_v3", "deepseek_v2")  # as transformers calls the families
+RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2")  # as transformers calls the families
 PRECISIONS = ("fp8", "bf16", "fp32")
 
 
@@ -45,7 +46,15 @@ def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
     if spec.model.model_type not in RUNNABLE:
         reason = f"the bundled runtime computes no {spec.model.model_type} so far"
         rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
-        yield Violation(*spec.written.named_model, rule, reason, f"choose a {RUNNABLE[0]} checkpoint")
+        yield Violation(*spec.written.named_model, rule, reason, _another_engine(spec.model.model_type))
+
+
+def _another_engine(model_type: str) -> str:
+    """Return which engines run the model in some version that is known."""
+    engines = [
+        name for name, versions in ENGINE_MODELS.items() if any(model_type in each for each in versions.values())
+    ]
+    return f"write engine: {' or '.join(engines)}" if engines else "keep the plan for a review"
 
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:

@@ -1,8 +1,8 @@
 """The fields of a DeepSeek `config.json` that the computation reads, checked.
 
-V3, R1 and V3.1 (`deepseek_v3`), V2 and V2-Lite (`deepseek_v2`). They differ in the gate, in whether the query is
-compressed (`q_lora_rank`), and in YaRN (`rope.py`). What this runtime cannot compute is refused by name, never
-approximated.
+V3, R1 and V3.1 (`deepseek_v3`), Kimi-K2, which is V3 under another name (`kimi_k2`), V2 and V2-Lite (`deepseek_v2`).
+They differ in the gate, in whether the query is compressed (`q_lora_rank`), and in YaRN (`rope.py`). What this runtime
+cannot compute is refused by name, never approximated.
 
 Source of the names: deepseek-ai/DeepSeek-V3 and DeepSeek-V2 `config.json`; transformers `DeepseekV3Config`,
 `DeepseekV2Config`, whose files leave out what their model type decides.
@@ -36,13 +36,15 @@ QUANTISATION: dict[str, tuple[Any, ...]] = {
     "activation_scheme": ("dynamic",),
     "scale_fmt": (None, "ue8m0"),
 }
+V3: dict[str, tuple[Any, ...]] = {
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+    "norm_topk_prob": (True, False),
+    "rope_interleave": (True, False),
+}
 FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
-    "deepseek_v3": {
-        "scoring_func": ("sigmoid",),
-        "topk_method": ("noaux_tc",),
-        "norm_topk_prob": (True, False),
-        "rope_interleave": (True, False),
-    },
+    "deepseek_v3": V3,
+    "kimi_k2": V3,
     # V2 normalises nowhere, and its two codes disagree on what that would mean: DeepSeek's then drops the scaling
     # factor, transformers ignores the key. Both turn neighbours, whatever the file says.
     "deepseek_v2": {

@@ -156,7 +156,7 @@ def _mixture(config):
     parts = {"mlp.gate.weight": (experts, hidden)} | _mlp(
         "mlp.shared_experts", hidden, size * config["n_shared_experts"]
     )
-    if config["model_type"] == "deepseek_v3":
+    if config["model_type"] != "deepseek_v2":
         parts["mlp.gate.e_score_correction_bias"] = (experts,)
     for expert in range(experts):
         parts |= _mlp(f"mlp.experts.{expert}", hidden, size)

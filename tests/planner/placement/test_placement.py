@@ -64,7 +64,9 @@ def cases(draw, max_nodes=20):
 def placed(case, previous=None):
     """The placement of a case, or None where the cluster is too small."""
     cluster, layouts, schedule = case
-    written = SimpleNamespace(name="any", cluster=cluster, schedule=schedule, kubernetes=KubernetesSpec())
+    written = SimpleNamespace(
+        name="any", cluster=cluster, schedule=schedule, kubernetes=KubernetesSpec(), gpu_names=("cpu",)
+    )
     checked = SimpleNamespace(
         written=written,
         cluster=cluster,

@@ -72,7 +72,7 @@ def test_two_pools_are_placed_near_a_previous_plan(plan_of):
     """Planned after itself nothing moves, on either GPU."""
     plan = two_gpus(plan_of)
     before = {unit.name: unit.nodes for unit in plan.units}
-    written = SimpleNamespace(name="mixed-pools", schedule=None, kubernetes=KubernetesSpec())
+    written = SimpleNamespace(name="mixed-pools", schedule=None, kubernetes=KubernetesSpec(), gpu_names=("h800", "h20"))
     cluster = ClusterSpec.model_validate({"gpu": "h800", "gpus_per_node": 8, "nodes": MIXED_GPUS})
     gpu_of = {layout.phase: GPUS[layout.gpu] for layout in plan.layouts}
     spec = SimpleNamespace(written=written, cluster=cluster, gpu_of=gpu_of.__getitem__)

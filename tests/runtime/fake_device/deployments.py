@@ -77,12 +77,12 @@ def _checked(path, gpu):
 
 def published(model):
     """DeepSeek-V3's config, with the sizes that the planner's catalog has."""
-    attention = model.attention
+    (attention,) = model.attentions  # all layers have the same
     return ModelConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.dense_intermediate_size,
-        moe_intermediate_size=model.expert_intermediate_size,
+        moe_intermediate_size=model.experts.intermediate_size,
         num_hidden_layers=model.num_layers,
         first_k_dense_replace=model.num_dense_layers,
         num_attention_heads=attention.num_heads,

@@ -66,6 +66,9 @@ VARIANTS = {
     "V3, every size another": V3 | OTHER_SIZES,
     "V3, pairs of both halves": V3 | {"rope_interleave": False, "rope_scaling": V3_YARN | {"type": "yarn"}},
     "V3, head tied to embedding": V3 | {"tie_word_embeddings": True},
+    "Kimi-K2": V3
+    | {"model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "n_routed_experts": 24}
+    | {"rope_theta": 50000.0, "rope_scaling": V3_YARN | {"type": "yarn", "beta_fast": 1.0}},
     "V2": V2 | {"rope_scaling": V2_YARN | {"type": "yarn"}},
     "V2, not stretched, one group eligible": V2 | {"topk_group": 1, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-2},
     "V2, newer file, every size another, tied": newer(V2 | OTHER_SIZES | {"tie_word_embeddings": True}),
@@ -95,8 +98,9 @@ def checkpoint(request, tmp_path_factory):
 def theirs(checkpoint):
     """transformers' model of the checkpoint."""
     document = json.loads((checkpoint / "config.json").read_text())
-    of_type = {"deepseek_v3": DeepseekV3ForCausalLM, "deepseek_v2": DeepseekV2ForCausalLM}
-    return of_type[document["model_type"]].from_pretrained(checkpoint, dtype=torch.float32).eval()
+    kind = DeepseekV2ForCausalLM if document["model_type"] == "deepseek_v2" else DeepseekV3ForCausalLM
+    config = kind.config_class.from_dict(document | {"model_type": kind.config_class.model_type})
+    return kind.from_pretrained(checkpoint, config=config, dtype=torch.float32).eval()
 
 
 def ours(folder):
@@ -158,6 +162,7 @@ def test_both_ways_to_write_positions_are_among_them():
     written = {
         (config["model_type"], name, bool(parameters) and parameters.get("rope_type", parameters.get("type")) == "yarn")
         for config in VARIANTS.values()
+        if config["model_type"] in FIXED_BY_TYPE
         for name, parameters in [
             ("rope_parameters", config["rope_parameters"])
             if "rope_parameters" in config
@@ -187,7 +192,7 @@ def test_the_variants_differ(tmp_path, token_prompts):
         ({"topk_method": "greedy"}, "topk_method is 'greedy', this runtime computes only 'noaux_tc'"),
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax', this runtime computes only 'sigmoid'"),
         ({"model_type": "deepseek_v2", "scoring_func": "softmax", "topk_method": "greedy"}, "norm_topk_prob is True"),
-        ({"model_type": "llama"}, "model_type is 'llama', this runtime computes only 'deepseek_v3' and 'deepseek_v2'"),
+        ({"model_type": "llama"}, "model_type is 'llama', this runtime computes only 'deepseek_v3' and 'kimi_k2' and"),
         ({"rope_interleave": None}, "rope_interleave is None, this runtime computes only True and False"),
         (
             V2 | {"rope_interleave": False, "scoring_func": "softmax"},
