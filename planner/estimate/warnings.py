@@ -12,10 +12,11 @@ from itertools import chain
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
 from planner.estimate.loosened import loosened_by
 from planner.estimate.unknown_fields import unknown_fields_of
-from planner.facts.terms import Overlap, Phase
+from planner.facts.engines import ENGINES
+from planner.facts.terms import EngineName, Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import Change, Fix, nearest, nearest_of
+from planner.problems.fix import Change, Fix, nearest, nearest_of, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.schema import PhaseSpec, Spec
@@ -24,6 +25,8 @@ from planner.spec.volume_rules import volume_of
 __all__ = ["warnings_of"]
 
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
+IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
+UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
 MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
@@ -43,6 +46,8 @@ def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: Mem
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
         _image_for_cpus(spec.written),
+        _image_of_another(spec.written),
+        _no_rdma(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
     )
@@ -88,7 +93,7 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase, own in OVERLAPS.items():
         others = {overlap: other for other, overlap in OVERLAPS.items() if other != phase}
         written = spec.phase(phase).overlap if phase in spec.phases else own
-        if written in others:
+        if written in others and own in ENGINES[spec.written.engine_name].overlaps:
             rule = f"W102 is the overlap of {others[written]}, that of {phase} is {own}"
             reason = "prompts hide dispatch behind a second micro-batch, single tokens behind attention in two parts"
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
@@ -165,6 +170,43 @@ def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
     if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == "tidemill" and image == DEFAULT_IMAGE:
         rule, reason = "W107 is the image for CPUs", "Containerfile.gpu makes the one with the kernels of GPUs"
         yield Violation("kubernetes.image", image, rule, reason, "build that image, and name it in kubernetes.image")
+
+
+def _image_of_another(spec: Spec) -> Iterator[Violation]:
+    """Yield an image that is called after another engine than the one that is to run in it."""
+    image, engine = spec.kubernetes.image, spec.engine_name
+    if image == DEFAULT_IMAGE:
+        return  # an engine that is not ours then has its own
+    name = image.rpartition("@")[0] or image
+    called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
+    if called and engine not in called:
+        rule = f"W110 is called like an image of {called[0]}, and engine is {engine}"
+        reason = f"pods start with the command of {engine}"
+        published = ENGINES[engine].image
+        words = f"remove it, for {published.format(version=spec.engine_version)}" if published else ""
+        fix = removal(words=words) if words else f"name an image of {engine}, or write engine: {called[0]}"
+        yield Violation("kubernetes.image", image, rule, reason, fix)
+
+
+def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield units over several nodes whose pods get no RDMA devices; a patch of them may give them in another way."""
+    kubernetes = spec.written.kubernetes
+    is_given = kubernetes.rdma is not None or kubernetes.host_network
+    if is_given or any(patch.kind in UNIT_KINDS for patch in kubernetes.patches):
+        return
+    phase = next((each for each in spec.phases if _leaves_nvlink(spec, each)), None)
+    if phase is not None:
+        rule = f"W111 is missing, and a {phase} unit has {spec.phase(phase).ep_size} GPUs on several nodes"
+        reason = "pods with a network of their own see no RDMA device that they do not ask for"
+        fix = "name the device plugin's resource in kubernetes.rdma, or write kubernetes.host_network: true"
+        yield Violation("kubernetes.rdma", None, rule, reason, fix)
+
+
+def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether GPUs of one unit of `phase` reach each other by NICs only."""
+    gpu = spec.gpu_of(phase)
+    domain = gpu.nvlink_domain if gpu.nvlink_leaves_node else None
+    return gpu.device == "cuda" and spec.phase(phase).ep_size > max(spec.cluster.gpus_per_node, domain or 0)
 
 
 def _is_on_gpus(spec: Spec) -> bool:

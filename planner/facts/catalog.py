@@ -40,6 +40,7 @@ class Gpu:
     peer_gb_per_s: float | None = None  # to one other of a mesh; without it, all of `nvlink_gb_per_s`
     nvlink_domain: int | None = None  # GPUs that reach each other by it
     nvlink_leaves_node: bool = False  # no figure: a domain of HGX ends with its board, one of NVL72 with its rack
+    node_gpus: int | None = None  # of a node, where a domain is made of several
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
     kubernetes_resource: str | None = None  # what a container asks for
@@ -56,6 +57,7 @@ _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aic
 
 _SYSTEMS = f"{_AICONFIGURATOR}/systems"
 _AZURE = "articles/virtual-machines/sizes/gpu-accelerated/includes"
+_GB200_NODE = f"github.com/MicrosoftDocs/azure-compute-docs 2af9ad07 {_AZURE}/nd-gb200-v6-series-summary.md"
 _NVIDIA_RESOURCE = "github.com/NVIDIA/k8s-device-plugin 592307d8 docs/quick_start.md"
 
 
@@ -171,6 +173,7 @@ GPUS = {
         nvlink_gb_per_s=900,
         nvlink_domain=72,
         nvlink_leaves_node=True,
+        node_gpus=4,
         nic_gbps=800,
         gpus_per_nic=1,
         kubernetes_resource="nvidia.com/gpu",
@@ -178,8 +181,8 @@ GPUS = {
         | {
             "nominal_gb": "assumed: what is said of it is 186 to 192 GB",
             "usable_bytes": "github.com/vllm-project/vllm issue 43951: total capacity 184.31 GiB",
-            "gpus_per_nic": "github.com/MicrosoftDocs/azure-compute-docs 2af9ad07 "
-            f"{_AZURE}/nd-gb200-v6-series-summary.md: 4 for 4 GPUs",
+            "node_gpus": f"{_GB200_NODE}: 4 GPUs",
+            "gpus_per_nic": f"{_GB200_NODE}: 4 for 4 GPUs",
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),

@@ -9,7 +9,7 @@ What an engine is told, and what it cannot do, is in `planner/engines`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.facts.terms import EngineName, SplitRule
+from planner.facts.terms import EngineName, Overlap, SplitRule
 
 __all__ = ["ENGINES", "OURS", "EngineFacts"]
 
@@ -24,6 +24,7 @@ class EngineFacts:
     image: str | None  # of a version, as its makers publish it
     router_image: str | None
     split: SplitRule | None  # None: the spec chooses
+    overlaps: tuple[Overlap, ...]  # that it has besides none
     reads_map: bool  # whether it starts with a map that it is given
     sources: Mapping[str, str]
 
@@ -39,18 +40,25 @@ ENGINES: dict[EngineName, EngineFacts] = {
         image=None,
         router_image=None,
         split=None,
+        overlaps=("dual_batch", "five_stage"),
         reads_map=True,
-        sources={"split": "the launch file's `split`", "reads_map": "the launch file's `expert_map`"},
+        sources={
+            "split": "the launch file's `split`",
+            "overlaps": "the launch file's `overlap`",
+            "reads_map": "the launch file's `expert_map`",
+        },
     ),
     "sglang": EngineFacts(
         versions=("0.5.23",),
         image="lmsysorg/sglang:v{version}",
         router_image="lmsysorg/sglang:v{version}",
         split="first_on_node",
+        overlaps=("dual_batch", "five_stage"),
         reads_map=True,
         sources={
             "split": "github.com/sgl-project/sglang 0.5.23 python/sglang/srt/eplb/expert_location.py, "
             "_find_nearest_expert; eplb/expert_location_dispatch.py, algorithm dynamic",
+            "overlaps": "there, batch_overlap/operations_strategy.py: prefill and decode are cut differently",
             "reads_map": "there, compute_initial_expert_location_metadata",
             "image": "assumed: named as those of earlier versions are",
             "router_image": "assumed: the engine's image holds sglang-router too",
@@ -61,10 +69,13 @@ ENGINES: dict[EngineName, EngineFacts] = {
         image="vllm/vllm-openai:v{version}",
         router_image="vllm/vllm-router:v0.1.17",
         split="equal",
+        overlaps=("dual_batch",),
         reads_map=False,
         sources={
             "split": "github.com/vllm-project/vllm 0.33.0 vllm/distributed/eplb: an expert's tokens go to its replicas "
             "by turns",
+            "overlaps": "github.com/vllm-project/vllm 0.33.0 vllm/v1/worker/ubatching.py: two micro-batches, whole "
+            "attention",
             "reads_map": "there, eplb_state.py, build_initial_global_physical_to_logical_map",
             "image": "assumed: named as those of earlier versions are",
             "router_image": "assumed: github.com/vllm-project/router docker/Dockerfile.router",

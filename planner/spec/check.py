@@ -99,7 +99,7 @@ def check_document(document: Document) -> ResolvedSpec:
     fields = check_fields(document.data)
     named = _Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
-    in_range = (_heeding_rules(violation, values) for violation in fields.violations)
+    in_range = (_in_whole_nodes(_heeding_rules(violation, values), values) for violation in fields.violations)
     as_written = {f"{phase}.as_written": phase for phase in PHASES}
     violations = [*in_range, *named.violations, *broken_rules(values | as_written)]
     if violations:
@@ -143,6 +143,20 @@ def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation
     if number == offered:
         return violation
     return replace(violation, fix=Fix(str(violation.fix).replace(str(offered), str(number)), ({HERE: number},)))
+
+
+def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:
+    """`violation` with the nodes that a domain of GPUs is made of, where the domain was taken for one node."""
+    gpu, nodes = values.get("cluster.device"), values.get("cluster.nodes")
+    if violation.path != "cluster.gpus_per_node" or not isinstance(gpu, Gpu) or not isinstance(nodes, int):
+        return violation
+    if gpu.node_gpus is None or gpu.nvlink_domain is None or violation.value != gpu.nvlink_domain:
+        return violation
+    per_domain = gpu.nvlink_domain // gpu.node_gpus
+    words = f"write gpus_per_node: {gpu.node_gpus} and nodes: {nodes * per_domain}"
+    reason = f"NVLink joins {per_domain} nodes of {gpu.node_gpus} GPUs to a domain of {gpu.nvlink_domain}"
+    change = {HERE: gpu.node_gpus, "cluster.nodes": nodes * per_domain}
+    return replace(violation, reason=reason, fix=Fix(words, (change,)))
 
 
 def _offered(violation: Violation) -> int | None:

@@ -30,6 +30,16 @@ _reads = declare_in(RULES)
 # An own GPU
 
 
+@_reads("cluster.gpu.name")
+def own_gpus_have_names_of_their_own(name: str) -> Broken | None:
+    """What is known of a GPU of the catalog, such as whose it is, would not be asked of one that is only called so."""
+    known = next((each for each in GPUS if each == name.casefold()), None)
+    if known is None:
+        return None
+    fix = Fix(f"write gpu: {known}", ({"cluster.gpu": known},))
+    return Broken(f"S420 must not be {known}", "the catalog has that GPU and its figures", fix)
+
+
 @_reads("cluster.gpu.peer", "cluster.gpu.nvlink")
 def peers_are_part_of_the_whole(peer: str | None, nvlink: str | None) -> Broken | None:
     """All links of a mesh together are at least one of them."""

@@ -22,7 +22,18 @@ from planner.spec.declared import (
     section_of,
     types_in,
 )
-from planner.spec.meant import fraction, numeral, pairs, thousandths, time_of_day, truth, variables, whole_number
+from planner.spec.meant import (
+    fraction,
+    numeral,
+    pairs,
+    thousandths,
+    time_of_day,
+    tolerations,
+    truth,
+    variables,
+    whole_number,
+    windows,
+)
 from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
 from planner.spec.schema import AUTO
 from planner.spec.section import Section
@@ -37,6 +48,10 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
     "kubernetes.node_selector": pairs,
     **dict.fromkeys((f"cluster.nodes.{key}" for key in ("name", "rack", "leaf", "power")), numeral),
 }
+
+
+# Lists whose items stand under a key of their own elsewhere: path -> them as a list, or None.
+KEYED: Mapping[str, Callable[[Any], Any]] = {"schedule.windows": windows, "kubernetes.tolerations": tolerations}
 
 
 def instead_of(path: str, value: Any) -> Fix:
@@ -115,9 +130,13 @@ def _wrapped(path: str, field: FieldInfo, value: Any) -> Any:
         return {"name": value}
     if section and isinstance(value, str) and field.annotation == (section | None):
         return _as_the_only_key(section, value)
+    if section and get_origin(field.annotation) is not list and isinstance(value, list):
+        return _as_one_mapping(value) or _as_one_text(field, value)
     if is_element or get_origin(field.annotation) is not list:
         is_taken_out = str in types_in(field.annotation) and isinstance(plain, str) and plain != value
         return plain if is_taken_out else None
+    if path in KEYED and (keyed := KEYED[path](value)):
+        return keyed
     if section:
         return [value] if isinstance(value, dict) and value.keys() >= set(required_in(section)) else None
     items = [each.strip() for each in plain.split(",")] if isinstance(plain, str) else []
@@ -132,6 +151,19 @@ def _as_the_only_key(section: type[Section], value: str) -> dict[str, str] | Non
     field = section.model_fields[required[0]]
     said = as_we_spell("bytes", value) if is_quantity(field) else value if field.annotation is str else None
     return {required[0]: said} if said else None
+
+
+def _as_one_mapping(items: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the mapping that a list of mappings with keys of their own is; None for any other list."""
+    mappings = [each for each in items if isinstance(each, dict) and each]
+    keys = list(chain.from_iterable(mappings))
+    is_one = bool(keys) and len(mappings) == len(items) and len(set(keys)) == len(keys)
+    return {key: value for each in mappings for key, value in each.items()} if is_one else None
+
+
+def _as_one_text(field: FieldInfo, items: Sequence[Any]) -> str | None:
+    """Return the one text of a list where a field takes text, too: the name of a model."""
+    return items[0] if str in types_in(field.annotation) and len(items) == 1 and isinstance(items[0], str) else None
 
 
 def _number(path: str, types: Sequence[Any], value: Any) -> float | None:

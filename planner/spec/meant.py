@@ -12,9 +12,12 @@ __all__ = [
     "pairs",
     "thousandths",
     "time_of_day",
+    "toleration",
+    "tolerations",
     "truth",
     "variables",
     "whole_number",
+    "windows",
 ]
 
 MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
@@ -25,6 +28,8 @@ TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-
 
 # Source: github.com/vllm-project/vllm vllm/engine/arg_utils.py, human_readable_int: 1k is 1,000 and 1K is 1,024.
 UNITS = {None: 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "Ki": 2**10, "Mi": 2**20}
+TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+TOLERATION_KEYS = ("key", "operator", "value", "effect", "seconds", "tolerationSeconds")
 TRUTHS = {"yes": True, "y": True, "on": True, "true": True, "1": True}
 FALSEHOODS = {"no": False, "n": False, "off": False, "false": False, "0": False}
 
@@ -99,3 +104,31 @@ def time_of_day(value: Any) -> str | None:
     """`8:30`, `8`, `08:30:00`, `24:00`, as HH:MM."""
     match = None if isinstance(value, bool) else TIME.fullmatch(str(value))
     return match and f"{int(match['hour']) % 24:02}:{match['minute'] or '00'}"
+
+
+def windows(value: Any) -> list[dict[str, Any]] | None:
+    """Windows by the time at which each starts, as a list; None where a key is no time."""
+    if not isinstance(value, dict) or not value:
+        return None
+    times = {time: window for key, window in value.items() if (time := time_of_day(key)) and isinstance(window, dict)}
+    return [{"at": time} | window for time, window in times.items()] if len(times) == len(value) else None
+
+
+def tolerations(value: Any) -> list[dict[str, str]] | None:
+    """Taints' keys with an operator, an effect or a value each, as a list; None where it says anything else."""
+    if not isinstance(value, dict) or not value:
+        return None
+    found = [toleration(key, each) for key, each in value.items()]
+    named = [each for each in found if each is not None]
+    return named if len(named) == len(found) else None
+
+
+def toleration(key: Any, value: Any) -> dict[str, str] | None:
+    """`nvidia.com/gpu: Exists`, `gpu: NoSchedule` or `team: chat`, as a toleration of that taint alone."""
+    if not isinstance(key, str) or not isinstance(value, str) or not value or key in TOLERATION_KEYS:
+        return None
+    if value == "Exists":
+        return {"key": key, "operator": "Exists"}
+    if value in TAINT_EFFECTS:
+        return {"key": key, "operator": "Exists", "effect": value}
+    return {"key": key, "value": value}

@@ -8,20 +8,24 @@ Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-p
 python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.facts.quantities import as_we_spell
+from planner.problems.fix import close_to
 from planner.spec.declared import place_of
 from planner.spec.meant import fraction, thousandths
-from planner.spec.schema import MAX_ATTENTION_TP
+from planner.spec.schema import MAX_ATTENTION_TP, Spec
 
 __all__ = [
     "KUBERNETES_KEYS",
     "as_we_say",
+    "has_two_sizes",
     "is_not_planned_yet",
     "of_the_server",
     "qualifiers_of",
+    "rdma_said_by_resources",
     "said_better",
     "said_by_flag",
     "said_by_object",
@@ -36,6 +40,7 @@ __all__ = [
 TENSOR_FLAGS = ("tensor_parallel_size", "tp_size", "tp")
 QUANTITIES = ("requests", "limits")  # of a container, in Kubernetes
 DATA_FLAGS = ("data_parallel_size", "dp_size", "dp")
+RDMA_RESOURCE = re.compile(r"rdma/.+|.+/.*(rdma|hca|efa).*")  # of NVIDIA's, Mellanox' and clouds' plugins: assumed
 KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
 
 
@@ -47,7 +52,8 @@ def said_by_object(key: str, value: Any) -> Mapping[str, Any]:
     if key == "metadata":
         meant = {"name": "name", "namespace": "kubernetes.namespace"}
         return {path: section[each] for each, path in meant.items() if each in section}
-    return section if key == "spec" else {}
+    ours = (each for each in section if close_to(each, list(Spec.model_fields), cutoff=0.6))
+    return {each: section[each] for each in ours} if key == "spec" else {}
 
 
 def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int], str] | None:
@@ -92,16 +98,33 @@ def said_by_resources(section: Mapping[str, Any]) -> Mapping[str, Any]:
 
     CPUs are requested here and memory is limited, so of two values these count. GPUs follow from the plan.
     """
-    written_of: list[dict[str, Any]] = [
-        each if isinstance(each := section.get(key), dict) else {} for key in QUANTITIES
-    ]
-    requests, limits = written_of
+    requests, limits = _quantities(section)
     cpus, memory = (limits | requests).get("cpu"), (requests | limits).get("memory")
     written = fraction(str(cpus)) if thousandths(cpus) is None else thousandths(cpus)
     spelled = as_we_spell("bytes", memory)
     if written is None or spelled is None:
         return {}
     return {"cpus": int(written) if written == int(written) else written, "memory": spelled}
+
+
+def rdma_said_by_resources(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `requests` and `limits` say of RDMA devices, as keys of ours; nothing unless of one resource."""
+    requests, limits = _quantities(section)
+    counted = {key: count for key, count in (requests | limits).items() if RDMA_RESOURCE.fullmatch(str(key))}
+    if len(counted) != 1:
+        return {}
+    ((resource, count),) = counted.items()
+    return {"resource": resource, "count": int(count)} if str(count).isdecimal() else {}
+
+
+def has_two_sizes(section: Mapping[str, Any]) -> bool:
+    """Return whether `requests` and `limits` each say a memory of their own."""
+    return len({str(each["memory"]) for each in _quantities(section) if "memory" in each}) > 1
+
+
+def _quantities(section: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return `requests` and `limits`, each empty where it is no mapping."""
+    return [each if isinstance(each := section.get(key), dict) else {} for key in QUANTITIES]
 
 
 def qualifiers_of(key: str) -> frozenset[str]:
@@ -178,11 +201,14 @@ QUALIFIERS = frozenset(("min", "max", "minimum", "maximum", "initial", "target")
 # (max_running_requests), 469c63e5 python/sglang/srt/server_args.py (chunked_prefill_size).
 OF_THE_SERVER = ("max_running_requests", "chunked_prefill_size")
 
+NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
+
 _WINDOW = "a window lasts until the next one's at"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _PULLED = "a node pulls the image that it does not have; name another one by a tag or digest of its own"
 _SCALED = "units are not scaled with load yet, and a schedule says how many are on when"
 _LATENCY = "latencies are not planned yet"
+_NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
 # Keys and values of the spec that are to come.
@@ -195,6 +221,7 @@ NOT_YET = {
     "operating_point": "throughput is not planned yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
+    **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _NICS),
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
     "kubernetes.volumes.csi": _MOUNTED,
@@ -205,10 +232,12 @@ NOT_YET = {
     "schedule.windows.duration": _WINDOW,
 }
 
+_SHARED = "write gpus_per_nic, which is gpus_per_node / NICs of a node, below an own gpu"
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
     "kubernetes.volumes.nfs": _MOUNT,
     "kubernetes.volumes.csi": _MOUNT,
+    **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _SHARED),
     "kubernetes.patches.path": "write what is in the file as a mapping below patch",
 }
 
@@ -241,6 +270,7 @@ _DP = "dp_size is ep_size / attention_tp, each rank or attention group has reque
 _EP = "experts are always spread over all GPUs of a unit (ep_size)"
 _MEMORY = "memory is planned part by part, and KV gets what is left"
 _OVERLAP = "overlap says it: dual_batch in prefill, five_stage in decode"
+_DISPATCH = "how tokens reach experts follows from the phase and its GPUs"
 _LAYERS = "layers are not split over GPUs"
 _EPLB = "expert maps are always balanced, over redundant_experts"
 
@@ -261,6 +291,9 @@ WHY_NOT = {
     "mem_fraction_static": _MEMORY,
     "pp_size": _LAYERS,
     "enable_two_batch_overlap": _OVERLAP,
+    "moe_a2a_backend": _DISPATCH,
+    "deepep_mode": _DISPATCH,
+    "disaggregation_mode": "the section says the phase: prefill, decode or mixed",
     "speculative_algorithm": _DRAFTS,
     "speculative_num_steps": _DRAFTS,
     "num_nextn_predict_layers": _DRAFTS,
@@ -335,6 +368,9 @@ OTHER_NAMES = {  # of two keys for one field the later one here says it better
     "queueName": "queue",
     "shm_size": "shared_memory",
     # Windows of cron jobs and calendars
+    "tz": "timezone",
+    "time_zone": "timezone",
+    "timeZone": "timezone",
     "start": "at",
     "begin": "at",
     "from": "at",

@@ -12,15 +12,18 @@ from pydantic_core import ErrorDetails
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, close_to, removal
-from planner.spec.declared import may_be_auto, path_of, place_of, required_in, section_at, section_of
+from planner.spec.declared import field_at, may_be_auto, path_of, place_of, required_in, section_at, section_of
 from planner.spec.instead import as_yaml, in_our_form
 from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
+from planner.spec.meant import toleration
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
     QUANTITIES,
     as_we_say,
+    has_two_sizes,
     of_the_server,
     qualifiers_of,
+    rdma_said_by_resources,
     said_better,
     said_by_flag,
     said_by_object,
@@ -43,9 +46,10 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     fix: Fix | str = what_instead_of(path) or removal()
     if path in KUBERNETES_KEYS:
         reason = "a spec is no Kubernetes object, tidemill render writes those"
-        fix = Fix(_instead(meant), ({HERE: None, **meant},))
+        fix = Fix(f"{_instead(meant)}{_without(detail, meant)}", ({HERE: None, **meant},))
     elif _level_above(detail, data):
-        reason, fix = "the spec stands a level too deep below it", Fix("take the level out", ({HERE: None, **meant},))
+        reason = "the spec stands a level too deep below it"
+        fix = Fix(f"take the level out{_without(detail, meant)}", ({HERE: None, **meant},))
     elif not_indented := _not_indented(detail, data):
         section = next(iter(not_indented)).partition(".")[0]
         reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
@@ -60,6 +64,11 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         reason, fix = f"{ours} has a default in place of auto", removal(words="leave it out")
     elif meant and (of_server := _of_the_server(detail, data)):
         reason, fix = of_server
+    elif _is_of_toleration(detail) and not meant and not _given(detail, data).get("key"):
+        fix = "write the taint's key as key: ..., since without it every taint is tolerated"
+    elif meant and parent == "kubernetes.resources" and has_two_sizes(_given(detail, data)):
+        reason = "a pod gets the memory that it may use, so of two sizes the limit counts"
+        fix = _renaming(detail["input"], meant, parent)
     elif meant:
         fix = _renaming(detail["input"], meant, parent)
         if not all(each.rpartition(".")[0] == parent for each in meant):
@@ -91,7 +100,12 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
         return moved
     given = _given(detail, data)
     if form := FORMS.get(place_of(path)):
-        return {path_of((*parents, each)): value for each, value in form(given).items()}
+        said = {each if "." in each else path_of((*parents, each)): value for each, value in form(given).items()}
+        return {each: value for each, value in said.items() if not _is_given(each, data)}
+    if _is_of_toleration(detail):
+        taint = toleration(key, detail["input"]) if _is_only_taint(given) else None
+        if taint and not close_to(key, list(section_at(detail["loc"]).model_fields), cutoff=0.6):
+            return {path_of((*parents, each)): value for each, value in taint.items() if each not in given}
     fields = section_at(detail["loc"]).model_fields
     free = [name for name in fields if name not in given]
     ours = as_we_say(str(key))
@@ -102,7 +116,8 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
         return {path: in_our_form(path, detail["input"])}
     if ours in fields or why_we_have_no(path):
         return {}
-    elsewhere = {each: in_our_form(each, detail["input"]) for each in _elsewhere(ours or str(key), data)}
+    there = (each for each in _elsewhere(ours or str(key), data) if _may_hold(each, detail["input"]))
+    elsewhere = {each: in_our_form(each, detail["input"]) for each in there}
     free = [name for name in free if section_of(fields[name]) or not isinstance(detail["input"], dict)]
     free = [name for name in free if qualifiers_of(str(key)) <= qualifiers_of(name)]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
@@ -146,14 +161,42 @@ def _of_folder(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_container(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a unit's pods request, for a container's requests and limits."""
-    said = said_by_resources(given) if "unit" not in given else {}
-    return {"unit": said} if said else {}
+    """What a unit's pods request, and their RDMA devices, for a container's requests and limits."""
+    said = {"unit": said_by_resources(given) if "unit" not in given else {}}
+    said["kubernetes.rdma"] = rdma_said_by_resources(given)
+    return {each: section for each, section in said.items() if section}
 
+
+def _is_given(path: str, data: Mapping[str, Any]) -> bool:
+    """Whether something stands at `path`."""
+    found: Any = data
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found is not None
+
+
+def _is_of_toleration(detail: ErrorDetails) -> bool:
+    return place_of(path_of(detail["loc"][:-1])) == "kubernetes.tolerations"
+
+
+def _is_only_taint(given: Mapping[str, Any]) -> bool:
+    """Whether a toleration has no key, and one only that may be the taint's."""
+    return not given.get("key") and sum(toleration(key, value) is not None for key, value in given.items()) == 1
+
+
+def _of_prefill_and_decode(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The NICs that SGLang sends KV by, which are all of a node's here."""
+    written = next((given[key] for key in IB_DEVICES if isinstance(given.get(key), str)), "")
+    names = [name for each in written.split(",") if (name := each.strip())]
+    return {"kubernetes.nics.hca": names} if names else {}
+
+
+IB_DEVICES = ("disaggregation_ib_device", "disaggregation-ib-device")
 
 # What is said in a form of its own elsewhere: place of a key that we lack -> what its section says, as keys of ours.
 FORMS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "kubernetes.hostPath": _of_folder,
+    **dict.fromkeys((f"PHASE.{key}" for key in IB_DEVICES), _of_prefill_and_decode),
     **dict.fromkeys((f"kubernetes.resources.{key}" for key in QUANTITIES), _of_container),
     **dict.fromkeys((f"kubernetes.patches.{key}" for key in KUSTOMIZE_KEYS), said_by_kustomize),
 }
@@ -183,6 +226,13 @@ def _instead(meant: Mapping[str, Any]) -> str:
     if any(isinstance(value, dict | list) for value in meant.values()):
         return "write its keys at the top level"
     return _written(meant) or "remove it"
+
+
+def _without(detail: ErrorDetails, meant: Mapping[str, Any]) -> str:
+    """Name the keys below a level that is taken out which are none of a spec, and so are not kept."""
+    is_level = isinstance(detail["input"], dict) and detail["loc"] != ("metadata",)
+    left = [str(key) for key in detail["input"] if key not in meant] if is_level else []
+    return f", without {' and '.join(left)}" if left else ""
 
 
 def _said_by_flag(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[Mapping[str, int], str] | None:
@@ -222,6 +272,11 @@ def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str,
         above = name if name in Spec.model_fields else above
     section = section_of(Spec.model_fields[above]) if above and data[above] is None else None
     return {f"{above}.{key}": detail["input"]} if section and key in section.model_fields else {}
+
+
+def _may_hold(path: str, value: Any) -> bool:
+    """Whether a section at `path` would not get a number in its place."""
+    return section_of(field_at(path)) is None or not isinstance(value, int | float)
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:

@@ -34,8 +34,11 @@ def test_every_figure_of_a_gpu_has_a_source(name):
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
 def test_every_gpu_has_all_figures(name):
-    """What a pass reads is there; only a mesh has a bandwidth of its own to one peer."""
-    assert {figure for figure in FIGURES if getattr(GPUS[name], figure) is None} <= {"peer_gb_per_s"}
+    """What a pass reads is there; only a mesh has a bandwidth to one peer, and a domain of nodes a size of them."""
+    assert {figure for figure in FIGURES if getattr(GPUS[name], figure) is None} <= {
+        "peer_gb_per_s",
+        "node_gpus",
+    }
 
 
 def test_the_links_of_a_mesh_add_up():
