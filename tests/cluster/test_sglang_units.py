@@ -214,7 +214,7 @@ def test_a_unit_that_is_scaled_down_answers_first(cluster, up, core):
     api = client.CustomObjectsApi(cluster.api)
     cluster.wait_until(lambda: serves(core), "the router knows the new unit", READY_S)
     with ThreadPoolExecutor(1) as caller:
-        answer = caller.submit(ask, core, "wait 4")
+        answer = caller.submit(ask, core, "wait 10")  # on busy cores pods hear of it after 3 s
         time.sleep(1)
         began = time.monotonic()
         api.patch_namespaced_custom_object_scale(
