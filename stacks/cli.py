@@ -187,10 +187,11 @@ def _down(arguments: argparse.Namespace) -> None:
         print(f"{folder.name} is stopped" if folder else _nothing_runs())
 
 
-def _status(arguments: argparse.Namespace) -> None:
+def _status(arguments: argparse.Namespace) -> int:
+    """Show the units. The exit status says whether one of those on this machine has failed."""
     if arguments.context is not None:
         _cluster_status(arguments)
-        return
+        return 0
     folder = _find(arguments.given)
     record = folder.read() if folder else None
     if arguments.format == "json":
@@ -203,6 +204,7 @@ def _status(arguments: argparse.Namespace) -> None:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
     if record is not None and record.switches_units:
         _say(NOT_EXECUTED)
+    return 1 if record is not None and record.has_failed else 0
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:

@@ -62,6 +62,11 @@ class Record:
         """True if every unit answers."""
         return all(unit.state == "ready" for unit in self.units)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a unit has ended that nobody told to."""
+        return any(unit.state == "failed" for unit in self.units)
+
     def with_unit(self, unit: UnitRecord) -> "Record":
         """Return the record with one unit replaced."""
         units = tuple(unit if known.name == unit.name else known for known in self.units)

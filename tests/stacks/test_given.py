@@ -120,9 +120,9 @@ def test_a_name_that_runs_nowhere_is_a_wrong_path(capsys):
 @pytest.mark.usefixtures("river_runs")
 def test_status_takes_the_name_of_what_runs(capsys):
     """The endpoint is without /v1, as in JSON; what a rank said last cannot write to the terminal."""
-    assert cli.main(["status", "river"]) == 0
+    assert cli.main(["status", "river"]) == 1
     text = capsys.readouterr().out
-    assert cli.main(["status", "river", "--format", "json"]) == 0
+    assert cli.main(["status", "river", "--format", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
 
     assert text.splitlines() == [

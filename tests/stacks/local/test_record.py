@@ -7,7 +7,7 @@ import pytest
 
 from stacks import cli
 from stacks.local.errors import LocalError
-from stacks.local.record import Record, RunFolder
+from stacks.local.record import Record, RunFolder, UnitRecord
 
 
 @pytest.fixture
@@ -61,6 +61,17 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
         said.append(capsys.readouterr().err)
 
     assert said == ["Nothing switches units yet: all of them stay on, whatever the schedule says.\n", ""]
+
+
+@pytest.mark.parametrize(("state", "status"), [("failed", 1), ("ready", 0), ("ended", 0), ("starting", 0)])
+def test_status_exits_with_1_when_a_unit_has_failed(folder, monkeypatch, capsys, state, status):
+    """So that a script sees it. A unit that was told to end has not failed."""
+    monkeypatch.setattr(cli, "_find", lambda path: folder)
+    units = (UnitRecord("demo-decode-0", "decode", state, 4),)
+    folder.write(Record("demo", "sha256:0", "http://127.0.0.1:8000", "m", units))
+
+    assert cli.main(["status"]) == status
+    assert cli.main(["status", "--format", "json"]) == status
 
 
 @pytest.mark.parametrize("where", ["", "/tidemill", "/tidemill/demo"])
