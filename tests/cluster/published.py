@@ -16,6 +16,7 @@ __all__ = ["NAME", "NAMESPACE", "bound_nodes", "write_published_spec"]
 SPEC = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 COUNTED = "  nodes: 278\n  gpus_per_node: 8\n  rack_size: 4\n"
 KUBERNETES = "\nkubernetes:\n"
+DEVICES = "{resource: rdma/ib, count: 1}"
 NAME, NAMESPACE = "deepseek-r1", "tidemill"
 
 
@@ -24,10 +25,12 @@ def write_published_spec(folder: Path, engine: EngineName = OURS) -> Path:
     text = SPEC.read_text()
     assert COUNTED in text
     assert KUBERNETES in text
+    assert DEVICES in text
     listed = json.dumps([each.inventory for each in h800_nodes()])
     path = folder / "spec.yaml"
     text = text.replace(COUNTED, f"  nodes: {listed}\n  gpus_per_node: 8\n")
-    text = text.replace(KUBERNETES, f"\nengine: {engine}\n{KUBERNETES}  rdma: {{resource: {RDMA}, count: 8}}\n")
+    text = text.replace(DEVICES, f"{{resource: {RDMA}, count: 8}}")
+    text = text.replace(KUBERNETES, f"\nengine: {engine}\n{KUBERNETES}")
     path.write_text(text)
     return path
 

@@ -191,14 +191,14 @@ def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file):
     assert_one_sentence(done, f"demo-decode-0 rank 3 ended with status 1: cannot listen on 127.79.0.7:{port} (metrics)")
 
 
-def test_sigterm_ends_a_node_without_a_word(launch_file):
+def test_sigterm_ends_a_node_with_one_sentence(launch_file):
     """While it leads a unit whose other nodes have not come: asyncio would complain of its tasks."""
     leader = start_node(launch_file, node="node-1", address="127.79.0.8", leader="127.79.0.8")
     wait_for(lambda: children_of(leader.pid) or leader.poll() is not None)
     leader.terminate()
     _, stderr = leader.communicate(timeout=60)
 
-    assert (leader.returncode, stderr) == (143, "")
+    assert (leader.returncode, stderr) == (143, "tidemill: the node was told by SIGTERM to end at once\n")
 
 
 def test_another_checkpoint_than_planned_prints_both_digests(launch_file):

@@ -147,13 +147,11 @@ def networks(value):
 @pytest.mark.parametrize(
     ("patch", "wrong"),
     [
-        (template(containers="abc"), "containers must be a list, and is 'abc'"),
         (
             template(containers=[{"name": "gateway", "resources": {"requests": {"cpu": "abc"}}}]),
             "resources.requests.cpu must be a quantity, and is 'abc'",
         ),
         (template(nodeSelector="x"), "nodeSelector must be a map, and is 'x'"),
-        ({"spec": {"template": "abc"}}, "spec.template must be a map, and is 'abc'"),
         (networks("[bad"), "k8s.v1.cni.cncf.io/networks must be a JSON list, and is '[bad'"),
         (networks("[1]"), "must be a map, and is 1"),
     ],
