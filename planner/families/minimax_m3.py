@@ -18,7 +18,7 @@ __all__ = ["MiniMaxM3Shapes", "MiniMaxM3Tower"]
 class _Sparse(BaseModel):
     """The published `sparse_attention_config`."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
     sparse_attention_freq: list[int]
     sparse_num_index_heads: Count

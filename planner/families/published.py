@@ -4,7 +4,9 @@ An entry there has the keys of that file which its family reads. A source is a r
 """
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from planner.facts.model import Model
 from planner.families.read import model_of
@@ -12,12 +14,29 @@ from planner.families.read import model_of
 __all__ = ["MODELS"]
 
 
-def _published() -> dict[str, Model]:
-    entries = json.loads(Path(__file__).with_suffix(".json").read_text())
-    models = {name: model_of(entry["config"], entry["source"]) for entry in entries for name in entry["names"]}
-    wrong = [name for name, model in models.items() if not isinstance(model, Model)]
-    assert not wrong, f"the catalog's own configs are right: {wrong}"
-    return {name: model for name, model in models.items() if isinstance(model, Model)}
+class _Published(Mapping[str, Model]):
+    """Name -> model. A model is made when it is first asked for: every command needs all names, and one model."""
+
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self._entries = {name: entry for entry in entries for name in entry["names"]}
+        self._made: dict[str, Model] = {}
+
+    def __getitem__(self, name: str) -> Model:
+        if name not in self._made:
+            entry = self._entries[name]
+            model = model_of(entry["config"], entry["source"])
+            assert isinstance(model, Model), f"the catalog's own configs are right: {name}"
+            self._made[name] = model
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
-MODELS = _published()
+MODELS: Mapping[str, Model] = _Published(json.loads(Path(__file__).with_suffix(".json").read_text()))

@@ -1,5 +1,6 @@
 """What every family's file has: the keys of its `config.json` as fields, what does not fit together, and the model.
 
+A spec names one model, and there are many families: pydantic builds what checks the keys of one when it is first used.
 A family's fields are the keys that it reads, as its checkpoints write them; other keys are the runtime's business. A
 key has a default only where published files leave it out and transformers has that default.
 """
@@ -37,7 +38,7 @@ class File:
 class Shapes(BaseModel):
     """The keys that all families call alike."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
     num_hidden_layers: int = Field(ge=1, le=MAX_LAYERS)
     hidden_size: Size
@@ -115,7 +116,7 @@ class Shapes(BaseModel):
 class Tower(BaseModel):
     """The keys of `vision_config`, an encoder beside the text model, or of the whole file where that lacks them."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
     def num_weights(self, text_hidden_size: int) -> int:
         """Return the parameters of the encoder and of what fits its output to the text model."""
