@@ -5,7 +5,7 @@ Source: transformers 5.23.0 models/kimi_k25/modeling_kimi_k25.py; published file
 
 from pydantic import AliasChoices, Field
 
-from planner.families.shapes import Count, Size, Tower
+from planner.families.shapes import Count, Size, Tower, encoder_layer
 
 __all__ = ["KimiTower"]
 
@@ -25,8 +25,6 @@ class KimiTower(Tower):
         """Return the parameters of patches, layers and the projection into the text model."""
         size, inner = self.hidden_size, self.intermediate_size
         patches = 3 * self.patch_size**2 * size + size + self.pos_emb_height * self.pos_emb_width * size
-        attention = 4 * (size * size + size)
-        layer = attention + 2 * size * inner + inner + size + 4 * size  # two norms, each with a bias
         merged = size * self.merge_kernel_size[0] * self.merge_kernel_size[1]
         projection = 2 * size + merged * merged + merged + merged * text_hidden_size + text_hidden_size
-        return patches + self.num_hidden_layers * layer + 2 * size + projection
+        return patches + self.num_hidden_layers * encoder_layer(size, inner) + 2 * size + projection

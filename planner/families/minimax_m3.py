@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention import BlockIndexer, GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
 
 __all__ = ["MiniMaxM3Shapes", "MiniMaxM3Tower"]
 
@@ -119,7 +119,6 @@ class MiniMaxM3Tower(Tower):
         """Return the parameters of patches, layers and the two projections of two matrices each."""
         size, inner, text, wide = self.hidden_size, self.intermediate_size, text_hidden_size, self.projector_hidden_size
         patches = self.num_channels * self.temporal_patch_size * self.patch_size**2 * size
-        layer = 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
         merged = text * self.spatial_merge_size**2
         projections = (size + merged) * wide + 2 * wide * text + 2 * (wide + text)
-        return patches + 2 * size + self.num_hidden_layers * layer + projections
+        return patches + 2 * size + self.num_hidden_layers * encoder_layer(size, inner) + projections

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field
 
 from planner.facts.attention import Attention, GroupedAttention, LinearAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]
 
@@ -108,7 +108,6 @@ class Qwen35Tower(Tower):
         """Return the parameters of patches, layers and the merger into the text model."""
         size, inner = self.hidden_size, self.intermediate_size
         patches = self.in_channels * self.temporal_patch_size * self.patch_size**2 * size + size
-        layer = 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
         merged = size * self.spatial_merge_size**2
         merger = 2 * size + merged * merged + merged + merged * self.out_hidden_size + self.out_hidden_size
-        return patches + self.num_position_embeddings * size + self.depth * layer + merger
+        return patches + self.num_position_embeddings * size + self.depth * encoder_layer(size, inner) + merger

@@ -15,7 +15,7 @@ from planner.facts.attention import Attention
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import UNQUANTISED, Quantisation
 
-__all__ = ["MAX_LAYERS", "Count", "File", "Shapes", "Size", "Tower", "layers_of"]
+__all__ = ["MAX_LAYERS", "Count", "File", "Shapes", "Size", "Tower", "encoder_layer", "layers_of"]
 
 MAX_SIZE = 1_000_000  # of any one dimension
 MAX_LAYERS = 1000
@@ -121,6 +121,11 @@ class Tower(BaseModel):
     def num_weights(self, text_hidden_size: int) -> int:
         """Return the parameters of the encoder and of what fits its output to the text model."""
         raise NotImplementedError
+
+
+def encoder_layer(size: int, inner: int) -> int:
+    """Return the parameters of a tower's layer: attention, two matrices and two norms, all with biases."""
+    return 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
 
 
 def layers_of(
