@@ -181,6 +181,7 @@ def test_a_wider_precision_crosses_nodes_in_more_bytes(plan_of):
     assert front["prefill"]["front"][0]["bytes_per_token"] == pytest.approx(33_792, abs=1)
 
 
+@pytest.mark.slow
 def test_tokens_that_stay_near_are_balanced_without_groups(plan_of):
     """Whole groups alone would make max/mean 1.14, and nothing between them and the global map is known."""
     plan = plan_of(json.dumps(PAIR | {"split": "local_first"})).as_json()

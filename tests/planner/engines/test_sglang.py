@@ -255,6 +255,7 @@ def test_one_attention_group_uses_all_replicas(ask, tmp_path):
     assert said["targets"]["0"] == said["targets"]["5"] == held_by(rows[27])
 
 
+@pytest.mark.slow
 def test_maps_are_made_for_the_engines_rule(plan):
     """`first_on_node`, whatever the default of `split`."""
     assert {each.split for each in plan.expert_maps.values()} == {"first_on_node"}

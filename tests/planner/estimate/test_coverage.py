@@ -56,7 +56,7 @@ def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
     assert decode["coverage"]["uncovered_experts"]["gpu"] >= 28
 
 
-@pytest.mark.parametrize("split", ["equal", "local_first"])
+@pytest.mark.parametrize("split", ["equal", pytest.param("local_first", marks=pytest.mark.slow)])
 def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
     plan = compile_plan(check_spec(spec_file(json.dumps(PAIR | {"split": split}, indent=1), "pair.yaml")))

@@ -4,12 +4,12 @@ import random
 from collections import Counter
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from planner.facts.model import Model
 from planner.families import model_of
 from planner.families.registry import FAMILIES, TOWERS
+
+pytestmark = pytest.mark.slow  # torch and transformers take seconds to import, so the functions below do it
 
 # Parameters of transformers' default configuration, in billions, where that is a published model.
 BILLIONS = {
@@ -113,6 +113,8 @@ def test_the_default_model_has_the_parameters_of_transformers(family):
 @pytest.mark.parametrize("family", [*FAMILIES, *TOWERS])
 def test_varied_models_have_the_parameters_of_transformers(family, seed):
     """Every key that shapes depend on is drawn."""
+    from transformers import AutoConfig
+
     draw = random.Random(f"{family} {seed}")
     known = AutoConfig.for_model(CALLED.get(family, family)).get_text_config().to_dict()
     keys = [*known, *EXTRA.get(family, ()), "head_dim"]
@@ -126,6 +128,8 @@ def test_varied_models_have_the_parameters_of_transformers(family, seed):
 
 def configured(family, text, tower=None):
     """Return transformers' config with these keys; the default's own where there are none."""
+    from transformers import AutoConfig
+
     name = CALLED.get(family, family)
     if family not in TOWERS or not text:
         return AutoConfig.for_model(name, **text)
@@ -144,6 +148,9 @@ def planned(config, family):
 
 def counted(config):
     """The slow reference: every parameter of transformers' model, by the name that it has there."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config)
