@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 3
+KV_WIRE_VERSION = 4
 # Where things are, and the digests themselves: not what the ranks compute.
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
 
