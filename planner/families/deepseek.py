@@ -5,7 +5,7 @@ Source of the keys: transformers `DeepseekV2Config`, `DeepseekV3Config` and `Dee
 
 from pydantic import Field
 
-from planner.facts.attention import Indexer, LatentAttention
+from planner.facts.attention.latent import Indexer, LatentAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 

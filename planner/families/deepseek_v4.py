@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from planner.facts.attention import CompressedAttention, Indexer
+from planner.facts.attention.compressed import CompressedAttention
+from planner.facts.attention.latent import Indexer
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 

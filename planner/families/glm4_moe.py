@@ -5,7 +5,7 @@ Source of the keys: transformers `Glm4MoeConfig`.
 
 from pydantic import Field
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 

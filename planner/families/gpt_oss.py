@@ -5,7 +5,7 @@ Source of the keys: transformers `GptOssConfig`.
 
 from typing import Literal
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import Count, Shapes, Size, layers_of
 

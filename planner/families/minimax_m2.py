@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.facts.attention import BlockIndexer, GroupedAttention
+from planner.facts.attention.grouped import BlockIndexer, GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
 

@@ -3,7 +3,7 @@
 Source of the keys: transformers `MixtralConfig`.
 """
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import Count, Shapes, Size, layers_of
 

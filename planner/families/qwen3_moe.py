@@ -6,7 +6,7 @@ published under.
 
 from pydantic import AliasChoices, Field
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import Count, Shapes, Size, layers_of
 

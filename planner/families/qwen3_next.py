@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from planner.facts.attention import Attention, GroupedAttention, LinearAttention
+from planner.facts.attention.grouped import GroupedAttention
+from planner.facts.attention.kind import Attention
+from planner.facts.attention.linear import LinearAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.facts.attention import Attention
+from planner.facts.attention.kind import Attention
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import UNQUANTISED, Quantisation
 
