@@ -93,6 +93,9 @@ def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = 
         return _lacking(_keys_of(error), file, place)
     if broken := shapes.broken():
         return Violation(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
+    if unplanned := shapes.unplanned():
+        fix = "choose a checkpoint without that: no layout plans it so far"
+        return Violation(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
     return shapes.model(file)
 
 
