@@ -165,6 +165,7 @@ class GatewayLaunch(_Part, kw_only=True):
     checkpoint: Checkpoint
     limits: Limits
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
+    stall_timeout_s: AtLeastOne  # for which a ready rank may say nothing
     ports: GatewayPorts
 
     @property

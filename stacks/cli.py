@@ -19,8 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from planner.cli import (
     add_commands,
     add_format,
@@ -42,7 +40,6 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
 from stacks.local.deployment import find_running, follow, require_cpu, require_runtime, running_names, start, stop
 from stacks.local.errors import LocalError
-from stacks.local.progress import UpProgress
 from stacks.local.record import Record, RunFolder
 
 __all__ = ["main"]
@@ -131,6 +128,10 @@ def _same_plan_running(plan: Deployable) -> Record | None:
 
 
 def _wait_until_ready(folder: RunFolder) -> Record:
+    from rich.console import Console  # 20 ms, which every command would wait
+
+    from stacks.local.progress import UpProgress
+
     with UpProgress(Console(stderr=True)) as progress:
         for record in follow(folder):
             progress.show(record)

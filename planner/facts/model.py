@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
 
-from planner.facts.attention import Attention, Matrix, Part
+from planner.facts.attention.kind import Attention, Matrix, Part
 from planner.facts.quantisation import UNQUANTISED, Quantisation
 from planner.facts.terms import KvPrecision, Precision
 

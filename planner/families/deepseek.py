@@ -5,7 +5,7 @@ Source of the keys: transformers `DeepseekV2Config`, `DeepseekV3Config` and `Dee
 
 from pydantic import Field
 
-from planner.facts.attention import Indexer, LatentAttention
+from planner.facts.attention.latent import Indexer, LatentAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 
@@ -32,15 +32,16 @@ class LatentShapes(Shapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         is_moe = [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
-        if wrong := self.dense_later(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
+        if wrong := self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
             return wrong
-        if self.moe_layer_freq != 1:
-            return (
-                f"moe_layer_freq ({self.moe_layer_freq}) puts dense layers among the MoE layers, which is not planned"
-            )
         groups = self.n_group or 1
         uneven = self.uneven_groups(groups, (self.topk_group if self.n_group else None) or 1, self.n_routed_experts)
         return uneven or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+
+    def unplanned(self) -> str | None:
+        """Return that layers with experts do not follow each other, where it is so."""
+        freq = self.moe_layer_freq
+        return None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
 
     def layers(self) -> tuple[Layer, ...]:
         """Dense ones first."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from planner.facts.attention import CompressedAttention, Indexer
+from planner.facts.attention.compressed import CompressedAttention
+from planner.facts.attention.latent import Indexer
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 
@@ -51,6 +52,10 @@ class DeepseekV4Shapes(Shapes):
             compress_ratios=self.compress_ratios and self.compress_ratios[: self.num_hidden_layers],
         )
         return wrong or self._unknown() or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+
+    def unplanned(self) -> str | None:
+        """Return that no KV grows, which memory for tokens is planned by."""
+        return None if any(self._ratios()) else "no layer compresses"
 
     def layers(self) -> tuple[Layer, ...]:
         """Experts in each."""
@@ -109,4 +114,4 @@ class DeepseekV4Shapes(Shapes):
         strange_ratios = sorted({each for each in self._ratios() if each not in RATIOS.values()})
         if strange_ratios:
             return f"{strange_ratios[0]} is no ratio of the family: {', '.join(map(str, RATIOS.values()))}"
-        return None if any(self._ratios()) else "no layer compresses, which is not planned"
+        return None

@@ -5,7 +5,7 @@ Source of the keys: transformers `Glm4MoeConfig`.
 
 from pydantic import Field
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 
@@ -30,7 +30,7 @@ class Glm4MoeShapes(Shapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         return (
-            self.dense_later(f"first_k_dense_replace ({self.first_k_dense_replace})", self._is_moe())
+            self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", self._is_moe())
             or self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts)
             or self.uneven_heads(self.num_key_value_heads)
             or self.too_many_chosen("n_routed_experts", self.n_routed_experts)

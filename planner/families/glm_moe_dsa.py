@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from planner.facts.attention import Indexer
+from planner.facts.attention.latent import Indexer
 from planner.families.deepseek import IndexedShapes
 
 __all__ = ["GlmMoeDsaShapes"]

@@ -5,7 +5,7 @@ Source of the keys: transformers `GptOssConfig`.
 
 from typing import Literal
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import Count, Shapes, Size, layers_of
 
@@ -25,13 +25,16 @@ class GptOssShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if wrong := self.miscounted(layer_types=self.layer_types):
-            return wrong
-        if all(map(self._is_windowed, range(self.num_hidden_layers))):
-            return "no layer has full_attention, which is not planned"
-        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
-            "num_local_experts", self.num_local_experts
+        return (
+            self.miscounted(layer_types=self.layer_types)
+            or self.uneven_heads(self.num_key_value_heads)
+            or self.too_many_chosen("num_local_experts", self.num_local_experts)
         )
+
+    def unplanned(self) -> str | None:
+        """Return that no KV grows, which memory for tokens is planned by."""
+        windowed = map(self._is_windowed, range(self.num_hidden_layers))
+        return "no layer has full_attention" if all(windowed) else None
 
     def layers(self) -> tuple[Layer, ...]:
         """Experts in each."""

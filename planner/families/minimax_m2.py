@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from planner.facts.attention import GroupedAttention
+from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
 
@@ -27,11 +27,13 @@ class MiniMaxM2Shapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if 0 in (self.attn_type_list or []):
-            return "attn_type_list says that layers have linear attention, which is not planned of this family"
         return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
             "num_local_experts", self.num_local_experts
         )
+
+    def unplanned(self) -> str | None:
+        """Return that layers have another attention, where it is so."""
+        return "attn_type_list says that layers have linear attention" if 0 in (self.attn_type_list or []) else None
 
     def layers(self) -> tuple[Layer, ...]:
         """All alike."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.facts.attention import BlockIndexer, GroupedAttention
+from planner.facts.attention.grouped import BlockIndexer, GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
 from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
 
@@ -51,13 +51,16 @@ class MiniMaxM3Shapes(Shapes):
             "layer_types": self.layer_types,
             "sparse_attention_freq": sparse.sparse_attention_freq if sparse else None,
         }
-        key = "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
         return (
             self.miscounted(**lists)
-            or self.dense_later(key, self._is_moe())
+            or self.none_left(self._order, self._is_moe())
             or self.uneven_heads(self.num_key_value_heads)
             or self.too_many_chosen("num_local_experts", self.num_local_experts)
         )
+
+    def unplanned(self) -> str | None:
+        """Return that layers with experts do not follow each other, where it is so."""
+        return self.dense_later(self._order, self._is_moe())
 
     def layers(self) -> tuple[Layer, ...]:
         """Dense ones first."""
@@ -85,6 +88,11 @@ class MiniMaxM3Shapes(Shapes):
     def more(self) -> dict[str, Any]:
         """MTP layers, under the family's name."""
         return {"num_mtp_layers": self.num_mtp_modules or self.num_nextn_predict_layers}
+
+    @property
+    def _order(self) -> str:
+        """The key that says which layers are dense."""
+        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
 
     def _indexer(self) -> BlockIndexer:
         sparse = self.sparse_attention_config

@@ -16,7 +16,7 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.model import Model
 from planner.facts.quantisation import UNQUANTISED, quantisation_of
-from planner.families.registry import FAMILIES, TOWERS
+from planner.families.registry import FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
 from planner.problems.errors import Violation
 
@@ -67,7 +67,7 @@ def model_of(config: Any, written: str) -> Model | Violation:
 
 def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
     """Return the text model of a multimodal one, with the weights of its tower."""
-    tower_keys, text_types = TOWERS[file.model_type]
+    _, text_types = TOWERS[file.model_type]
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
         lacking = "text_config" if not isinstance(text, Mapping) else "vision_config"
@@ -77,7 +77,7 @@ def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
         reason = f"its text_config is of model_type {str(text_type)[:40]}, not {' or '.join(text_types)}"
         return _wrong(file.source, f"S302 must be a config.json of {file.model_type}", reason)
     try:
-        tower = tower_keys.model_validate({**config, **vision})
+        tower = tower_of(file.model_type).model_validate({**config, **vision})
     except ValidationError as error:
         return _lacking(_keys_of(error), file, "vision_config")
     found = _of_family(text_type, {**text, **_tie(config)}, file, "text_config")
@@ -88,11 +88,14 @@ def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
 
 def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Violation:
     try:
-        shapes = FAMILIES[family].model_validate(config)
+        shapes = shapes_of(family).model_validate(config)
     except ValidationError as error:
         return _lacking(_keys_of(error), file, place)
     if broken := shapes.broken():
         return Violation(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
+    if unplanned := shapes.unplanned():
+        fix = "choose a checkpoint without that: no layout plans it so far"
+        return Violation(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
     return shapes.model(file)
 
 

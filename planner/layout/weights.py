@@ -34,7 +34,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planner.facts.attention import Matrix, Part
+from planner.facts.attention.kind import Matrix, Part
 from planner.facts.model import Dense, Layer, Model
 from planner.facts.quantisation import FORMATS, Format, Formats
 from planner.facts.terms import Precision
@@ -66,7 +66,7 @@ class Weights:
     shared: int
     gates: int
     embedding: int
-    towers: int  # encoders of multimodal models
+    towers: int  # encoders of multimodal models; 0 where the engine leaves them out
     slot: int
 
     @property

@@ -212,7 +212,7 @@ class InFlightRequest:
         if isinstance(message, Failed):
             rank.unsubscribe(self.request_id)
             self.end()
-            self._deliver(message)
+            self._deliver(Failed(self.request_id, message.reason + self._between_whom(rank)))
         elif not all(0 <= token_id < self._num_token_ids for token_id in _token_ids(message)):
             self.end()
             self._deliver(Failed(self.request_id, f"{rank} said a token id outside the vocabulary"))
@@ -222,6 +222,12 @@ class InFlightRequest:
             for token in (message, *self._early):
                 self._pass_on(token)
             self._early.clear()
+
+    def _between_whom(self, rank: Rank) -> str:
+        """Return both ranks' names after a failure that a prefill rank tells: the other one may be at fault."""
+        if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
+            return ""
+        return f" ({self._prefill}, which hands over to {self._decode})"
 
     def _pass_on(self, token: Token) -> None:
         self._num_delivered += 1

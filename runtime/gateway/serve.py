@@ -41,7 +41,7 @@ def run(launch: GatewayLaunch, address: str) -> None:
         closing(listen(address, launch.ports.registry, "registry")) as ranks,
         serve_metrics(measured, address, launch.ports.metrics),
     ):
-        registry = Registry(launch.kv_digest, launch.max_requests_per_rank)
+        registry = Registry(launch.kv_digest, launch.max_requests_per_rank, launch.stall_timeout_s)
         gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), started=int(time.time()))
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))

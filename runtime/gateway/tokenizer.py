@@ -16,12 +16,12 @@ character outside that table is literal text).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import tokenizers
 
-from runtime.checkpoint import read_json
+from runtime.checkpoint import read_json, read_text_model
 from runtime.errors import CheckpointError
 from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat_template
 
@@ -111,7 +111,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a checkpoint folder's tokenizer. Raise CheckpointError."""
     encoder = _read_encoder(folder / "tokenizer.json")
     settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
-    config = _read_settings(folder / "config.json", _ModelConfig)
+    config = _settings(read_text_model(folder).config, folder / "config.json", _ModelConfig)
     return Tokenizer(
         encoder=encoder,
         token_bytes=_token_bytes(encoder),
@@ -123,8 +123,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _read_settings(path: Path, kind: type[_Settings]) -> _Settings:
+    return _settings(read_json(path), path, kind)
+
+
+def _settings(document: dict[str, Any], path: Path, kind: type[_Settings]) -> _Settings:
+    """Return what of `document`, the content of `path`, is read. Raise CheckpointError."""
     try:
-        return msgspec.convert(read_json(path), kind)
+        return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from None
 

@@ -40,6 +40,7 @@ UNIT = {
 GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "model", "checkpoint", "limits")} | {
     "kind": "gateway",
     "max_queued_requests": 3,
+    "stall_timeout_s": 150,
     "ports": {"http": 8000, "registry": 29700, "metrics": 29800},
 }
 

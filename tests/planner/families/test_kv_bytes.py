@@ -36,5 +36,5 @@ def test_the_planner_reckons_with_what_sglang_allocates(name, kv):
     """Bytes of one request at 1K, 32K and 256K tokens; DeepSeek-V4's KV has one type."""
     figures = TABLE["families"][name]["bytes"].get(kv, TABLE["families"][name]["bytes"]["fp8"])
 
-    assert name.split(",")[0] in FAMILIES | TOWERS
+    assert name.split(",")[0] in {*FAMILIES, *TOWERS}
     assert [model(name).kv_bytes(tokens, BYTES_PER_VALUE[kv]) for tokens in TABLE["contexts"]] == figures

@@ -75,6 +75,7 @@ VARIED = {
     "hc_mult": (2, 4),
     "num_hash_layers": (0, 3),
     "compress_ratios": ([0, 4, 128, 4, 128] * 3, [128, 0, 4, 4, 0] * 3),
+    "mlp_only_layers": ([0, 1], [0, 1], []),
 }
 EXTRA = {  # keys that transformers reads and does not list
     "deepseek_v4": ("num_hash_layers", "compress_ratios"),

@@ -20,14 +20,13 @@ BASE = data_of(SPEC)
 # Rules whose fix takes what only the user knows, in every case; the cases of others say so in `user_knows`.
 NEEDS_KNOWLEDGE = {
     "S211": "what the checkpoint's weights are in",
-    "S301": "where the config is",
     "S302": "where the checkpoint's own config is",
     "S303": "what the model's shapes are",
     "S306": "the figures of that GPU",
     "S307": "the shapes of that model",
-    "S309": "what the model's shapes are",
     "S308": "whether the config or the manifest is the right one",
     "S312": "what the weights are in",
+    "S313": "which other checkpoint there is",
     "S406": "where the weights are",
     "S417": "how fast the links are",
     "S463": "which folder is on the nodes' own disks",

@@ -49,6 +49,7 @@ UNIT_DIGEST = "sha256:" + "b" * 64
 MAX_REQUEST_TOKENS = 128
 MAX_REQUESTS, MAX_QUEUED_REQUESTS = 8, 2
 PATIENCE_S = 10
+STALL_TIMEOUT_S = 150
 LOGPROB = -0.5
 
 
@@ -170,6 +171,7 @@ def start_gateway(write_checkpoint, tmp_path_factory):
                 "kv_tokens": 4096,
             },
             "max_queued_requests": MAX_QUEUED_REQUESTS,
+            "stall_timeout_s": STALL_TIMEOUT_S,
             "ports": ports,
         }
         launch_file = folder / "gateway.launch.json"

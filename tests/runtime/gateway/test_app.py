@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -291,15 +292,21 @@ def test_a_rank_lost_in_a_stream_ends_it_with_an_error_event(client, pair, ids):
 
 
 def test_a_request_that_a_rank_gives_up_is_a_503_with_its_reason(client, pair):
-    """Failed is told to the caller."""
+    """Failed is told to the caller, with both ranks' names."""
 
     async def refuse(prompt):
         pair.prefill.say(Failed(prompt.request_id, "the decode rank has no room"))
 
     pair.prefill.on_prefill = refuse
 
-    with pytest.raises(openai.InternalServerError, match="the decode rank has no room"):
+    both = f"({name_of(pair.prefill)}, which hands over to {name_of(pair.decode)})"
+    with pytest.raises(openai.InternalServerError, match=re.escape(f"the decode rank has no room {both}")):
         client.completions.create(model=MODEL, prompt="mill")
+
+
+def name_of(rank):
+    """The rank as messages name it."""
+    return f"rank {rank.hello.rank} of unit {rank.hello.unit}"
 
 
 def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):

@@ -69,6 +69,17 @@ def test_generation_config_overrules_config(write_checkpoint, tmp_path, config, 
     assert load_tokenizer(folder).stop_ids == stop_ids
 
 
+def test_a_text_model_beside_encoders_says_it_in_its_part_of_the_config(write_checkpoint, tmp_path):
+    """Kimi-K2.5's config.json: the vocabulary in text_config; its end of text there, or outside it, which wins."""
+    folder = write_checkpoint(tmp_path)
+    for outside, stop_ids in (({}, (7,)), ({"eos_token_id": 8}, (8,))):
+        config = {"model_type": "kimi_k25", "text_config": {"vocab_size": 4096, "eos_token_id": 7}} | outside
+        (folder / "config.json").write_text(json.dumps(config))
+        read = load_tokenizer(folder)
+
+        assert (read.num_token_ids, read.stop_ids) == (4096, stop_ids)
+
+
 def test_special_tokens_have_no_text(tokenizer):
     """Their bytes are empty, so they never show in an answer."""
     assert [tokenizer.token_bytes[token_id] for token_id in range(4)] == [b""] * 4
