@@ -49,7 +49,7 @@ class Gpu:
 
     @property
     def is_rocm(self) -> bool:
-        """Whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
+        """Return whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
         return self.kubernetes_resource == "amd.com/gpu"
 
 

@@ -79,13 +79,13 @@ def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> t
 
 
 def read_bytes(written: str) -> int | None:
-    """A size outside of a spec, in bytes; None where it is none, or 0."""
+    """Return a size outside of a spec, in bytes; None where it is none, or 0."""
     number = _number("bytes", written)
     return round(number) if number else None
 
 
 def read_link(written: str) -> float | None:
-    """A bandwidth in Gb/s, as text; None where it is none."""
+    """Return a bandwidth in Gb/s, as text; None where it is none."""
     return _number("link", written)
 
 

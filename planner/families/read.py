@@ -125,7 +125,7 @@ def _lacking(keys: Sequence[str], file: File, place: str) -> Violation:
 
 
 def _of_another_family(config: Mapping[str, Any], written: str, model_type: str) -> Violation:
-    """A family that no file reads; of a multimodal one the text model may be known."""
+    """Return that no file reads the family; the text model of a multimodal one may be known."""
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
     called = f"its model_type is {model_type[:40]}"
