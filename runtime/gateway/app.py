@@ -114,7 +114,7 @@ async def _answer(
             choices = await while_connected(request, _read_all(generation, len(call.requests)))
             return JSONResponse(whole(dialect, choices, _usage(generation)))
         first = await while_connected(request, generation.next_delta())
-        return EventStream(_events(dialect, generation, first, call.include_usage), stack.pop_all().close)
+        return EventStream(_events(dialect, generation, first, call), stack.pop_all().close)
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
@@ -125,33 +125,45 @@ async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
     return [_joined(parts) for parts in deltas]
 
 
-def _joined(parts: list[Delta]) -> Delta:
-    last = parts[-1]
-    logprobs = [token for part in parts for token in part.logprobs or ()]
+def _joined(deltas: list[Delta]) -> Delta:
+    last = deltas[-1]
+    logprobs = [token for delta in deltas for token in delta.logprobs or ()]
+    parts = [part for delta in deltas for part in delta.parts or ()]
     return replace(
-        last, text="".join(part.text for part in parts), logprobs=None if last.logprobs is None else logprobs
+        last,
+        text="".join(delta.text for delta in deltas),
+        logprobs=None if last.logprobs is None else logprobs,
+        parts=None if last.parts is None else parts,
     )
 
 
-async def _events(
-    dialect: Dialect, generation: Generation, first: Delta | None, include_usage: bool
-) -> AsyncIterator[bytes]:
-    """Yield the stream's events, the last one being [DONE] or an error."""
+async def _events(dialect: Dialect, generation: Generation, first: Delta | None, call: Call) -> AsyncIterator[bytes]:
+    """Yield the stream's events, the last one being [DONE] or an error.
+
+    With `include_usage` every chunk has the key; its value is null but in the last, unless every chunk is to have one.
+    """
     begun: set[int] = set()
     delta = first
     try:
         while delta is not None:
-            is_first = delta.index not in begun
-            if is_first or delta.text or delta.finish_reason:
+            if delta.index not in begun or _says_something(delta):
+                event = chunk(dialect, delta, is_first=delta.index not in begun)
                 begun.add(delta.index)
-                yield _event(chunk(dialect, delta, is_first=is_first, include_usage=include_usage))
+                if call.include_usage:
+                    event["usage"] = _usage(generation) if call.usage_in_every_chunk else None
+                yield _event(event)
             delta = await generation.next_delta()
     except ApiError as error:
         yield _event(error.body())
         return
-    if include_usage:
+    if call.include_usage:
         yield _event(usage_chunk(dialect, _usage(generation)))
     yield b"data: [DONE]\n\n"
+
+
+def _says_something(delta: Delta) -> bool:
+    said = delta.text if delta.parts is None else delta.parts
+    return bool(said or delta.logprobs or delta.finish_reason)
 
 
 def _event(document: dict[str, Any]) -> bytes:
@@ -159,7 +171,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    return usage(generation.num_prompt_tokens, generation.num_generated_tokens)
+    return usage(generation.num_prompt_tokens, generation.num_generated_tokens, generation.num_thinking_tokens)
 
 
 def _model_card(gateway: Gateway) -> dict[str, Any]:

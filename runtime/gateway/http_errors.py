@@ -1,8 +1,9 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with five ways to make it; each message is a sentence that the caller can act on.
+One exception with six ways to make it; each message is a sentence that the caller can act on.
 
-    400 invalid(...)          the request is wrong, or asks for what this server does not do
+    400 invalid(...)          the request is wrong
+    400 unsupported(...)      it asks for what this server, or its model, does not do
     404 unknown_model(...)    another model's name
     429 overloaded(...)       every rank has as many requests as it may have
     503 unavailable(...)      nobody can answer right now
@@ -11,7 +12,7 @@ One exception with five ways to make it; each message is a sentence that the cal
 
 from dataclasses import dataclass
 
-__all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model"]
+__all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model", "unsupported"]
 
 RETRY_AFTER_S = 1
 
@@ -36,8 +37,13 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the error for a caller's mistake, or for a wish that this server does not grant."""
+    """Return the error for a caller's mistake."""
     return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """Return the error for a wish that this server, or its model, does not grant."""
+    return invalid(message, param, "unsupported_parameter")
 
 
 def unknown_model(asked: str, served: str) -> ApiError:

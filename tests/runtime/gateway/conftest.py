@@ -39,6 +39,11 @@ CHAT_TEMPLATE = (
     "{% if message.role == 'user' %}<｜User｜>{% elif message.role == 'assistant' %}<｜Assistant｜>{% endif %}"
     "{{ message.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
 )
+# As the one above for who wants neither tools nor thoughts. A model's marks are known by its template having them.
+TOOL_TEMPLATE = (
+    CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }}{% endif %}{% if thinking %}<think>{% endif %}"
+    "{# 'tool' </think> <｜tool▁calls▁begin｜> #}"
+)
 KV_DIGEST = "sha256:" + "a" * 64
 UNIT_DIGEST = "sha256:" + "b" * 64
 MAX_REQUEST_TOKENS = 128
@@ -143,9 +148,10 @@ def free_ports(count):
 
 
 @pytest.fixture(scope="session")
-def start_gateway(checkpoint, tmp_path_factory):
+def start_gateway(write_checkpoint, tmp_path_factory):
     """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers."""
     started = []
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("tool-checkpoint"), chat_template=TOOL_TEMPLATE)
 
     def start(ports=None, wait=True) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")

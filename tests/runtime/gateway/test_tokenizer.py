@@ -25,7 +25,8 @@ def test_a_plain_prompt_starts_with_one_bos(tokenizer):
 
 def test_a_chat_starts_with_the_templates_bos_only(tokenizer):
     """The template writes BOS, so the gateway does not."""
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    text = tokenizer.chat_template.render([{"role": "user", "content": "hi"}], None, {})
+    ids = tokenizer.encode_whole(text)
 
     assert ids[0] == BOS_ID
     assert ids.count(BOS_ID) == 1
