@@ -179,14 +179,15 @@ def _some(known: Sequence[str]) -> str:
 
 
 def _taken_from_containers(value: Any, path: Path) -> Iterator[Path]:
-    """Yield the path of each null, at or below `path`, that takes away what the plan says of a container."""
+    """Yield the path of each null, at or below `path`, that takes away what the plan says of a container.
+
+    A single resource may go: a claim may stand for GPUs in its place.
+    """
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in below:
         here = (*path, str(key))
-        is_of_container = path[-2:-1] in (("containers",), ("initContainers",)) and key in PLANNED_OF_CONTAINERS
-        is_limit = "limits" in path[-1:] and "resources" in path[-2:-1]
-        is_limits = key == "limits" and "resources" in path[-1:]
-        if inner is None and (is_of_container or is_limit or is_limits):
+        is_of_container = path[-2:-1] in (("containers",), ("initContainers",))
+        if inner is None and is_of_container and key in PLANNED_OF_CONTAINERS:
             yield here
         else:
             yield from _taken_from_containers(inner, here)
