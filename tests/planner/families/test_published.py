@@ -9,14 +9,15 @@ from planner.families import MODELS, read_model_config
 
 SOURCE = re.compile(r"github\.com/[\w-]+/[\w.-]+ [0-9a-f]{8} [\w/.{},-]+")
 
-# Published totals, in billions of parameters: DeepSeek-V3 and V2 READMEs, Qwen3 and Kimi-K2 model cards. The total of
-# V3 is without its MTP layer.
+# Published totals, in billions of parameters: DeepSeek-V3 and V2 READMEs, Qwen3 and Kimi-K2 model cards, and
+# lm-sys/lm-sys.github.io blog/2025-12-15-mimo-v2-flash.md. The total of V3 is without its MTP layer.
 BILLIONS = {
     "deepseek-v3": 671,
     "deepseek-v2": 236,
     "deepseek-v2-lite": 15.7,
     "qwen3-235b-a22b": 235,
     "kimi-k2": 1026,
+    "mimo-v2-flash": 309,
 }
 
 
