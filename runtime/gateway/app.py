@@ -1,4 +1,4 @@
-"""The HTTP routes: OpenAI's, `/health` and `/readyz`.
+"""The HTTP routes: OpenAI's, vLLM's for token ids, `/openapi.json`, `/health` and `/readyz`.
 
 Every error, a wrong path included, is OpenAI's JSON. A stream starts with the first token, so a request that fails
 before that still gets its status; one that fails later gets an error event and no [DONE].
@@ -25,8 +25,10 @@ from runtime.gateway.client import EventStream, read_body, while_connected
 from runtime.gateway.generation import Delta, Generation
 from runtime.gateway.http_errors import ApiError, unknown_model
 from runtime.gateway.metrics import GatewayMetrics
+from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+from runtime.gateway.tokenizing import detokenize, tokenize
 
 __all__ = ["Gateway", "create_app"]
 
@@ -57,6 +59,9 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
+            Route("/tokenize", tokens_of_text, methods=["POST"]),
+            Route("/detokenize", text_of_tokens, methods=["POST"]),
+            Route("/openapi.json", openapi),
             Route("/health", health),
             Route("/readyz", readyz),
         ],
@@ -87,6 +92,23 @@ async def show_model(request: Request) -> Response:
     if request.path_params["name"] != gateway.model.name:
         raise unknown_model(request.path_params["name"], gateway.model.name)
     return JSONResponse(_model_card(gateway))
+
+
+async def tokens_of_text(request: Request) -> Response:
+    """Answer POST /tokenize."""
+    raw = await read_body(request)
+    return JSONResponse(await asyncio.to_thread(tokenize, raw, request.app.state.gateway.model))
+
+
+async def text_of_tokens(request: Request) -> Response:
+    """Answer POST /detokenize."""
+    raw = await read_body(request)
+    return JSONResponse(await asyncio.to_thread(detokenize, raw, request.app.state.gateway.model))
+
+
+async def openapi(request: Request) -> Response:
+    """Answer GET /openapi.json."""
+    return JSONResponse(describe())
 
 
 async def health(request: Request) -> Response:

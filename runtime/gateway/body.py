@@ -24,13 +24,13 @@ from runtime.gateway.http_errors import ApiError, invalid, unsupported
 from runtime.protocol.bounds import Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
 
 __all__ = [
-    "BODIES",
-    "Body",
     "ChatBody",
     "CompletionBody",
+    "DetokenizeBody",
     "GenerationBody",
     "StreamOptions",
     "Thinking",
+    "TokenizeBody",
     "neutral_values",
     "parse_body",
 ]
@@ -65,6 +65,7 @@ NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
+NEUTRAL_TOKENIZE: dict[str, tuple[Any, ...]] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
 NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
@@ -75,6 +76,7 @@ MISSING_FIELD = re.compile(r"field `(\w+)`$")
 MAX_CHOICES = 128  # OpenAI's
 MAX_BIASES = 1024  # vLLM's on GPUs: MAX_NUM_LOGIT_BIAS_TOKENS
 
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every token is compared with all its starts
 StopTokenIds = Annotated[
@@ -106,15 +108,10 @@ class ResponseFormat(Part):
     type: Literal["text"]
 
 
-class Body(Part):
-    """The field that all routes share."""
-
-    model: str
-
-
-class GenerationBody(Body):
+class GenerationBody(Part):
     """The fields that both routes share which generate text."""
 
+    model: str
     max_tokens: PositiveInt | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -165,7 +162,7 @@ class ChatBody(GenerationBody, kw_only=True):
     `thinking` and `chat_template_kwargs` are for templates that read them.
     """
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    messages: Messages
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -182,8 +179,31 @@ class ChatBody(GenerationBody, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-BODIES: tuple[type[Body], ...] = (CompletionBody, ChatBody)
-BodyKind = TypeVar("BodyKind", bound=Body)
+class TokenizeBody(Part):
+    """Either `prompt` or `messages`. BOS comes before a prompt as in /v1/completions, unless it is declined."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Part):
+    """Token ids, which may be none."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+BodyKind = TypeVar("BodyKind", bound=Part)
+NEUTRAL_OF: dict[type[Part], dict[str, tuple[Any, ...]]] = {
+    CompletionBody: NEUTRAL | NEUTRAL_COMPLETION,
+    ChatBody: NEUTRAL | NEUTRAL_CHAT,
+    TokenizeBody: NEUTRAL_TOKENIZE,
+}
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
@@ -201,11 +221,9 @@ def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
     return body
 
 
-def neutral_values(kind: type[Body]) -> dict[str, tuple[Any, ...]]:
+def neutral_values(kind: type[Part]) -> dict[str, tuple[Any, ...]]:
     """Return the values that ask for nothing, by the names of parameters that are not obeyed."""
-    if kind is CompletionBody:
-        return NEUTRAL | NEUTRAL_COMPLETION
-    return NEUTRAL | NEUTRAL_CHAT if kind is ChatBody else {}
+    return NEUTRAL_OF.get(kind, {})
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:
@@ -218,7 +236,7 @@ def _read_object(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body], neutral: dict[str, tuple[Any, ...]]) -> None:
+def _refuse_unsupported(wishes: dict[str, Any], kind: type[Part], neutral: dict[str, tuple[Any, ...]]) -> None:
     for name, value in wishes.items():
         if name in neutral:
             if not _is_neutral(value, neutral[name]):

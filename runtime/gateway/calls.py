@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.gateway.answer_parts import AnswerForm
-from runtime.gateway.body import Body, ChatBody, CompletionBody, parse_body
+from runtime.gateway.body import ChatBody, CompletionBody, parse_body
 from runtime.gateway.conversation import ChatPrompt, Tool, chat_prompt
 from runtime.gateway.http_errors import ApiError, invalid, unknown_model, unsupported
 from runtime.gateway.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class Call:
 def completion_call(raw: bytes, model: ServedModel) -> Call:
     """Read the body of /v1/completions. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
-    check_model(body, model)
+    check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of is not supported by this server; leave it out", "best_of")
     prompts = prompts_of(body.prompt, model.tokenizer)
@@ -78,7 +78,7 @@ def completion_call(raw: bytes, model: ServedModel) -> Call:
 def chat_call(raw: bytes, model: ServedModel) -> Call:
     """Read the body of /v1/chat/completions. Raise ApiError."""
     body = parse_body(raw, ChatBody)
-    check_model(body, model)
+    check_model(body.model, model)
     asked = body.max_completion_tokens or body.max_tokens
     if body.max_tokens not in (None, asked):
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
@@ -89,10 +89,10 @@ def chat_call(raw: bytes, model: ServedModel) -> Call:
     return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
 
 
-def check_model(body: Body, model: ServedModel) -> None:
+def check_model(name: str | None, model: ServedModel) -> None:
     """Raise ApiError if the body names another model."""
-    if body.model != model.name:
-        raise unknown_model(body.model, model.name)
+    if name not in (None, model.name):
+        raise unknown_model(name, model.name)
 
 
 def prompts_of(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
