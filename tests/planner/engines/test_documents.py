@@ -133,6 +133,14 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
         assert has_bootstrap == (phase == "prefill")
 
 
+def test_vllms_pods_are_given_time_to_say_how_they_are(objects):
+    """A second, which is Kubernetes' default, is not enough for a server that writes many answers."""
+    for unit in UNITS:
+        _, container = pod_of(objects["vllm"], unit)
+
+        assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 5
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_engines_and_routers_listen_on_their_pods_own_address(objects, engine):
     """Not on every address, which with the nodes' network would be every network of the node."""
