@@ -18,7 +18,7 @@ class LatentShapes(Shapes):
     intermediate_size: Size
     moe_intermediate_size: Size
     first_k_dense_replace: int = Field(ge=0, le=MAX_LAYERS)
-    moe_layer_freq: int = 1
+    moe_layer_freq: int = Field(default=1, ge=0, le=MAX_LAYERS)
     n_routed_experts: Count
     n_shared_experts: int = Field(ge=0, le=64)
     n_group: int | None = Field(ge=1, le=65_536)  # null where experts are chosen without groups

@@ -4,7 +4,7 @@ Source of the keys: transformers `MiniMaxM3VLTextConfig`, which reads those of p
 `sparse_attention_config`); of the tower, `MiniMaxM3VLVisionConfig` and modeling_minimax_m3_vl.py.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,7 +34,7 @@ class MiniMaxM3Shapes(Shapes):
     num_local_experts: Count
     num_key_value_heads: Count
     head_dim: Size
-    moe_layer_freq: list[int] | None = None
+    moe_layer_freq: list[Literal[0, 1]] | None = None
     mlp_layer_types: list[str] | None = None
     sparse_attention_config: _Sparse | None = None
     layer_types: list[str] | None = None

@@ -116,7 +116,8 @@ def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _keys_of(error: ValidationError) -> list[str]:
-    return [str(detail["loc"][0]) for detail in error.errors(include_url=False) if detail["loc"]]
+    """Return each key that is wrong once, whatever number of its entries are."""
+    return list(dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]))
 
 
 def _lacking(keys: Sequence[str], file: File, place: str) -> Violation:
