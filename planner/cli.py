@@ -250,12 +250,14 @@ def _validate(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         told = {
             "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "left_to_render": [problem.as_json() for fit in fits.values() for problem in fit.left_to_render],
             "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
         }
         print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
         for path, fit in fits.items():
             left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
             print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 

@@ -53,6 +53,7 @@ class Fit:
     """What is known of a spec that fits into memory, before its units are placed."""
 
     left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
+    left_to_render: tuple[Problem, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
     warnings: tuple[Problem, ...]
 
 
@@ -137,7 +138,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_changes(error, spec, _is_feasible, _memory_of).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    return Fit(left, warnings_of(spec, memory, _memory_of))
+    return Fit(left, runtime_refusals(spec), warnings_of(spec, memory, _memory_of))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ __all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 MAX_TOLD = 500  # wrong fields of one file
+MAX_CHOICES = 4  # that a fix says again behind the rule
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -171,7 +172,8 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         rule = f"S204 must be {' or '.join(map(str, choices))}"
         taken_out = instead_of(path, value) if isinstance(value, list) else None
         chosen = taken_out if taken_out and taken_out.changes else did_you_mean(value_as_we_say(path, value), choices)
-        return Violation(path, value, rule, "nothing else is understood", chosen)
+        is_said = not chosen.changes and len(choices) > MAX_CHOICES
+        return Violation(path, value, rule, "nothing else is understood", "write one of these" if is_said else chosen)
     return _out_of_range(path, value, kind, limits)
 
 
