@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from planner.cluster.inventory import nodes_for
+from planner.cost.cost import plan_cost
 from planner.estimate.coverage import (
     FailureDomains,
     MeanOf,
@@ -94,6 +95,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         memory=memory,
         placement=placement,
         schedule=schedule,
+        cost=plan_cost(spec.written, schedule, placement.units),
         expert_maps=maps,
         one_more_slot=_one_more_slot(spec, layouts, loads, places, maps),
         sampled=_sampled(spec, layouts, maps, loads),

@@ -23,6 +23,7 @@ from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of, re
 from planner.spec import (
     attention_rules,
     cluster_rules,
+    cost_rules,
     engine_rules,
     kubernetes_rules,
     model_rules,
@@ -40,8 +41,8 @@ __all__ = ["broken_rules"]
 
 # With rules about other sections.
 OTHERS = (
-    *(model_rules, engine_rules, attention_rules, cluster_rules, kubernetes_rules, volume_rules, pod_rules),
-    patch_rules,
+    *(model_rules, engine_rules, attention_rules, cluster_rules, cost_rules, kubernetes_rules, volume_rules),
+    *(pod_rules, patch_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
