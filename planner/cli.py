@@ -13,8 +13,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, NoReturn, get_args
 from pydantic.json_schema import GenerateJsonSchema
 
 from planner.compiler import Fit, check_fit, compile_plan, deployable_from
-from planner.expert_map import ExpertMap, prepare
+from planner.expert_map import ExpertMap
 from planner.expert_map.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
@@ -51,7 +50,6 @@ __all__ = [
     "add_format",
     "add_given",
     "add_previous",
-    "announce_compiling",
     "main",
     "new_parser",
     "print_json",
@@ -223,19 +221,6 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return int(arguments.command(arguments) or 0)
 
 
-@contextmanager
-def announce_compiling() -> Iterator[None]:
-    """Tell who waits when, inside, the search for expert maps is compiled, as for the first maps ever."""
-    from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
-
-    def tell() -> None:
-        sentence = "compiling what this search for expert maps is the first to need: up to a minute, once"
-        print(sentence, file=sys.stderr, flush=True)
-
-    with on_compiling(tell):
-        yield
-
-
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
     fits: dict[Path, Fit] = {}
@@ -250,12 +235,14 @@ def _validate(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         told = {
             "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "left_to_render": [problem.as_json() for fit in fits.values() for problem in fit.left_to_render],
             "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
         }
         print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
         for path, fit in fits.items():
             left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
             print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
@@ -279,8 +266,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     spec = _read_spec(arguments.spec)
     if arguments.output:
         _require_writable(arguments.output)
-    with announce_compiling():
-        plan = compile_plan(spec, previous)
+    plan = compile_plan(spec, previous)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -304,18 +290,10 @@ def _experts(arguments: argparse.Namespace) -> None:
     job = check_call(call_from(arguments))
     if arguments.output:
         _require_writable(arguments.output)
-    with announce_compiling():
-        prepare(  # compiling, and loading what is compiled, is not computing
-            with_previous=job.previous is not None,
-            with_domains=bool(job.domains),
-            with_groups=job.sizes.num_groups > 1 and job.sizes.num_nodes > 1,
-            with_windows=len(job.windows) > 1 and job.quantile is not None,
-            split=job.split,
-        )
-        began = time.perf_counter()
-        expert_map = make_map(job)
-        seconds = round(time.perf_counter() - began, 6)
-        answer = with_one_more_slot(job, expert_map)
+    began = time.perf_counter()
+    expert_map = make_map(job)
+    seconds = round(time.perf_counter() - began, 6)
+    answer = with_one_more_slot(job, expert_map)
     document = answer_json(job, answer)
     if arguments.output:
         _write(arguments.output, _map_file(arguments, job, expert_map, document))
@@ -335,8 +313,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.manifests.folder import write_folder  # these two need Jinja: who only validates should not wait for it
     from planner.manifests.render import render_files
 
-    with announce_compiling():
-        plan = deployable_from(arguments.given, arguments.previous)
+    plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     if arguments.format == "json":

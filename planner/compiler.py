@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from planner.cluster.inventory import nodes_for
+from planner.cost.cost import plan_cost
 from planner.estimate.coverage import (
     FailureDomains,
     MeanOf,
@@ -53,6 +54,7 @@ class Fit:
     """What is known of a spec that fits into memory, before its units are placed."""
 
     left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
+    left_to_render: tuple[Problem, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
     warnings: tuple[Problem, ...]
 
 
@@ -93,6 +95,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         memory=memory,
         placement=placement,
         schedule=schedule,
+        cost=plan_cost(spec.written, schedule, placement.units),
         expert_maps=maps,
         one_more_slot=_one_more_slot(spec, layouts, loads, places, maps),
         sampled=_sampled(spec, layouts, maps, loads),
@@ -137,7 +140,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_changes(error, spec, _is_feasible, _memory_of).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    return Fit(left, warnings_of(spec, memory, _memory_of))
+    return Fit(left, runtime_refusals(spec), warnings_of(spec, memory, _memory_of))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

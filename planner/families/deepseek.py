@@ -13,12 +13,12 @@ __all__ = ["IndexedShapes", "LatentShapes"]
 
 
 class LatentShapes(Shapes):
-    """V2, V3 and Kimi-K2."""
+    """The keys that V2, V3 and Kimi-K2 read."""
 
     intermediate_size: Size
     moe_intermediate_size: Size
     first_k_dense_replace: int = Field(ge=0, le=MAX_LAYERS)
-    moe_layer_freq: int = 1
+    moe_layer_freq: int = Field(default=1, ge=0, le=MAX_LAYERS)
     n_routed_experts: Count
     n_shared_experts: int = Field(ge=0, le=64)
     n_group: int | None = Field(ge=1, le=65_536)  # null where experts are chosen without groups
@@ -44,10 +44,9 @@ class LatentShapes(Shapes):
         return None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
 
     def layers(self) -> tuple[Layer, ...]:
-        """Dense ones first."""
-        num_moe = self.num_hidden_layers - self.first_k_dense_replace
-        dense = Dense(self.intermediate_size)
-        return layers_of(self.attention, self.first_k_dense_replace, dense, [self.experts()] * num_moe)
+        """Return the layers, dense ones first."""
+        num_moe = self.num_hidden_layers - self.num_dense
+        return layers_of(self.attention, self.num_dense, Dense(self.intermediate_size), [self.experts()] * num_moe)
 
     def experts(self) -> Experts:
         """Return the FFN of each MoE layer."""
@@ -76,8 +75,13 @@ class LatentShapes(Shapes):
         )
 
     @property
+    def num_dense(self) -> int:
+        """Return how many layers are dense."""
+        return self.first_k_dense_replace
+
+    @property
     def is_sparse(self) -> bool:
-        """Whether attention reads only what an indexer picked."""
+        """Return whether attention reads only what an indexer picked."""
         return False
 
     def indexer(self, index: int) -> Indexer | None:
@@ -86,7 +90,7 @@ class LatentShapes(Shapes):
 
 
 class IndexedShapes(LatentShapes):
-    """V3.2."""
+    """The keys that V3.2 reads besides."""
 
     index_n_heads: Count
     index_head_dim: Size
@@ -94,7 +98,7 @@ class IndexedShapes(LatentShapes):
 
     @property
     def is_sparse(self) -> bool:
-        """Every layer's is."""
+        """Return True: every layer's attention is sparse."""
         return True
 
     def broken(self) -> str | None:
@@ -102,11 +106,11 @@ class IndexedShapes(LatentShapes):
         return super().broken() or self.miscounted(mlp_layer_types=self.mlp_layer_types) or self._two_orders()
 
     def indexer(self, index: int) -> Indexer | None:
-        """Each layer has one."""
+        """Return the indexer of layer `index`: each layer has one."""
         return Indexer(self.index_n_heads, self.index_head_dim)
 
     def _two_orders(self) -> str | None:
-        """The list says the same as the number of dense layers."""
+        """Return that the list and the number of dense layers disagree, where it is so."""
         types, dense = self.mlp_layer_types, self.first_k_dense_replace
         if types is None or [each == "dense" for each in types] == [index < dense for index in range(len(types))]:
             return None

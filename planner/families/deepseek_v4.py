@@ -58,12 +58,12 @@ class DeepseekV4Shapes(Shapes):
         return None if any(self._ratios()) else "no layer compresses"
 
     def layers(self) -> tuple[Layer, ...]:
-        """Experts in each."""
+        """Return the layers, each with experts."""
         hashed = self._hashed()
         return layers_of(self.attention, 0, Dense(0), [self.experts(is_hashed=each) for each in hashed])
 
     def more(self) -> dict[str, Any]:
-        """Residual streams."""
+        """Return the number of residual streams."""
         return {"num_streams": self.hc_mult}
 
     def attention(self, index: int) -> CompressedAttention:
@@ -103,7 +103,7 @@ class DeepseekV4Shapes(Shapes):
         return [each == "hash_moe" for each in self.mlp_layer_types]
 
     def _unknown(self) -> str | None:
-        """A ratio, a kind of layer or a size that the family does not have."""
+        """Return a ratio, a kind of layer or a size that the family does not have."""
         if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
             return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"
         if self.qk_rope_head_dim is not None and self.qk_rope_head_dim >= self.head_dim:

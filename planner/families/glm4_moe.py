@@ -37,7 +37,7 @@ class Glm4MoeShapes(Shapes):
         )
 
     def layers(self) -> tuple[Layer, ...]:
-        """Dense ones first."""
+        """Return the layers, dense ones first."""
         experts = Experts(
             num_routed=self.n_routed_experts,
             num_per_token=self.num_experts_per_tok,

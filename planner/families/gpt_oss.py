@@ -37,7 +37,7 @@ class GptOssShapes(Shapes):
         return "no layer has full_attention" if all(windowed) else None
 
     def layers(self) -> tuple[Layer, ...]:
-        """Experts in each."""
+        """Return the layers, each with experts."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, has_biases=True)
         return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
 
@@ -53,7 +53,7 @@ class GptOssShapes(Shapes):
         )
 
     def _is_windowed(self, index: int) -> bool:
-        """Where the file does not say, layers take turns."""
+        """Return whether layer `index` has a window; where the file does not say, layers take turns."""
         if self.layer_types is not None:
             return self.layer_types[index] == "sliding_attention"
         return index % 2 == 0

@@ -36,7 +36,7 @@ class MiniMaxM2Shapes(Shapes):
         return "attn_type_list says that layers have linear attention" if 0 in (self.attn_type_list or []) else None
 
     def layers(self) -> tuple[Layer, ...]:
-        """All alike."""
+        """Return the layers, all alike."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
         return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
 
@@ -45,5 +45,5 @@ class MiniMaxM2Shapes(Shapes):
         return GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim, norms="heads")
 
     def more(self) -> dict[str, Any]:
-        """MTP layers, under the family's name."""
+        """Return the number of MTP layers, under the family's name."""
         return {"num_mtp_layers": self.num_mtp_modules}

@@ -32,7 +32,7 @@ class MixtralShapes(Shapes):
         return None if self.sliding_window is None else "sliding_window is set"
 
     def layers(self) -> tuple[Layer, ...]:
-        """All alike."""
+        """Return the layers, all alike."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
         return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
 

@@ -37,7 +37,7 @@ class Qwen3MoeShapes(SparseStepShapes):
         return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
 
     def layers(self) -> tuple[Layer, ...]:
-        """Dense ones first, where there are any."""
+        """Return the layers, dense ones first, where there are any."""
         experts = Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size)
         return self.layers_with(experts)
 

@@ -56,7 +56,7 @@ class Qwen3NextShapes(SparseStepShapes):
         return super().unplanned() if any(is_full) else "no layer has full_attention"
 
     def layers(self) -> tuple[Layer, ...]:
-        """Dense ones first, where there are any."""
+        """Return the layers, dense ones first, where there are any."""
         experts = Experts(
             num_routed=self.num_experts,
             num_per_token=self.num_experts_per_tok,
@@ -88,7 +88,7 @@ class Qwen3NextShapes(SparseStepShapes):
         )
 
     def more(self) -> dict[str, Any]:
-        """MTP layers, under the name of either family."""
+        """Return the number of MTP layers, under the name of either family."""
         return {"num_mtp_layers": self.mtp_num_hidden_layers or self.num_nextn_predict_layers}
 
     def _is_full(self, index: int) -> bool:

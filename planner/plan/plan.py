@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from planner.cost.cost import DayCost
 from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
@@ -23,6 +24,7 @@ from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
 from planner.placement import Placement
+from planner.plan.cost_json import cost_json
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json, policy_json
@@ -52,6 +54,7 @@ class Plan:
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     placement: Placement
     schedule: DaySchedule | None  # none where all units are always on
+    cost: DayCost | None  # none where the spec says none
     expert_maps: Mapping[Phase, ExpertMap]
     one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
     sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
@@ -153,6 +156,8 @@ class Plan:
         sections: dict[str, Any] = {}
         if self.schedule:
             sections["schedule"] = _schedule_json(self.schedule)
+        if self.cost:
+            sections["cost"] = cost_json(self.cost)
         if self.phase_gpus:
             sections["phase_gpus"] = {phase: _gpu_json(gpu) for phase, gpu in self.phase_gpus.items()}
         if self.traffic:

@@ -17,6 +17,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
+from planner.plan.cost_text import cost_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
@@ -50,6 +51,7 @@ def plan_text(plan: Plan) -> str:
         _units,
         _placement,
         _schedule,
+        cost_text,
         expert_maps_text,
         _traffic,
         _failures,

@@ -126,20 +126,51 @@ def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
 
 
 def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation:
-    """`violation` with a number for its fix that breaks no rule about the field either, where one is found."""
+    """Return `violation` with a number for its fix that breaks no rule about the field either, where one is found.
+
+    A rule that a change of another field mends does not move the number. If the number was written in another form, the
+    fix holds what follows from it in fields that nobody wrote.
+    """
     offered = _offered(violation)
     if offered is None:
         return violation
-    number = offered
+    path, number = violation.path, offered
     for _ in range(MAX_STEPS):
-        broken = broken_rules({**values, violation.path: number}, about=violation.path)
-        better = [each for each in map(_offered, broken) if each is not None]
+        broken = broken_rules({**values, path: number}, about=path)
+        better = [
+            each for each in map(_offered, (each for each in broken if not _elsewhere(each, path))) if each is not None
+        ]
         if not better:
             break
         number = min((abs(each - number), each) for each in better)[1]
-    if number == offered:
+    follows = _what_follows(path, number, values) if violation.rule.startswith("S203") else {}
+    if number == offered and not follows:
         return violation
-    return replace(violation, fix=Fix(str(violation.fix).replace(str(offered), str(number)), ({HERE: number},)))
+    words = [
+        str(violation.fix).replace(str(offered), str(number)),
+        *(f"{key}: {each}" for key, each in follows.items()),
+    ]
+    return replace(violation, fix=Fix(" and ".join(words), ({HERE: number, **follows},)))
+
+
+def _elsewhere(broken: Violation, path: str) -> list[Change]:
+    """Return the changes that mend `broken` and leave what stands at `path` as it is."""
+    return [each for each in broken.changes if path not in each]
+
+
+def _what_follows(path: str, number: int, values: Mapping[str, Any]) -> Change:
+    """Return what must stand in fields that nobody wrote if `number` stands at `path`."""
+    follows: dict[str, Any] = {}
+    for broken in broken_rules({**values, path: number}, reading=path):
+        unwritten = (each for each in _elsewhere(broken, path) if all(_is_unwritten(key, values) for key in each))
+        follows |= next(unwritten, {})
+    return follows
+
+
+def _is_unwritten(path: str, values: Mapping[str, Any]) -> bool:
+    """Return whether `path` is of a section that is there, and nothing stands at it."""
+    section, _, key = path.partition(".")
+    return f"{section}.given" in values and key not in values[f"{section}.given"]
 
 
 def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:

@@ -216,8 +216,6 @@ NOT_YET = {
     "schedule: auto": "windows are not derived from traffic yet",
     "slo": _LATENCY,
     "throughput": "throughput is not planned yet",
-    "traffic": "throughput is not planned yet, and windows are written by hand",
-    "cost": "cost is not planned yet",
     "operating_point": "throughput is not planned yet",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",

@@ -36,8 +36,10 @@ from planner.facts.terms import (
     SplitRule,
 )
 from planner.families import MODELS
+from planner.spec.cost import CostSpec
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.section import Section
+from planner.spec.traffic import TrafficSpec
 
 __all__ = [
     "AUTO",
@@ -450,6 +452,16 @@ class Spec(Section):
         default=None,
         description="Which units are on when; without it, all always.",
         examples=[{"timezone": "Asia/Shanghai", "windows": [{"at": "08:30", "prefill_units": 29, "decode_units": 9}]}],
+    )
+    traffic: TrafficSpec | None = Field(
+        default=None,
+        description="The tokens of a day, which estimates read.",
+        examples=[{"input_tokens": 608e9, "output_tokens": 168e9, "cache_hit_rate": 0.563}],
+    )
+    cost: CostSpec | None = Field(
+        default=None,
+        description="What GPUs cost and tokens sell for, which estimates read.",
+        examples=[{"usd_per_gpu_hour": 2.0, "prices": {"input_hit": 0.14, "input_miss": 0.55, "output": 2.19}}],
     )
     expert_load: ExpertLoadSpec = Field(
         default=ExpertLoadSpec(), description="What the expert maps balance.", examples=[{"file": "loads.npy"}]

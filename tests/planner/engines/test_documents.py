@@ -141,6 +141,14 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
         assert has_bootstrap == (phase == "prefill")
 
 
+def test_vllms_pods_are_given_time_to_say_how_they_are(objects):
+    """A second, which is Kubernetes' default, is not enough for a server that writes many answers."""
+    for unit in UNITS:
+        _, container = pod_of(objects["vllm"], unit)
+
+        assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 5
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_pods_mount_their_launch_file_without_a_map_that_nobody_reads(plans, objects, engine):
     """Another launch file is another name, and restarts them; the map stands in it by its digest."""

@@ -37,6 +37,8 @@ NEEDS_KNOWLEDGE = {
     "S603": "where the measured loads are",
     "S604": "what was measured",
     "S605": "what was measured",
+    "S611": "how many tokens a day has",
+    "S613": "how many nodes there are",
     "S702": "where the weights are",
     "S703": "where the weights are",
     "S704": "which other GPUs there are",

@@ -1,0 +1,73 @@
+"""How wide a prediction is, and why: the family of evidence that it rests on.
+
+    family                                           half width     on top
+    this engine was measured on this GPU             10 %
+    this engine was measured on another GPU          20 %           its rates are scaled
+    no measurement of this engine                    a factor of 2  nobody has looked
+    attention whose kernels were not measured        a factor of 2
+
+The first two are what the engines' rows miss when each is left out in turn (`tests/benchmarks/throughput.py`), rounded
+up. A factor of two has an upper end: what the same kernels give with nothing between them, nothing exposed and all
+GPUs equally full.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.estimate.throughput.engines import EngineModel
+from planner.estimate.throughput.machine import Machine
+from planner.facts.terms import Phase
+
+__all__ = ["Estimate", "Evidence", "evidence_for", "spread"]
+
+Family = Literal["same engine and GPU", "same engine, other GPU", "none"]
+WIDTHS: dict[Family, float] = {"same engine and GPU": 0.10, "same engine, other GPU": 0.20}
+FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with the range that its evidence gives it."""
+
+    low: float
+    mid: float
+    high: float
+
+    def times(self, factor: float) -> "Estimate":
+        """Return the estimate in another unit."""
+        return Estimate(self.low * factor, self.mid * factor, self.high * factor)
+
+    def inverse(self, numerator: float) -> "Estimate":
+        """Return `numerator` over the estimate: a time, from a rate."""
+        return Estimate(numerator / self.high, numerator / self.mid, numerator / self.low)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a prediction rests on, in words for people."""
+
+    family: Family
+    why: str
+    scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
+
+
+def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, *, attention_measured: bool) -> Evidence:
+    """Return the family of a phase of an engine on a GPU."""
+    scaled = tuple(name for name, origin in machine.origins.items() if origin == "scaled")
+    gpus = engine.measured_on.get(phase, ())
+    if not attention_measured:
+        return Evidence("none", "no kernel of this attention was measured", scaled)
+    if machine.name in gpus:
+        return Evidence("same engine and GPU", f"{engine.name} was measured on {machine.name}", scaled)
+    if gpus:
+        return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
+    as_whom = f", which is taken to add what {engine.as_engine} does" if engine.as_engine else ""
+    return Evidence("none", f"nobody has measured {phase} on {engine.name}{as_whom}", scaled)
+
+
+def spread(mid: float, bound: float, evidence: Evidence) -> Estimate:
+    """Return a rate with its range; `bound` is what no overhead would leave."""
+    width = WIDTHS.get(evidence.family)
+    if width is None:
+        return Estimate(mid / FACTOR, mid, max(mid, min(mid * FACTOR, bound)))
+    return Estimate(mid * (1 - width), mid, mid * (1 + width))
