@@ -18,6 +18,7 @@ from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.map_text import expert_maps_text
+from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
@@ -52,6 +53,7 @@ def plan_text(plan: Plan) -> str:
         _schedule,
         expert_maps_text,
         _traffic,
+        performance_text,
         _failures,
         _patches,
         _runnable,
