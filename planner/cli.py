@@ -29,6 +29,7 @@ from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_m
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
 from planner.plan.given import read_given
+from planner.plan.performance_text import explained
 from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
@@ -151,6 +152,7 @@ def add_commands(commands: Any) -> None:
         help="write each phase's expert map beside -o, in a file that this engine reads",
     )
     add_previous(plan)
+    plan.add_argument("--explain", action="store_true", help="also the stages of a layer, as a table and a timeline")
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -275,6 +277,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
+        if arguments.explain:
+            print(f"\n{explained(plan)}")
 
 
 def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:

@@ -22,6 +22,7 @@ from planner.estimate.coverage import (
 )
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
+from planner.estimate.performance import predict_phases, require_points_fit
 from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
 from planner.facts.drawn import draw_loads
@@ -72,6 +73,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         require_coverage(spec, layouts, places, _mean_of(loads))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
     schedule = plan_schedule(spec.written, placement.units)
     maps = {
         each.phase: _map_for(
@@ -101,6 +103,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
+        outlooks=predict_phases(spec, layouts, memory, maps, loads),
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=refusals,
@@ -134,6 +137,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:
