@@ -16,6 +16,7 @@ from runtime.gateway.body import ChatBody, CompletionBody, parse_body
 from runtime.gateway.conversation import ChatPrompt, Tool, chat_prompt
 from runtime.gateway.http_errors import ApiError, invalid, unknown_model, unsupported
 from runtime.gateway.tokenizer import Tokenizer
+from runtime.protocol.json_grammar import why_no_grammar
 from runtime.protocol.messages import Sampling
 
 __all__ = [
@@ -85,6 +86,7 @@ def chat_call(raw: bytes, model: ServedModel) -> Call:
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
     prompt = _chat_prompt(body, model.tokenizer)
+    _check_format(body, prompt.answer)
     prompt_ids = model.tokenizer.encode_whole(prompt.text)
     return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
 
@@ -138,6 +140,24 @@ def _tools(body: ChatBody) -> list[Tool]:
         said = "parallel_tool_calls: false is not supported by this server; leave it out"
         raise unsupported(said, "parallel_tool_calls")
     return tools
+
+
+def _check_format(body: ChatBody, answer: AnswerForm) -> None:
+    """Raise ApiError if the answer cannot be held to its JSON schema."""
+    if body.json_schema is None:
+        return
+    conflicts = {
+        "a model that thinks first": answer.opening == "thinking",
+        "tools": answer.tool_calls is not None,
+        "ignore_eos": bool(body.ignore_eos),
+        "min_tokens": bool(body.min_tokens),
+    }
+    for name, is_there in conflicts.items():
+        if is_there:
+            raise unsupported(f"response_format in JSON is not supported together with {name}", "response_format")
+    reason = why_no_grammar(body.json_schema)
+    if reason is not None:
+        raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 
 def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
@@ -217,6 +237,7 @@ def _sampling(body: CompletionBody | ChatBody, max_tokens: int, choice: int, tok
         num_logprobs=body.num_logprobs,
         min_tokens=min_tokens,
         logit_bias=body.logit_bias or {},
+        json_schema=body.json_schema,
     )
 
 

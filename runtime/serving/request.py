@@ -10,12 +10,16 @@ is computed.
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.messages import Sampling
+
+if TYPE_CHECKING:
+    from runtime.serving.constraint import Constraint
 
 __all__ = ["Request"]
 
@@ -35,6 +39,7 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
+    constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
 
     @property
     def num_tokens(self) -> int:

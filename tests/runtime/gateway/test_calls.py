@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from runtime.gateway import calls
 from runtime.gateway.calls import ServedModel, chat_call, completion_call
 from runtime.gateway.http_errors import ApiError
 
@@ -140,6 +141,20 @@ def test_what_ends_an_answer_can_be_chosen(model):
     assert completion(model, stop_token_ids=[9]).requests[0].sampling.stop_ids == [1, 9]
 
 
+def test_json_is_asked_for_by_schema(model, monkeypatch):
+    """An object, or what a schema allows; without the library to do it, or with a schema it cannot obey, a 400."""
+    monkeypatch.setattr(calls, "why_no_grammar", lambda schema: "no mill" if "mill" in schema else None)
+    formats = [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}}]
+
+    asked = [chat(model, response_format=form).requests[0].sampling.json_schema for form in formats]
+
+    assert asked == ['{"type":"object"}', '{"enum":[1]}']
+    formats[1]["json_schema"]["schema"] = {"enum": ["mill"]}
+    with pytest.raises(ApiError, match="no mill") as error:
+        chat(model, response_format=formats[1])
+    assert (error.value.status, error.value.param) == (400, "response_format")
+
+
 def test_seeds_differ_unless_said(model):
     """An absent seed is drawn for each request, a given one is kept."""
     assert completion(model).requests[0].sampling.seed != completion(model).requests[0].sampling.seed
@@ -270,7 +285,10 @@ def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"messages": []}}, "'messages'"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "together with ignore_eos"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "together with min_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "name"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "system comes first"),

@@ -34,6 +34,9 @@ WISHES = [
     {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     {"thinking": {"type": "maybe"}},
     {"tokens": ["x"]},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}}},
+    {"response_format": {"type": "json_schema"}},
     {"metadata": {"a": 1}},
     {"top_a": 1},
 ]

@@ -15,7 +15,7 @@ class SameLogits:
     """An engine that always finds the same tokens likely."""
 
     def __init__(self, config):
-        self.config = config
+        self.config, self.checkpoint = config, None
 
     def new_cache(self, num_tokens):
         return new_cache(self.config, num_tokens, torch.float32)

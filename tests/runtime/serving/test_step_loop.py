@@ -38,6 +38,7 @@ def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_conf
     """A gateway of a newer launch may allow more than this unit holds; one of just the limit is served."""
     engine = SimpleNamespace(
         config=small_config,
+        checkpoint=None,
         new_cache=lambda num_tokens: new_cache(small_config, num_tokens, torch.float32),
         step=lambda prefilling, decoding, cache: torch.zeros(len(prefilling) + len(decoding), 4),
     )
