@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.cluster.domains import domain_size
+from planner.estimate.throughput.calibration import Calibration, Correction, calibrated
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.engines import engine_model
 from planner.estimate.throughput.imbalance import imbalance_of
@@ -45,6 +46,7 @@ class PhaseOutlook:
     why_not: str | None
     gpus_per_node: int  # that a unit uses
     kv_tokens_in_use: int
+    correction: Correction | None = None  # by a user's own measurements
 
 
 def predict_phases(
@@ -53,13 +55,12 @@ def predict_phases(
     memory: Sequence[MemoryPlan],
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
+    calibration: Calibration | None = None,
 ) -> tuple[PhaseOutlook, ...]:
-    """Return the outlook of each phase."""
+    """Return the outlook of each phase, corrected by a user's own measurements where there are some."""
     kv_rooms = {each.phase: each.kv_tokens for each in memory}
-    return tuple(
-        _outlook(spec, layout, operating_point(spec, layout.phase, kv_rooms.get(layout.phase)), maps, loads)
-        for layout in layouts
-    )
+    points = {each.phase: operating_point(spec, each.phase, kv_rooms.get(each.phase)) for each in layouts}
+    return tuple(_outlook(spec, each, points[each.phase], maps, loads, calibration) for each in layouts)
 
 
 def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
@@ -124,6 +125,7 @@ def _outlook(
     point: OperatingPoint,
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
+    calibration: Calibration | None,
 ) -> PhaseOutlook:
     in_use = round(point.requests * point.kv_tokens)
     why_not = _why_not(spec, layout)
@@ -132,8 +134,11 @@ def _outlook(
     case = _case(spec, layout, point, maps[layout.phase], loads)
     is_measured = all(isinstance(each, LatentAttention) for each in spec.model.attentions)
     evidence = evidence_for(case.engine, layout.phase, case.machine, attention_measured=is_measured)
+    correction = None
+    if calibration is not None:
+        case, evidence, correction = calibrated(case, evidence, calibration)
     prediction = predict(case, evidence, with_spans=True)
-    return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use)
+    return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction)
 
 
 def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:

@@ -47,6 +47,8 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
     }
     if (hits := found.tokens_per_s_with_hits) is not None:
         document["tokens_per_s_per_node_with_hits"] = _estimate(hits.times(outlook.gpus_per_node))
+    if outlook.correction is not None:
+        document["calibration"] = asdict(outlook.correction)
     return document | ({"slo": promises} if (promises := _slo(found, slo)) else {})
 
 

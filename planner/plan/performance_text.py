@@ -79,6 +79,11 @@ def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
     binding = found.binding
     worth = f"10 % more of {binding.resource}: {binding.gain * 100:+.1f} %"
     yield from filled(f"The fullest GPU gets {found.imbalance.gpus:.2f} x the mean. {worth}.")
+    if (changed := outlook.correction) is not None:
+        yield from filled(
+            f"{changed.file} changes it by {changed.factor - 1:+.1%}: on its measurements the mean error was "
+            f"{changed.error_before:.1%}, and is {changed.error_after:.1%}."
+        )
     yield from filled(f"Range: {_reason(found)}.")
 
 
