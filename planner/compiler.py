@@ -22,6 +22,8 @@ from planner.estimate.coverage import (
 )
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
+from planner.estimate.performance import predict_phases, require_points_fit
+from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
 from planner.facts.drawn import draw_loads
@@ -58,8 +60,12 @@ class Fit:
     warnings: tuple[Problem, ...]
 
 
-def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Plan:
+def compile_plan(
+    spec: ResolvedSpec, previous: PreviousPlan | None = None, calibration: Calibration | None = None
+) -> Plan:
     """The plan for `spec`, near the `previous` one: units stay where they were, and few slots of expert maps change.
+
+    Predictions are corrected by `calibration`, a user's own measurements.
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
@@ -72,6 +78,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         require_coverage(spec, layouts, places, _mean_of(loads))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
     schedule = plan_schedule(spec.written, placement.units)
     maps = {
         each.phase: _map_for(
@@ -101,6 +108,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
+        outlooks=predict_phases(spec, layouts, memory, maps, loads, calibration),
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=refusals,
@@ -134,6 +142,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:

@@ -19,6 +19,7 @@ from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.cost_text import cost_text
 from planner.plan.map_text import expert_maps_text
+from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
@@ -54,6 +55,7 @@ def plan_text(plan: Plan) -> str:
         cost_text,
         expert_maps_text,
         _traffic,
+        performance_text,
         _failures,
         _patches,
         _runnable,

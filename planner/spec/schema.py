@@ -38,6 +38,7 @@ from planner.facts.terms import (
 from planner.families import MODELS
 from planner.spec.cost import CostSpec
 from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.section import Section
 from planner.spec.traffic import TrafficSpec
 
@@ -63,6 +64,7 @@ __all__ = [
 AUTO = "auto"  # a number that memory and shapes decide
 
 MAX_NODES = 20_000
+MAX_TFLOPS = 1_000_000
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
@@ -146,6 +148,19 @@ class GpuSpec(Section):
         default=None, description="One way of each NIC.", examples=["400Gbps"]
     )
     gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
+    fp8_tflops: float | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TFLOPS,
+        description="Rate of dense FP8 matmuls, in TFLOPS; without rates no speed is predicted.",
+        examples=[1979],
+    )
+    bf16_tflops: float | None = Field(
+        default=None, ge=1, le=MAX_TFLOPS, description="Rate of dense BF16 matmuls, in TFLOPS.", examples=[989]
+    )
+    memory_bandwidth: Annotated[float, *quantity("link")] | None = Field(
+        default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
+    )
     kubernetes_resource: str = Field(
         default="nvidia.com/gpu", min_length=1, description="What a container asks for.", examples=["amd.com/gpu"]
     )
@@ -465,6 +480,14 @@ class Spec(Section):
     )
     expert_load: ExpertLoadSpec = Field(
         default=ExpertLoadSpec(), description="What the expert maps balance.", examples=[{"file": "loads.npy"}]
+    )
+    operating_point: OperatingPointSpec = Field(
+        default=OperatingPointSpec(),
+        description="The load at which phases are predicted.",
+        examples=[{"decode": {"requests": 88, "kv_tokens": 4989}}],
+    )
+    slo: SloSpec = Field(
+        default=SloSpec(), description="The latencies that are promised.", examples=[{"ttft_ms": 2000, "tpot_ms": 50}]
     )
     coverage: Coverage = Field(
         default="none",

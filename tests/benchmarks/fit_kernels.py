@@ -44,6 +44,8 @@ H800_NORMAL_NVLINK = (153, 158)
 H800_NORMAL_NIC = {32: (58, 57), 64: (51, 50)}
 FLASH_MLA_TFLOPS, FLASH_MLA_GB_PER_S = 660, 3000  # github.com/deepseek-ai/FlashMLA 066b5ba6 README.md, on H800
 
+FLASH_MLA_H20_TFLOPS = 128  # github.com/deepseek-ai/FlashMLA issue 30: 120 to 130, batch 128 over 8,192 tokens
+
 V3 = work_of(MODELS["deepseek-v3"], "fp8", "fp8")
 MOE, DENSE = (next(each for each in V3.layers if bool(each.expert) is wanted) for wanted in (True, False))
 
@@ -315,6 +317,7 @@ def main() -> None:
     h800 = fitted("h800", h800_families(), replace(start, **gpus["h100"]["constants"]))
     h800["constants"] |= flash
     gpus["h800"] = {"same_silicon_as": "h100"} | h800
+    gpus["h20"] = {"constants": {"core_share": round(FLASH_MLA_H20_TFLOPS / GPUS["h20"].bf16_tflops, 4)}}
     document = {
         "written_by": "python -m tests.benchmarks.fit_kernels",
         "sources": {
@@ -322,6 +325,7 @@ def main() -> None:
             "wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes",
             "h800": "github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (links); github.com/deepseek-ai/FlashMLA "
             "066b5ba6 README.md (core attention); all else as its equal chip",
+            "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); all else scaled",
         },
         "reference": "h100",
         "gpus": gpus,
