@@ -120,7 +120,7 @@ def check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -
         raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
     if num_requests > room:
         metrics.rejected.inc(num_requests)
-        raise overloaded(num_requests, room)
+        raise overloaded(num_requests, room, metrics.pace.wait_s(registry.num_requests(), num_requests - room))
 
 
 class Answer:
