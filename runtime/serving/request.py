@@ -10,7 +10,7 @@ is computed.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
@@ -18,10 +18,15 @@ from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.messages import Sampling
 
-if TYPE_CHECKING:
-    from runtime.serving.constraint import Constraint
+__all__ = ["Constraint", "Request"]
 
-__all__ = ["Request"]
+
+@dataclass
+class Constraint:
+    """What an answer in JSON is held to (`constraint.py`), and how many of the answer's tokens it has seen."""
+
+    matcher: Any  # an llguidance.LLMatcher
+    num_seen: int = 0
 
 
 @dataclass(eq=False)
@@ -39,7 +44,7 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
-    constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
+    constraint: Constraint | None = None  # of an answer that must be JSON, from its first token here on
 
     @property
     def num_tokens(self) -> int:
