@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from runtime.gateway.calls import Call, ServedModel, chat_call, completion_call
 from runtime.gateway.client import EventStream, read_body, while_connected
-from runtime.gateway.generation import Delta, Generation
+from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.openapi import describe
@@ -127,6 +127,8 @@ async def _answer(
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
     raw = await read_body(request)
+    if gateway.registry.room() == 0:  # whoever is refused anyway costs the tokenizer nothing
+        check_room(1, gateway.registry, gateway.metrics)
     call = await asyncio.to_thread(read_call, raw, gateway.model)  # a long prompt takes the tokenizer a while
     dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ __all__ = [
     "GenerationRequest",
     "ServedModel",
     "chat_call",
+    "check_length",
     "check_model",
     "checked_ids",
     "completion_call",
@@ -72,7 +73,7 @@ def completion_call(raw: bytes, model: ServedModel) -> Call:
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of is not supported by this server; leave it out", "best_of")
-    prompts = prompts_of(body.prompt, model.tokenizer)
+    prompts = prompts_of(body.prompt, model)
     return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
 
 
@@ -87,6 +88,7 @@ def chat_call(raw: bytes, model: ServedModel) -> Call:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
     prompt = _chat_prompt(body, model.tokenizer)
     _check_format(body, prompt.answer)
+    check_length(prompt.text, model)
     prompt_ids = model.tokenizer.encode_whole(prompt.text)
     return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
 
@@ -97,21 +99,31 @@ def check_model(name: str | None, model: ServedModel) -> None:
         raise unknown_model(name, model.name)
 
 
-def prompts_of(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
+def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
     """Return every form of `prompt` as lists of ids. Raise ApiError."""
     if isinstance(prompt, str):
-        return [_encoded(prompt, tokenizer)]
+        return [_encoded(prompt, model)]
     if prompt and all(isinstance(item, int) for item in prompt):
-        return [checked_ids(prompt, tokenizer)]
+        return [checked_ids(prompt, model.tokenizer)]
     if len({type(item) for item in prompt}) != 1:
         raise invalid("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
-    return [_encoded(item, tokenizer) if isinstance(item, str) else checked_ids(item, tokenizer) for item in prompt]
+    ids = (_encoded(item, model) if isinstance(item, str) else checked_ids(item, model.tokenizer) for item in prompt)
+    return list(ids)
 
 
-def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
+def _encoded(text: str, model: ServedModel) -> list[int]:
     if not text:
         raise invalid("prompt is an empty text", "prompt")
-    return tokenizer.encode(text)
+    check_length(text, model)
+    return model.tokenizer.encode(text)
+
+
+def check_length(text: str, model: ServedModel) -> None:
+    """Raise ApiError if the text is far too long, before it is encoded."""
+    limit = model.max_request_tokens
+    if model.tokenizer.is_too_long(text, limit):
+        said = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
+        raise invalid(f"{said} has more", code="context_length_exceeded")
 
 
 def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:

@@ -7,6 +7,7 @@ import pytest
 from runtime.gateway import calls
 from runtime.gateway.calls import ServedModel, chat_call, completion_call
 from runtime.gateway.http_errors import ApiError
+from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer
 
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "grind", "arguments": "{}"}}]
 TOOLS = [{"type": "function", "function": {"name": "grind", "parameters": {"type": "object"}}}]
@@ -316,6 +317,32 @@ def test_too_long_a_request_is_refused_with_the_numbers(model):
     assert error.value.message == (
         "this model takes 64 tokens, prompt and answer together; 70 were asked for (60 in the prompt, 10 to generate)"
     )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model, text: completion(model, prompt=text),
+        lambda model, text: chat(model, messages=[{"role": "user", "content": text}]),
+    ],
+)
+def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
+    """Its beginning tells. One that is long in characters only is encoded as a whole, and refused by its tokens."""
+    encoded, encode = [], Tokenizer.encode_whole
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: encoded.append(len(text)) or encode(self, text))
+
+    with pytest.raises(ApiError, match=r"of 1,000,0.* characters has more") as error:
+        ask(model, "mill " * 200_000)
+
+    assert error.value.code == "context_length_exceeded"
+    assert encoded == [model.max_request_tokens * CHARACTERS_A_TOKEN]
+
+
+def test_a_long_text_of_few_tokens_is_taken(model, monkeypatch):
+    """Only tokens count in the end."""
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: [5] * 9)
+
+    assert len(completion(model, prompt="m" * 5000).requests[0].prompt_ids) == 10
 
 
 def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):
