@@ -77,7 +77,11 @@ def fitted() -> dict[str, Any]:
                 "imbalance": {"prefill": excess, "decode": excess, "mixed": excess},
                 "measured_on": {"prefill": ["h100"]},
             },
-            "vllm": {"factor": {"decode": round(vllm, 4)}, "measured_on": {"decode": ["mi300x"]}},
+            "vllm": {
+                "factor": {"decode": round(vllm, 4)},
+                "only_on": ["mi300x"],
+                "measured_on": {"decode": ["mi300x"]},
+            },
             "tidemill": {"as": "deepseek"},
         },
         "service": {"prefill_utilisation": round(utilisation, 4)},
@@ -119,8 +123,8 @@ def main() -> int:
         print(f"{phase}: left out, mean {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}")
     for name, requests in product(("deepseek", "tidemill"), (84, 88, 92, 96)):
         row = service_decode(requests, SERVICE_DECODE)
-        rate = saturated_rate(row.case(engine_model(name)))
-        error, tpot_ms = row.error(engine_model(name)), requests / rate * 1e3
+        rate = saturated_rate(row.case(engine_model(name, "h800")))
+        error, tpot_ms = row.error(engine_model(name, "h800")), requests / rate * 1e3
         print(
             f"service, decode as {name}, {requests} requests: {8 * rate:,.0f} a node ({error:+.1%}), {tpot_ms:.1f} ms"
         )

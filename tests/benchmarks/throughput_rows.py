@@ -44,7 +44,7 @@ class Row:
             model=work_of(V3, "fp8", "bf16"),
             unit=self.unit,
             overlap=self.overlap,
-            engine=self._without_excess(engine or engine_model(self.engine)),
+            engine=self._without_excess(engine or engine_model(self.engine, self.gpu)),
             imbalance=self.imbalance or Imbalance(),
             exchange=expected_copies(V3, self.unit.num_gpus, self.unit.num_nodes, groups_on_nodes=True),
             point=self.point,
