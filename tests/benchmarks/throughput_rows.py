@@ -104,6 +104,15 @@ MOREH = Row(
 ROWS = (PROFILE_PREFILL, PROFILE_DECODE, SGLANG_BALANCED, SGLANG_REAL, MOREH)
 
 
+# Published, and kept aside: no constant is fitted to it.
+SGLANG_DECODE = Row(
+    *("SGLang, decode, real routing", "sglang", "decode", "h100", unit(72, 4), "five_stage"),
+    *(OperatingPoint(requests=256, kv_tokens=2000), 22_282 / 8),
+    Imbalance(BALANCED_MAP),
+)
+ASIDE = (SGLANG_DECODE,)
+
+
 def service_decode(requests: float, imbalance: Imbalance) -> Row:
     """Return DeepSeek's service: its requests a GPU were not published, and follow from 20 to 22 tokens/s a user."""
     point = OperatingPoint(requests=requests, kv_tokens=4989)
