@@ -9,7 +9,6 @@ takes seconds for 129,280 tokens, and every rank of the unit would wait for them
 """
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,11 @@ from torch import Tensor
 from runtime.checkpoint import read_json
 from runtime.errors import RequestFailure
 from runtime.protocol.json_grammar import is_installed, json_matcher, why_no_grammar
-from runtime.serving.request import Request
+from runtime.serving.request import Constraint, Request
 
 __all__ = ["Constraints"]
 
 TOKENIZER = "tokenizer.json"
-
-
-@dataclass
-class Constraint:
-    """One answer's matcher, and how many of its tokens it has seen."""
-
-    matcher: Any  # an llguidance.LLMatcher
-    num_seen: int = 0
 
 
 class Constraints:
