@@ -169,7 +169,7 @@ def _case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, expert
         model=work,
         unit=unit,
         overlap=layout.overlap,
-        engine=engine_model(spec.written.engine_name),
+        engine=engine_model(spec.written.engine_name, layout.gpu),
         imbalance=_imbalance(expert_map, loads, unit, pairs),
         exchange=_copies(model, layout, unit, expert_map),
         point=point,

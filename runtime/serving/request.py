@@ -23,9 +23,9 @@ __all__ = ["Constraint", "Request"]
 
 @dataclass
 class Constraint:
-    """What an answer in JSON is held to (`constraint.py`), and how many of the answer's tokens it has seen."""
+    """The matcher of one answer that must be JSON, and how many of its tokens it has seen."""
 
-    matcher: Any  # an llguidance.LLMatcher
+    matcher: Any  # an llguidance.LLMatcher, made by `constraint.py`
     num_seen: int = 0
 
 
@@ -44,7 +44,7 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
-    constraint: Constraint | None = None  # of an answer that must be JSON, from its first token here on
+    constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
 
     @property
     def num_tokens(self) -> int:
