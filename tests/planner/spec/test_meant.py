@@ -19,6 +19,7 @@ from tests.planner.spec.wrong_specs import data_of
 RIVER = data_of(SPEC)
 OWN = {"name": "own", "memory": "94GiB"}
 NODES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+TWO_SIZES = {"requests": {"cpu": 4, "memory": "4Gi"}, "limits": {"memory": "8Gi"}}
 VOLUME = {"mount_path": "/models"}
 
 # What is written, and where; and what stands there once the fix is applied.
@@ -56,6 +57,17 @@ MEANT = [
     ({"model.checkpoint": ""}, "model.checkpoint", None),
     ({"decode.max_running_requests": 512}, "decode.max_requests", 128),
     ({"decode.max_running_requests": 2}, "decode.max_requests", 2),
+    ({"decode.max_request_tokens": None, "decode.max_len": "2K"}, "decode.max_request_tokens", 2048),
+    ({"decode.batch_size": 64}, "decode.max_requests", 64),
+    ({"decode.kv_dtype": "fp8_e4m3"}, "decode.kv_precision", "fp8"),
+    ({"prefill.overlap": None, "prefill.enable-two-batch-overlap": True}, "prefill.overlap", "dual_batch"),
+    ({"decode.overlap": None, "decode.tbo": "on"}, "decode.overlap", "five_stage"),
+    ({"model": "deepseek-r1", "checkpoint": "/r1"}, "model", {"catalog": "deepseek-r1", "checkpoint": "/r1"}),
+    ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
+    ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
+    ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
+    ({"kubernetes.resources": {"unit": TWO_SIZES}}, "kubernetes.resources.unit.memory", "8GiB"),
+    ({"kubernetes.resources": TWO_SIZES}, "kubernetes.resources.unit", {"cpus": 4, "memory": "8GiB"}),
 ]
 
 # What is written, where, and words of the fix.
@@ -91,6 +103,9 @@ WORDS = [
         "how many",
     ),
     ({"decode.min_units": 2}, "decode.min_units", "remove it"),
+    ({"cluster.rdma": True}, "cluster.rdma", "write kubernetes.rdma"),
+    ({"prefill.resources": {"gpu": 32}}, "prefill.resources", "remove it"),
+    ({"kubernetes.resources": {"gpu": 32}}, "kubernetes.resources.gpu", "remove it"),
 ]
 
 
