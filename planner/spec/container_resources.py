@@ -93,7 +93,7 @@ def _rdma(section: Mapping[str, Any]) -> Mapping[str, Any]:
 def _num_gpus(section: Mapping[str, Any]) -> int | None:
     """Return how many GPUs `resources` count, under `requests` or `limits` or directly; None where they count none."""
     requests, limits = _quantities(section)
-    counted = (value for key, value in (section | requests | limits).items() if str(key) in GPU_RESOURCES)
+    counted = (value for key, value in {**section, **requests, **limits}.items() if str(key) in GPU_RESOURCES)
     return next((int(value) for value in counted if str(value).isdecimal()), None)
 
 

@@ -67,6 +67,8 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
         attention_tp = tensor // (data or tensor)
         said = {} if has_ep_size else {"ep_size": tensor}
         said |= {"attention_tp": attention_tp} if attention_tp > 1 and "attention_tp" not in flags else {}
+        if data == 1:
+            return said, f"{key} counts the GPUs of a unit, and beside dp_size 1 all of them share attention"
         return said, f"attention_tp is {key} / dp_size, {attention_tp} beside data-parallel attention"
     if _plain(key) in TENSOR_FLAGS and tensor is not None and tensor > MAX_ATTENTION_TP:
         reason = f"it counts the GPUs of a unit, as ep_size does, and no attention is shared by {tensor} of them"
@@ -110,7 +112,10 @@ def of_the_server(key: str, value: Any, phase: Mapping[str, Any]) -> tuple[int |
     """
     if _plain(key) not in OF_THE_SERVER:
         return None
+    flags = {_plain(each): number for each, number in phase.items()}
     ep_size, attention_tp = phase.get("ep_size"), phase.get("attention_tp", 1)
+    if "ep_size" not in flags and (count := _count(flags, DATA_FLAGS)):
+        ep_size, attention_tp = count, 1  # so many groups, whatever the GPUs of each
     why = f"SGLang's {_plain(key)} is for the whole server, ours for each of its dp_size ranks or attention groups"
     if not all(type(each) is int and each > 0 for each in (value, ep_size, attention_tp)):
         return None, why
@@ -157,6 +162,8 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 
 def value_as_we_say(path: str, value: Any) -> Any:
     """Return our word for what is called `value` elsewhere; `value` itself where it is none of these."""
+    if value is True and path == "decode.overlap":
+        return OVERLAP_OF_PHASE["decode"]
     return OTHER_VALUES.get(path.rpartition(".")[2], {}).get(_plain(str(value)).casefold(), value)
 
 

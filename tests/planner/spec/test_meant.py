@@ -20,6 +20,8 @@ RIVER = data_of(SPEC)
 OWN = {"name": "own", "memory": "94GiB"}
 NODES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
 TWO_SIZES = {"requests": {"cpu": 4, "memory": "4Gi"}, "limits": {"memory": "8Gi"}}
+RANGE = ("08", "09", "10", "12")
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
 VOLUME = {"mount_path": "/models"}
 
 # What is written, and where; and what stands there once the fix is applied.
@@ -63,6 +65,15 @@ MEANT = [
     ({"prefill.overlap": None, "prefill.enable-two-batch-overlap": True}, "prefill.overlap", "dual_batch"),
     ({"decode.overlap": None, "decode.tbo": "on"}, "decode.overlap", "five_stage"),
     ({"model": "deepseek-r1", "checkpoint": "/r1"}, "model", {"catalog": "deepseek-r1", "checkpoint": "/r1"}),
+    ({"decode.ep_size": None, "decode.dp-size": 4, "decode.chunked-prefill-size": 64}, "decode.max_batch_tokens", 16),
+    ({"decode.overlap": True}, "decode.overlap", "five_stage"),
+    ({"cluster.gpu": None, "cluster.nodes": [{"name": "a", "gpu": "H800"}]}, "cluster.gpu", "h800"),
+    ({"cluster.nodes": ["gpu-[08-10,12]"]}, "cluster.nodes", [{"name": f"gpu-{each}"} for each in RANGE]),
+    ({"cluster.nodes": [{"name": "gpu-{08..08}", "rack": "a"}]}, "cluster.nodes", [{"name": "gpu-08", "rack": "a"}]),
+    ({"kubernetes.image": {"repository": "r/x", "tag": "v1"}}, "kubernetes.image", "r/x:v1"),
+    ({"kubernetes.env": [{"name": "A", **SECRET}]}, "kubernetes.env", {"A": {"secret": "s", "key": "k"}}),
+    ({"schedule": {"windows": [{"at": "9am"}]}}, "schedule.windows.0.at", "09:00"),
+    ({"schedule": {"windows": [{"at": "12:30 PM"}]}}, "schedule.windows.0.at", "12:30"),
     ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
     ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
     ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
@@ -103,6 +114,10 @@ WORDS = [
         "how many",
     ),
     ({"decode.min_units": 2}, "decode.min_units", "remove it"),
+    ({"kubernetes.env": [{"name": "A", "value": "b"}, {"name": "C", **SECRET}]}, "kubernetes.env", "{A: ..., C: {sec"),
+    ({"kubernetes.env": {"A": {"file": "b"}}}, "kubernetes.env.A", "for example"),
+    ({"schedule": {"timezone": "CET+1", "windows": [{"at": "09:00"}]}}, "schedule.timezone", "for example"),
+    ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
     ({"cluster.rdma": True}, "cluster.rdma", "write kubernetes.rdma"),
     ({"prefill.resources": {"gpu": 32}}, "prefill.resources", "remove it"),
     ({"kubernetes.resources": {"gpu": 32}}, "kubernetes.resources.gpu", "remove it"),
@@ -126,6 +141,38 @@ def test_what_only_the_user_knows_is_said_in_words(change, path, words, problems
 
     assert words in str(problem.fix)
     assert all(each == {path: None} for each in problem.changes)
+
+
+@pytest.mark.parametrize(("ep_size", "written", "offered"), [(4, 3, [4, 0]), (32, 30, [32, 0]), (32, 33, [32, 64])])
+def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, offered, problems_of):
+    """None at all comes last: who wrote a number wants replicas."""
+    data = applied(PAIR, {"prefill.ep_size": ep_size, "prefill.redundant_experts": written})
+    problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S501"))
+
+    assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
+
+
+def test_a_default_is_not_quoted_as_if_it_were_written(problems_of):
+    """S505 names the number that nobody wrote as a default."""
+    data = applied(PAIR, {"decode.max_request_tokens": None})
+    problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S505"))
+
+    assert problem.message.startswith("decode.max_request_tokens is 2048 unless given, and must equal")
+
+
+def test_no_gpu_is_called_the_clusters_where_it_names_none(problems_of):
+    """The catalog's first GPU is nobody's choice."""
+    data = applied(PAIR, {"cluster.gpu": None, "cluster.nodes": [{"name": "a", "gpu": "H80"}]})
+
+    assert not any("as the cluster's" in each.message for each in problems_of(json.dumps(data)))
+
+
+def test_attention_that_all_gpus_share_is_not_called_data_parallel(problems_of):
+    """`tp: 16` beside `dp: 1` has one group."""
+    data = applied(PAIR, {"prefill": None, "decode": None, "mixed": {"tp": 16, "dp": 1}})
+    problem = next(each for each in problems_of(json.dumps(data)) if each.path == "mixed.tp")
+
+    assert "data-parallel" not in problem.message
 
 
 FIELDS = dict(SCHEMA["properties"]) | {
