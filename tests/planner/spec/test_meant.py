@@ -11,7 +11,7 @@ from planner.problems.fix import applied
 from planner.spec.fields import check_fields
 from planner.spec.other_names import INSTEAD, NOT_YET, OTHER_NAMES, WHY_NOT
 from planner.spec.schema import Spec
-from tests.planner.conftest import SPEC
+from tests.planner.conftest import CONFIG, SPEC
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.spec.spec_schema import SCHEMA, options, property_schemas
 from tests.planner.spec.wrong_specs import data_of
@@ -74,6 +74,14 @@ MEANT = [
     ({"kubernetes.env": [{"name": "A", **SECRET}]}, "kubernetes.env", {"A": {"secret": "s", "key": "k"}}),
     ({"schedule": {"windows": [{"at": "9am"}]}}, "schedule.windows.0.at", "09:00"),
     ({"schedule": {"windows": [{"at": "12:30 PM"}]}}, "schedule.windows.0.at", "12:30"),
+    ({"model": "deepseek-ai/DeepSeek-Coder-V2-Instruct"}, "model", "deepseek-v2"),
+    ({"model": "deepseek-ai/DeepSeek-Coder-V2-Lite-Base"}, "model", "deepseek-v2-lite"),
+    ({"model": {"config": "deepseek-ai/DeepSeek-V3.1-Terminus"}}, "model.catalog", "deepseek-v3"),
+    ({"model": "zai-org/GLM-5-FP8", "decode.precision": None}, "decode.precision", "fp8"),
+    ({"model": {"config": "nvidia/Kimi-K2.5-NVFP4"}, "decode.precision": None}, "decode.precision", "fp4"),
+    ({"model": "nvidia/DeepSeek-R1-0528-FP4"}, "model", "deepseek-r1"),
+    ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"}, "model", "qwen3-235b-a22b"),
+    ({"model": "kimi-k2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
     ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
     ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
     ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
@@ -118,6 +126,14 @@ WORDS = [
     ({"kubernetes.env": {"A": {"file": "b"}}}, "kubernetes.env.A", "for example"),
     ({"schedule": {"timezone": "CET+1", "windows": [{"at": "09:00"}]}}, "schedule.timezone", "for example"),
     ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
+    ({"model": "unsloth/DeepSeek-R1-GGUF"}, "model", "in another format"),
+    ({"model": {"config": "org/DeepSeek-R1-AWQ"}}, "model.config", "in another format"),
+    ({"model": "XiaomiMiMo/MiMo-V2-Pro"}, "model", "give its config.json"),
+    ({"model": "zai-org/GLM-5-Air"}, "model", "give its config.json"),
+    ({"model.config": "https://hub.example/config.json"}, "model.config", "download it"),
+    ({"model.config": "pointer.json"}, "model.config", "git lfs pull"),
+    ({"model.config": "page.json"}, "model.config", "download the file itself"),
+    ({"model.config": "gpt2.json"}, "model.config", "no others"),
     ({"cluster.rdma": True}, "cluster.rdma", "write kubernetes.rdma"),
     ({"prefill.resources": {"gpu": 32}}, "prefill.resources", "remove it"),
     ({"kubernetes.resources": {"gpu": 32}}, "kubernetes.resources.gpu", "remove it"),
@@ -150,6 +166,13 @@ def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, o
     problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S501"))
 
     assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
+
+
+def test_a_config_in_place_of_a_spec_is_said_once(problems_of):
+    """Each of its keys would be unknown, and each section of a spec missing."""
+    (problem,) = problems_of(json.dumps(CONFIG))
+
+    assert "config.json" in problem.reason
 
 
 def test_a_default_is_not_quoted_as_if_it_were_written(problems_of):
