@@ -47,6 +47,7 @@ __all__ = [
     "MAX_ATTENTION_TP",
     "MAX_EP_SIZE",
     "MAX_REDUNDANT",
+    "MAX_UNITS",
     "UNION_TAGS",
     "ClusterSpec",
     "EngineSpec",
@@ -69,6 +70,7 @@ MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
 MAX_BATCH_TOKENS = 10_000_000
+MAX_UNITS = 1000  # of a phase
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 _A_MODEL = next(iter(MODELS))
@@ -284,7 +286,7 @@ def _or_auto(least: int, most: int) -> tuple[Any, Any]:
 class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
 
-    units: Annotated[int, Field(ge=1, le=1000), *_or_auto(1, 1000)] = Field(
+    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *_or_auto(1, MAX_UNITS)] = Field(
         default=1,
         description="How many units run the phase, where auto fills the nodes that there are.",
         examples=[1, AUTO],
