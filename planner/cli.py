@@ -22,6 +22,7 @@ from typing import Any, NoReturn, get_args
 from pydantic.json_schema import GenerateJsonSchema
 
 from planner.compiler import Fit, check_fit, compile_plan, deployable_from
+from planner.estimate.throughput.calibration import read_calibration
 from planner.expert_map import ExpertMap
 from planner.expert_map.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.answer import answer_json, answer_text
@@ -29,6 +30,7 @@ from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_m
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
 from planner.plan.given import read_given
+from planner.plan.performance_text import explained
 from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
@@ -151,6 +153,10 @@ def add_commands(commands: Any) -> None:
         help="write each phase's expert map beside -o, in a file that this engine reads",
     )
     add_previous(plan)
+    plan.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="your own measurements, in JSON, which correct predictions"
+    )
+    plan.add_argument("--explain", action="store_true", help="also the stages of a layer, as a table and a timeline")
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -235,12 +241,14 @@ def _validate(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         told = {
             "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
+            "left_to_render": [problem.as_json() for fit in fits.values() for problem in fit.left_to_render],
             "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
         }
         print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
     else:
         for path, fit in fits.items():
             left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+            left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
             print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
@@ -261,10 +269,11 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.export and not arguments.output:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
+    calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = _read_spec(arguments.spec)
     if arguments.output:
         _require_writable(arguments.output)
-    plan = compile_plan(spec, previous)
+    plan = compile_plan(spec, previous, calibration)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -273,6 +282,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
+        if arguments.explain:
+            print(f"\n{explained(plan)}")
 
 
 def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:

@@ -85,7 +85,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """The form of latent KV on the wire and in memory."""
 
-    wire_version: Literal[3]
+    wire_version: Literal[5]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 
@@ -165,6 +165,7 @@ class GatewayLaunch(_Part, kw_only=True):
     checkpoint: Checkpoint
     limits: Limits
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
+    stall_timeout_s: AtLeastOne  # for which a ready rank may say nothing
     ports: GatewayPorts
 
     @property

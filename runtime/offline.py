@@ -21,7 +21,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from runtime.checkpoint import read_json, resolve
+from runtime.checkpoint import read_text_model, resolve
 from runtime.errors import RuntimeFailure, UsageError
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import Group
@@ -268,7 +268,7 @@ def _trace_part(scratch: Path, rank: int) -> Path:
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    eos = read_json(folder / "config.json").get("eos_token_id")
+    eos = read_text_model(folder).config.get("eos_token_id")
     return set(eos) if isinstance(eos, list) else set() if eos is None else {eos}
 
 

@@ -184,6 +184,8 @@ def _down(arguments: argparse.Namespace) -> None:
         print_json({"stopped": folder.name if folder else None})
     else:
         print(f"{folder.name} is stopped" if folder else _nothing_runs())
+        if folder is not None:
+            _say(f"its logs are left in {folder.path}")
 
 
 def _status(arguments: argparse.Namespace) -> int:

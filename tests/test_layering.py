@@ -17,8 +17,8 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > compiler, manifests, experts > plan > search, schedule, engines > estimate > placement > cluster, layout"
-        " > spec > expert_map > families > facts > problems"
+        "cli > compiler, manifests, experts > plan > cost > search, schedule, engines > estimate > placement"
+        " > cluster, layout > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor > program > provider, live > kube, local",
     "runtime": (
@@ -51,7 +51,7 @@ FORBIDDEN = {
 PASSES = {
     *("decide", "lay_out", "fit_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule"),
     *("balance", "require_covered", "expected_traffic", "warnings_of", "launch_documents"),
-    *("report_failures", "runtime_refusals"),
+    *("report_failures", "runtime_refusals", "predict_phases", "require_points_fit", "plan_cost"),
 }
 
 

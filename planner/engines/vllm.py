@@ -44,6 +44,9 @@ HTTP_PORT = 8000
 RENDEZVOUS_PORT, RPC_PORT = 29501, 29550
 SIDE_CHANNEL_PORT = 5600  # of NIXL, and one more for each further rank of a pod
 ROUTER_METRICS_PORT = 29000
+# Source: github.com/llm-d/llm-d 39507f36
+# guides/wide-ep/modelserver/gpu/vllm-deepseek-r1-0528/base/disaggregatedset.yaml
+HEALTH_SECONDS = 5  # the server's one thread answers, after the tokens that it has to write
 
 ALL_TO_ALL: dict[Phase, str] = {
     "prefill": "deepep_high_throughput",
@@ -94,8 +97,8 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         command=("vllm", "serve", known.model_path),
         args=tuple(word for option in options for word in option),
         ports=ports | ({} if unit.phase == "mixed" else {"nixl": SIDE_CHANNEL_PORT}),
-        liveness=Probe("/health", "http"),
-        readiness=Probe("/health", "http"),
+        liveness=Probe("/health", "http", HEALTH_SECONDS),
+        readiness=Probe("/health", "http", HEALTH_SECONDS),
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
         env=CACHES

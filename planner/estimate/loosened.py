@@ -6,7 +6,8 @@ of the tables below is a warning where its value loosens something. A field that
 
 Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy: the fields that the
 baseline and the restricted standard forbid, as its check_*.go files name them. A few are ours, such as the
-account, the image and the command: they change whose rights a pod has, and which program.
+account, the image and the commands of containers, probes and lifecycles: they change whose rights a pod has, and which
+program.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ def loosened_by(patches: Sequence[PatchSpec]) -> Iterator[Violation]:
     for index, each in enumerate(patches):
         for path, value, reason, fix in _loosened(each.patch, ()):
             where = ".".join(["kubernetes.patches", str(index), "patch", *path])
-            yield Violation(where, value, "W108 loosens the security of pods", reason, fix)
+            shown = None if path[-1] in COMMANDS else value
+            yield Violation(where, shown, "W108 loosens the security of pods", reason, fix)
 
 
 def _loosened(value: Any, path: Path) -> Iterator[Loose]:
@@ -147,7 +149,9 @@ OUR_CONTAINERS = ("runtime", "gateway", "router", "stage")  # as templates/ name
 PROGRAM = {
     "image": "the container then runs another image than the spec names",
     "command": "the container then runs another program than the plan says",
+    "args": "the container's program then gets other arguments than the plan says",
 }
+COMMANDS = ("command", "args", "exec")  # arguments may be secrets, so these are named and not shown
 UNLIMITED = "the plan has no such container, and without a securityContext it has a runtime's capabilities"
 
 # Field, wherever it stands in a patch -> whether its value loosens something, and what is then given away.
@@ -178,6 +182,7 @@ LOOSENING: Mapping[str, Entry] = {
         "the pod then has a folder of its node, and may write there unless it is mounted read-only",
     ),
     **dict.fromkeys(OUTSIDE_VOLUMES, (_is_there, OUTSIDE)),
+    "exec": (_is_there, "a program of the patch then runs in the container, with all that its pod may do"),
     "hostPort": (_is_there, "the port is then open on the node, past network policies"),
     "automountServiceAccountToken": (_is_not_false, "the container then has a token of the cluster's API"),
     "serviceAccountName": (_is_any, "the pod then has the rights of another account"),

@@ -1,4 +1,4 @@
-"""Expert maps: which logical expert sits in which slot of which GPU.
+"""Loads to expert maps.
 
 Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked example:
     load               tokens that chose a logical expert, `[num_moe_layers][num_logical_experts]`, whole numbers

@@ -2,10 +2,10 @@
 
 A source is a repository, a commit and a path, or the number of an issue. A figure that was not read anywhere, only
 concluded, has a source that begins with `assumed`: plans say so too. What could not be found is left out. Only what a
-pass reads stands here: speeds join with the passes that use them. A GPU that is not listed comes with its figures in
-the spec (`GpuSpec`).
+pass reads stands here. A GPU that is not listed comes with its figures in the spec (`GpuSpec`).
 
-Units: bytes; GB is 1e9 bytes, GiB is 2^30. Links are one way, as one GPU sees them.
+Units: bytes; GB is 1e9 bytes, GiB is 2^30. Links are one way, as one GPU sees them. Rates are of dense matrices, as the
+maker says them: what kernels reach of them is in `estimate/throughput`.
 """
 
 from collections.abc import Mapping
@@ -43,13 +43,17 @@ class Gpu:
     node_gpus: int | None = None  # of a node, where a domain is made of several
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
+    fp8_tflops: float | None = None  # dense, as its maker says; none where its matmuls take no FP8
+    bf16_tflops: float | None = None
+    fp4_tflops: float | None = None  # none where its matmuls take no FP4
+    memory_gb_per_s: float | None = None
     kubernetes_resource: str | None = None  # what a container asks for
     lacks_fp4: bool = False  # no figure: its matmuls take no FP4, as before compute capability 10.0:
     # github.com/vllm-project/vllm 06f9c240 csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
 
     @property
     def is_rocm(self) -> bool:
-        """Whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
+        """Return whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
         return self.kubernetes_resource == "amd.com/gpu"
 
 
@@ -69,6 +73,7 @@ def _of_system(system: str, *figures: str) -> dict[str, str]:
 _H800_SYSTEM = "github.com/ai-dynamo/aiconfigurator 77f0282e src/aiconfigurator/systems/h800_sxm"
 _H20_SYSTEM = "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm"
 _H20_MEMORY = "github.com/modelscope/DiffSynth-Studio issue 1238: 96G, PyTorch's total capacity 95.00 GiB"
+_MI300X = "github.com/ROCm/legacy-rocm-build 089d7513 docs/conceptual/gpu-arch/mi300.md"
 _MI300X_LINKS = (
     f"github.com/MicrosoftDocs/azure-compute-docs 2bc777fd {_AZURE}/ndmi300xv5-series-summary.md: 128 GB/s a link and "
     "896 GB/s a GPU, both ways"
@@ -84,9 +89,20 @@ GPUS = {
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
+        fp8_tflops=1_978,
+        bf16_tflops=989,
+        memory_gb_per_s=3_350,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(_H800_SYSTEM, "nominal_gb", "nvlink_gb_per_s", "nvlink_domain")
+        sources=_of_system(
+            _H800_SYSTEM,
+            "nominal_gb",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "fp8_tflops",
+            "bf16_tflops",
+            "memory_gb_per_s",
+        )
         | {
             "usable_bytes": "github.com/deepseek-ai/profile-data 44960242 train.json, totalGlobalMem",
             "nic_gbps": "github.com/deepseek-ai/DeepEP dd758caf docs/legacy.md: CX7 400 Gb/s",
@@ -102,9 +118,21 @@ GPUS = {
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
+        fp8_tflops=1_978,
+        bf16_tflops=989,
+        memory_gb_per_s=3_350,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(f"{_SYSTEMS}/h100_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
+        sources=_of_system(
+            f"{_SYSTEMS}/h100_sxm",
+            "nominal_gb",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "fp8_tflops",
+            "bf16_tflops",
+            "memory_gb_per_s",
+            "nic_gbps",
+        )
         | {
             "usable_bytes": "github.com/vllm-project/vllm issue 27508: total capacity 79.11 GiB, as the H800's rounds",
             "gpus_per_nic": f"github.com/MicrosoftDocs/azure-compute-docs a18807c4 {_AZURE}/ndh100v5-series-summary.md",
@@ -119,9 +147,21 @@ GPUS = {
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
+        fp8_tflops=1_978,
+        bf16_tflops=989,
+        memory_gb_per_s=4_800,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(f"{_SYSTEMS}/h200_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
+        sources=_of_system(
+            f"{_SYSTEMS}/h200_sxm",
+            "nominal_gb",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "fp8_tflops",
+            "bf16_tflops",
+            "memory_gb_per_s",
+            "nic_gbps",
+        )
         | {
             "usable_bytes": "github.com/vllm-project/vllm issue 34553: PyTorch's total capacity 139.81 GiB, rounded "
             "down to 139.80 GiB",
@@ -138,9 +178,14 @@ GPUS = {
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=2,
+        fp8_tflops=294,
+        bf16_tflops=148,
+        memory_gb_per_s=4_000,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(_H20_SYSTEM, "nvlink_gb_per_s", "nvlink_domain")
+        sources=_of_system(
+            _H20_SYSTEM, "nvlink_gb_per_s", "nvlink_domain", "fp8_tflops", "bf16_tflops", "memory_gb_per_s"
+        )
         | {
             "nominal_gb": _H20_MEMORY,
             "usable_bytes": _H20_MEMORY,
@@ -157,8 +202,21 @@ GPUS = {
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
+        fp8_tflops=4_500,
+        bf16_tflops=2_250,
+        fp4_tflops=9_000,
+        memory_gb_per_s=7_700,
         kubernetes_resource="nvidia.com/gpu",
-        sources=_of_system(f"{_SYSTEMS}/b200_sxm", "nominal_gb", "nvlink_gb_per_s", "nvlink_domain")
+        sources=_of_system(
+            f"{_SYSTEMS}/b200_sxm",
+            "nominal_gb",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "fp8_tflops",
+            "bf16_tflops",
+            "fp4_tflops",
+            "memory_gb_per_s",
+        )
         | {
             "usable_bytes": "github.com/pytorch/ao pull request 4002: the driver's 178.35 GiB",
             "nic_gbps": "github.com/eawlot3000/reading 2591c779 nvidia/DGX-B200.md: 400 Gb/s; nodes with 800 are built",
@@ -176,8 +234,21 @@ GPUS = {
         node_gpus=4,
         nic_gbps=800,
         gpus_per_nic=1,
+        fp8_tflops=5_000,
+        bf16_tflops=2_500,
+        fp4_tflops=10_000,
+        memory_gb_per_s=8_000,
         kubernetes_resource="nvidia.com/gpu",
-        sources=_of_system(f"{_SYSTEMS}/gb200", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps")
+        sources=_of_system(
+            f"{_SYSTEMS}/gb200",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "fp8_tflops",
+            "bf16_tflops",
+            "fp4_tflops",
+            "memory_gb_per_s",
+            "nic_gbps",
+        )
         | {
             "nominal_gb": "assumed: what is said of it is 186 to 192 GB",
             "usable_bytes": "github.com/vllm-project/vllm issue 43951: total capacity 184.31 GiB",
@@ -195,16 +266,21 @@ GPUS = {
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
+        fp8_tflops=2614.9,
+        bf16_tflops=1307.4,
+        memory_gb_per_s=5_300,
         kubernetes_resource="amd.com/gpu",
         sources={
             "nominal_gb": f"github.com/MicrosoftDocs/azure-compute-docs 4e09f799 {_AZURE}/ndmi300xv5-series-specs.md",
             "usable_bytes": "github.com/ROCm/legacy-rocm-build issue 4750: rocm-smi's VRAM Total Memory",
             "nvlink_gb_per_s": _MI300X_LINKS,
             "peer_gb_per_s": _MI300X_LINKS,
-            "nvlink_domain": "github.com/ROCm/legacy-rocm-build 089d7513 docs/conceptual/gpu-arch/mi300.md: 7 links a "
-            "GPU, 8 GPUs fully connected",
+            "nvlink_domain": f"{_MI300X}: 7 links a GPU, 8 GPUs fully connected",
             "nic_gbps": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
             f"{_AZURE}/ndmi300xv5-series-summary.md: 400 Gb/s",
+            "fp8_tflops": _MI300X,
+            "bf16_tflops": _MI300X,
+            "memory_gb_per_s": _MI300X,
             "gpus_per_nic": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
             f"{_AZURE}/ndmi300xv5-series-summary.md: each its own",
             "kubernetes_resource": "github.com/ROCm/k8s-device-plugin 8bfe66bd example/pod/jax-multi-gpu.yaml",

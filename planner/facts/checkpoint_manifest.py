@@ -21,7 +21,7 @@ MAX_BYTES = 100 * 2**20  # as much as ranks read of it
 
 
 def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Violation | None:
-    """The sha256 of the manifest beside the config at `config`, which the spec calls `written`; None without one."""
+    """Return the sha256 of the manifest beside the file `config`, which the spec calls `written`; None without one."""
     path = config.with_name(MANIFEST)
     if not path.exists():
         return None

@@ -63,7 +63,7 @@ def draw_windows(
     window_correlation: float = WINDOW_CORRELATION,
     num_pairs: int = NUM_PAIRS,
 ) -> tuple[Loads, ...]:
-    """Counts of so many windows, one after the other, each `num_pairs` a layer.
+    """Return the counts of so many windows, one after the other, each `num_pairs` a layer.
 
     The same for the same arguments and version of numpy, whose multinomial this is: no plan depends on them.
     """
@@ -84,7 +84,7 @@ def draw_windows(
 
 
 def popularity(uniform: float, alpha: float) -> float:
-    """The inverse of the distribution with density x^-alpha on [1, 256]."""
+    """Return the inverse of the distribution with density x^-alpha on [1, 256]."""
     if alpha == 1:
         return float(MAX_POPULARITY**uniform)
     exponent = 1 - alpha
@@ -96,7 +96,7 @@ def _alphas(generator: random.Random, alpha: float, num_layers: int) -> list[flo
 
 
 def _hot_together(generator: random.Random, num_layers: int, num_experts: int, num_groups: int) -> Normals:
-    """Normal variables, correlated inside groups of consecutive experts."""
+    """Return normal variables, correlated inside groups of consecutive experts."""
     layers = []
     for _ in range(num_layers):
         groups = [_normal(generator) for _ in range(num_groups)]
@@ -106,7 +106,7 @@ def _hot_together(generator: random.Random, num_layers: int, num_experts: int, n
 
 
 def _mixed(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
-    """Normal variables of that correlation with the first."""
+    """Return normal variables of that correlation with the first."""
     rest = sqrt(1 - correlation**2)
     return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]
 

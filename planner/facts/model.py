@@ -27,7 +27,7 @@ class Dense:
     intermediate_size: int
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Gate, up and down."""
+        """Yield gate, up and down, as one."""
         yield Matrix("dense", 3 * hidden_size * self.intermediate_size, "ffn")
 
 
@@ -47,7 +47,7 @@ class Experts:
     gates_shared: bool = False  # a number a token weighs what shared experts give
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """One routed expert stands for `num_routed` of them: how many a GPU has is the layout's matter."""
+        """Yield one routed expert for `num_routed` of them: how many a GPU has is the layout's matter."""
         biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
         yield Matrix("experts", 3 * hidden_size * self.intermediate_size, "expert")
         yield Matrix("experts", biases, "wide")
@@ -88,78 +88,78 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Of the main model."""
+        """Return the number of layers of the main model."""
         return len(self.layers)
 
     @cached_property
     def num_dense_layers(self) -> int:
-        """The first ones."""
+        """Return the number of dense layers, which come first."""
         return sum(isinstance(layer.ffn, Dense) for layer in self.layers)
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers that have an expert map."""
+        """Return the number of layers that have a row in expert maps."""
         return self.num_layers - self.num_dense_layers
 
     @property
     def experts(self) -> Experts:
-        """The FFN of the last layer: all MoE layers have as many experts of this size."""
+        """Return the FFN of the last layer: all MoE layers have as many experts of this size."""
         ffn = self.layers[-1].ffn
         assert isinstance(ffn, Experts)
         return ffn
 
     @property
     def num_routed_experts(self) -> int:
-        """Logical experts of one MoE layer."""
+        """Return the logical experts of one MoE layer."""
         return self.experts.num_routed
 
     @property
     def num_experts_per_token(self) -> int:
-        """Of one MoE layer."""
+        """Return the routed experts that a token goes to in one MoE layer."""
         return self.experts.num_per_token
 
     @property
     def num_shared_experts(self) -> int:
-        """Of one MoE layer."""
+        """Return the shared experts of one MoE layer."""
         return self.experts.num_shared
 
     @property
     def num_expert_groups(self) -> int:
-        """Groups of consecutive experts of which the gate picks some first."""
+        """Return the groups of consecutive experts of which the gate picks some first."""
         return self.experts.num_groups
 
     @property
     def num_groups_per_token(self) -> int:
-        """Groups that a token's experts are in, at most."""
+        """Return how many groups a token's experts are in, at most."""
         return self.experts.num_groups_per_token
 
     @cached_property
     def dense_intermediate_size(self) -> int:
-        """Of dense layers; 0 without any."""
+        """Return the inner size of dense layers; 0 without any."""
         return max((layer.ffn.intermediate_size for layer in self.layers if isinstance(layer.ffn, Dense)), default=0)
 
     @cached_property
     def attentions(self) -> Mapping[Attention, int]:
-        """Each kind of attention, and how many layers have it."""
+        """Return each kind of attention, and how many layers have it."""
         return Counter(layer.attention for layer in self.layers)
 
     @property
     def only_kv(self) -> KvPrecision | None:
-        """The one precision of KV that there are kernels for; None where the spec may say any."""
+        """Return the one precision of KV that there are kernels for; None where the spec may say any."""
         return next((each.only_kv for each in self.attentions if each.only_kv), None)
 
     @property
     def weights_in(self) -> Precision:
-        """The precision of the published checkpoint."""
+        """Return the precision of the published checkpoint."""
         return self.quantisation.precision
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
-        """Each kind of layer, and how many there are of it."""
+        """Return each kind of layer, and how many there are of it."""
         return Counter(self.layers)
 
     def matrices(self) -> Iterator[tuple[Matrix, int]]:
-        """Every matrix, with how many there are of it; of routed experts one a layer."""
+        """Yield every matrix, with how many there are of it; one routed expert a layer."""
         for layer, count in self.kinds.items():
             for matrix in (*layer.attention.matrices(self.hidden_size), *layer.ffn.matrices(self.hidden_size)):
                 yield matrix, count
@@ -193,7 +193,7 @@ class Model:
         return sum(count * each.kv(bytes_per_value).fixed_bytes(num_tokens) for each, count in self.attentions.items())
 
     def one_of(self, num_gpus: int) -> "Model":
-        """The model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
+        """Return the model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
         return _one_of(self, num_gpus) if num_gpus > 1 else self
 
     def with_layers(self, change: Callable[[Layer], Layer]) -> "Model":
@@ -202,7 +202,7 @@ class Model:
         return replace(self, layers=tuple(changed[layer] for layer in self.layers))
 
     def _stream_mixers(self) -> Iterator[tuple[Matrix, int]]:
-        """Hyper-connections: before and after each half of a layer, and before the head.
+        """Yield hyper-connections: before and after each half of a layer, and before the head.
 
         Source: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HyperConnection and HyperHead;
         FP32: sglang 0.5.23 models/deepseek_v4.py.

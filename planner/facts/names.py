@@ -38,6 +38,7 @@ __all__ = [
     "logical_node",
     "owner_of",
     "phase_budget",
+    "phase_map",
     "phase_selector",
     "plan_selector",
     "registry_name",
@@ -121,6 +122,11 @@ def phase_budget(plan: str, phase: Phase) -> str:
     return f"{plan}-{phase}"
 
 
+def phase_map(plan: str, phase: Phase) -> str:
+    """The first part of a name: of the ConfigMap that holds a phase's expert map."""
+    return f"{plan}-{phase}-map"
+
+
 def compute_domain_channel(unit: str) -> str:
     """The ResourceClaimTemplate that NVIDIA's driver makes for a unit's ComputeDomain."""
     return f"{unit}-channel"
@@ -136,13 +142,13 @@ def launch_file(unit: str) -> str:
     return f"{unit}.launch.json"
 
 
-def launch_config(owner: str, launch_digest: str, part: int = 0) -> str:
-    """The ConfigMap of a unit's or the gateway's launch file, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
+def launch_config(owner: str, digest: str, part: int = 0) -> str:
+    """The ConfigMap of a launch file or a phase's map, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
 
     Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others. A file that one
     ConfigMap does not hold has several: `...-0a1b2c3d4e-1` holds the second `part`.
     """
-    name = f"{owner}-{launch_digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
+    name = f"{owner}-{digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
     return f"{name}-{part}" if part else name
 
 

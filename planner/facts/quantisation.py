@@ -74,14 +74,17 @@ def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
 
 
 def _fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
-    """Blocks, with experts like the rest or in MXFP4. Others' experts in NVFP4 have a `moe_quant_algo`."""
+    """Return FP8 in blocks, with experts like the rest or in MXFP4; None for others.
+
+    Files with experts in NVFP4 have a `moe_quant_algo`.
+    """
     if said.get("weight_block_size") != [128, 128] or said.get("moe_quant_algo"):
         return None
     return FP8_MXFP4 if experts == "fp4" else FP8 if experts is None else None
 
 
 def _has_int4_experts(said: Mapping[str, Any]) -> bool:
-    """Whether routed experts are in INT4 by 32 weights, and all else is as it was."""
+    """Return whether routed experts are in INT4 by 32 weights, and all else is as it was."""
     groups, left_out = said.get("config_groups"), said.get("ignore")
     if not isinstance(groups, Mapping) or len(groups) != 1 or not isinstance(left_out, list):
         return False

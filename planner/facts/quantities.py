@@ -12,11 +12,22 @@ from typing import Any, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-__all__ = ["QUANTITIES", "Kind", "as_we_spell", "could_be", "gb", "quantity", "read_bytes", "read_link"]
+__all__ = [
+    "QUANTITIES",
+    "Kind",
+    "as_we_spell",
+    "could_be",
+    "gb",
+    "is_quantity_of",
+    "quantity",
+    "read_bytes",
+    "read_link",
+]
 
 Kind = Literal["bytes", "link", "time"]
 
 AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
+COMPOUND = re.compile(r"(?:(?P<h>[0-9]{1,6}) ?h)? ?(?:(?P<min>[0-9]{1,9}) ?m(?:in)?)? ?(?:(?P<s>[0-9]{1,9}) ?s)?")
 HALF_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]?)")
 
 BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -68,18 +79,25 @@ def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> t
 
 
 def read_bytes(written: str) -> int | None:
-    """A size outside of a spec, in bytes; None where it is none, or 0."""
+    """Return a size outside of a spec, in bytes; None where it is none, or 0."""
     number = _number("bytes", written)
     return round(number) if number else None
 
 
 def read_link(written: str) -> float | None:
-    """A bandwidth in Gb/s, as text; None where it is none."""
+    """Return a bandwidth in Gb/s, as text; None where it is none."""
     return _number("link", written)
 
 
+def is_quantity_of(kind: Kind, written: Any) -> bool:
+    """Return whether `written` is a number above 0 with one of our units of `kind`."""
+    return bool(_number(kind, written))
+
+
 def as_we_spell(kind: Kind, written: Any) -> str | None:
-    """`512GiB` for Kubernetes' `512Gi`; None where nobody can tell what was meant."""
+    """`512GiB` for Kubernetes' `512Gi`, `90min` for `1h30m`; None where nobody can tell what was meant."""
+    if kind == "time" and (compound := _in_one_unit(written)):
+        return compound
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
     if match is None or not float(match[1]):
         return None
@@ -87,6 +105,17 @@ def as_we_spell(kind: Kind, written: Any) -> str | None:
     folded = {each.casefold(): each for each in UNITS[kind]}
     meant = SPELLINGS[kind].get(unit) or folded.get(unit.casefold())
     return meant and f"{amount}{meant}"
+
+
+def _in_one_unit(written: Any) -> str | None:
+    """`90min` for `1h30m`, and `90s` for `1m30s`, in the largest unit that takes a whole number."""
+    match = COMPOUND.fullmatch(written) if isinstance(written, str) else None
+    parts = {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
+    seconds = sum(number * round(SECONDS[unit]) for unit, number in parts.items())
+    if len(parts) < 2 or not seconds:
+        return None
+    unit = next(each for each in ("h", "min", "s") if seconds % SECONDS[each] == 0)
+    return f"{seconds // round(SECONDS[unit])}{unit}"
 
 
 def could_be(kind: Kind, written: Any) -> tuple[str, ...]:

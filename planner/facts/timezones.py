@@ -22,12 +22,12 @@ EXAMPLE = "Asia/Shanghai"
 
 
 def is_timezone(name: str) -> bool:
-    """Whether the IANA has a zone of that name."""
+    """Return whether the IANA has a zone of that name."""
     return name in _zones()
 
 
 def nearest_timezone(written: str) -> Fix:
-    """The zone that `written` is like, or that has its offset, else an example."""
+    """Offer the zone that `written` is like, or that has its offset, else an example."""
     if offset := OFFSET.fullmatch(written):
         sign, hours, minutes = offset.groups()
         return _at_offset(sign, int(hours)) if int(minutes or 0) == 0 else _example()  # Etc has whole hours only
@@ -38,7 +38,7 @@ def nearest_timezone(written: str) -> Fix:
 
 
 def _at_offset(sign: str, hours: int) -> Fix:
-    """As people write offsets: + is ahead of UTC."""
+    """Offer the zone at an offset as people write it: + is ahead of UTC."""
     if hours > (AHEAD if sign == "+" else BEHIND):
         return _example()
     name = "UTC" if hours == 0 else f"Etc/GMT{'-' if sign == '+' else '+'}{hours}"

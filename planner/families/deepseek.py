@@ -13,12 +13,12 @@ __all__ = ["IndexedShapes", "LatentShapes"]
 
 
 class LatentShapes(Shapes):
-    """V2, V3 and Kimi-K2."""
+    """The keys that V2, V3 and Kimi-K2 read."""
 
     intermediate_size: Size
     moe_intermediate_size: Size
     first_k_dense_replace: int = Field(ge=0, le=MAX_LAYERS)
-    moe_layer_freq: int = 1
+    moe_layer_freq: int = Field(default=1, ge=0, le=MAX_LAYERS)
     n_routed_experts: Count
     n_shared_experts: int = Field(ge=0, le=64)
     n_group: int | None = Field(ge=1, le=65_536)  # null where experts are chosen without groups
@@ -32,21 +32,21 @@ class LatentShapes(Shapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         is_moe = [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
-        if wrong := self.dense_later(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
+        if wrong := self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
             return wrong
-        if self.moe_layer_freq != 1:
-            return (
-                f"moe_layer_freq ({self.moe_layer_freq}) puts dense layers among the MoE layers, which is not planned"
-            )
         groups = self.n_group or 1
         uneven = self.uneven_groups(groups, (self.topk_group if self.n_group else None) or 1, self.n_routed_experts)
         return uneven or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
 
+    def unplanned(self) -> str | None:
+        """Return that layers with experts do not follow each other, where it is so."""
+        freq = self.moe_layer_freq
+        return None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
+
     def layers(self) -> tuple[Layer, ...]:
-        """Dense ones first."""
-        num_moe = self.num_hidden_layers - self.first_k_dense_replace
-        dense = Dense(self.intermediate_size)
-        return layers_of(self.attention, self.first_k_dense_replace, dense, [self.experts()] * num_moe)
+        """Return the layers, dense ones first."""
+        num_moe = self.num_hidden_layers - self.num_dense
+        return layers_of(self.attention, self.num_dense, Dense(self.intermediate_size), [self.experts()] * num_moe)
 
     def experts(self) -> Experts:
         """Return the FFN of each MoE layer."""
@@ -75,8 +75,13 @@ class LatentShapes(Shapes):
         )
 
     @property
+    def num_dense(self) -> int:
+        """Return how many layers are dense."""
+        return self.first_k_dense_replace
+
+    @property
     def is_sparse(self) -> bool:
-        """Whether attention reads only what an indexer picked."""
+        """Return whether attention reads only what an indexer picked."""
         return False
 
     def indexer(self, index: int) -> Indexer | None:
@@ -85,7 +90,7 @@ class LatentShapes(Shapes):
 
 
 class IndexedShapes(LatentShapes):
-    """V3.2."""
+    """The keys that V3.2 reads besides."""
 
     index_n_heads: Count
     index_head_dim: Size
@@ -93,7 +98,7 @@ class IndexedShapes(LatentShapes):
 
     @property
     def is_sparse(self) -> bool:
-        """Every layer's is."""
+        """Return True: every layer's attention is sparse."""
         return True
 
     def broken(self) -> str | None:
@@ -101,11 +106,11 @@ class IndexedShapes(LatentShapes):
         return super().broken() or self.miscounted(mlp_layer_types=self.mlp_layer_types) or self._two_orders()
 
     def indexer(self, index: int) -> Indexer | None:
-        """Each layer has one."""
+        """Return the indexer of layer `index`: each layer has one."""
         return Indexer(self.index_n_heads, self.index_head_dim)
 
     def _two_orders(self) -> str | None:
-        """The list says the same as the number of dense layers."""
+        """Return that the list and the number of dense layers disagree, where it is so."""
         types, dense = self.mlp_layer_types, self.first_k_dense_replace
         if types is None or [each == "dense" for each in types] == [index < dense for index in range(len(types))]:
             return None

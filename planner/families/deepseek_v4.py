@@ -53,13 +53,17 @@ class DeepseekV4Shapes(Shapes):
         )
         return wrong or self._unknown() or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
 
+    def unplanned(self) -> str | None:
+        """Return that no KV grows, which memory for tokens is planned by."""
+        return None if any(self._ratios()) else "no layer compresses"
+
     def layers(self) -> tuple[Layer, ...]:
-        """Experts in each."""
+        """Return the layers, each with experts."""
         hashed = self._hashed()
         return layers_of(self.attention, 0, Dense(0), [self.experts(is_hashed=each) for each in hashed])
 
     def more(self) -> dict[str, Any]:
-        """Residual streams."""
+        """Return the number of residual streams."""
         return {"num_streams": self.hc_mult}
 
     def attention(self, index: int) -> CompressedAttention:
@@ -99,7 +103,7 @@ class DeepseekV4Shapes(Shapes):
         return [each == "hash_moe" for each in self.mlp_layer_types]
 
     def _unknown(self) -> str | None:
-        """A ratio, a kind of layer or a size that the family does not have."""
+        """Return a ratio, a kind of layer or a size that the family does not have."""
         if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
             return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"
         if self.qk_rope_head_dim is not None and self.qk_rope_head_dim >= self.head_dim:
@@ -110,4 +114,4 @@ class DeepseekV4Shapes(Shapes):
         strange_ratios = sorted({each for each in self._ratios() if each not in RATIOS.values()})
         if strange_ratios:
             return f"{strange_ratios[0]} is no ratio of the family: {', '.join(map(str, RATIOS.values()))}"
-        return None if any(self._ratios()) else "no layer compresses, which is not planned"
+        return None

@@ -25,16 +25,19 @@ class GptOssShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if wrong := self.miscounted(layer_types=self.layer_types):
-            return wrong
-        if all(map(self._is_windowed, range(self.num_hidden_layers))):
-            return "no layer has full_attention, which is not planned"
-        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
-            "num_local_experts", self.num_local_experts
+        return (
+            self.miscounted(layer_types=self.layer_types)
+            or self.uneven_heads(self.num_key_value_heads)
+            or self.too_many_chosen("num_local_experts", self.num_local_experts)
         )
 
+    def unplanned(self) -> str | None:
+        """Return that no KV grows, which memory for tokens is planned by."""
+        windowed = map(self._is_windowed, range(self.num_hidden_layers))
+        return "no layer has full_attention" if all(windowed) else None
+
     def layers(self) -> tuple[Layer, ...]:
-        """Experts in each."""
+        """Return the layers, each with experts."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, has_biases=True)
         return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
 
@@ -50,7 +53,7 @@ class GptOssShapes(Shapes):
         )
 
     def _is_windowed(self, index: int) -> bool:
-        """Where the file does not say, layers take turns."""
+        """Return whether layer `index` has a window; where the file does not say, layers take turns."""
         if self.layer_types is not None:
             return self.layer_types[index] == "sliding_attention"
         return index % 2 == 0

@@ -27,14 +27,16 @@ class MiniMaxM2Shapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if 0 in (self.attn_type_list or []):
-            return "attn_type_list says that layers have linear attention, which is not planned of this family"
         return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
             "num_local_experts", self.num_local_experts
         )
 
+    def unplanned(self) -> str | None:
+        """Return that layers have another attention, where it is so."""
+        return "attn_type_list says that layers have linear attention" if 0 in (self.attn_type_list or []) else None
+
     def layers(self) -> tuple[Layer, ...]:
-        """All alike."""
+        """Return the layers, all alike."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
         return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
 
@@ -43,5 +45,5 @@ class MiniMaxM2Shapes(Shapes):
         return GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim, norms="heads")
 
     def more(self) -> dict[str, Any]:
-        """MTP layers, under the family's name."""
+        """Return the number of MTP layers, under the family's name."""
         return {"num_mtp_layers": self.num_mtp_modules}

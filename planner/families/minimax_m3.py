@@ -4,7 +4,7 @@ Source of the keys: transformers `MiniMaxM3VLTextConfig`, which reads those of p
 `sparse_attention_config`); of the tower, `MiniMaxM3VLVisionConfig` and modeling_minimax_m3_vl.py.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,7 +34,7 @@ class MiniMaxM3Shapes(Shapes):
     num_local_experts: Count
     num_key_value_heads: Count
     head_dim: Size
-    moe_layer_freq: list[int] | None = None
+    moe_layer_freq: list[Literal[0, 1]] | None = None
     mlp_layer_types: list[str] | None = None
     sparse_attention_config: _Sparse | None = None
     layer_types: list[str] | None = None
@@ -51,16 +51,19 @@ class MiniMaxM3Shapes(Shapes):
             "layer_types": self.layer_types,
             "sparse_attention_freq": sparse.sparse_attention_freq if sparse else None,
         }
-        key = "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
         return (
             self.miscounted(**lists)
-            or self.dense_later(key, self._is_moe())
+            or self.none_left(self._order, self._is_moe())
             or self.uneven_heads(self.num_key_value_heads)
             or self.too_many_chosen("num_local_experts", self.num_local_experts)
         )
 
+    def unplanned(self) -> str | None:
+        """Return that layers with experts do not follow each other, where it is so."""
+        return self.dense_later(self._order, self._is_moe())
+
     def layers(self) -> tuple[Layer, ...]:
-        """Dense ones first."""
+        """Return the layers, dense ones first."""
         experts = Experts(
             num_routed=self.num_local_experts,
             num_per_token=self.num_experts_per_tok,
@@ -83,8 +86,13 @@ class MiniMaxM3Shapes(Shapes):
         )
 
     def more(self) -> dict[str, Any]:
-        """MTP layers, under the family's name."""
+        """Return the number of MTP layers, under the family's name."""
         return {"num_mtp_layers": self.num_mtp_modules or self.num_nextn_predict_layers}
+
+    @property
+    def _order(self) -> str:
+        """Return the key that says which layers are dense."""
+        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
 
     def _indexer(self) -> BlockIndexer:
         sparse = self.sparse_attention_config

@@ -21,16 +21,18 @@ class MixtralShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if self.sliding_window is not None:
-            return "sliding_window is set, which no published checkpoint of the family has and is not planned"
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             return f"num_attention_heads ({self.num_attention_heads}) does not divide hidden_size ({self.hidden_size})"
         return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
             "num_local_experts", self.num_local_experts
         )
 
+    def unplanned(self) -> str | None:
+        """Return that attention has a window, which no published checkpoint of the family has."""
+        return None if self.sliding_window is None else "sliding_window is set"
+
     def layers(self) -> tuple[Layer, ...]:
-        """All alike."""
+        """Return the layers, all alike."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
         return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
 

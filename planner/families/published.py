@@ -15,7 +15,10 @@ __all__ = ["MODELS"]
 
 
 class _Published(Mapping[str, Model]):
-    """Name -> model. A model is made when it is first asked for: every command needs all names, and one model."""
+    """The catalog: name -> model.
+
+    A model is made when it is first asked for: every command needs all names, and one model.
+    """
 
     def __init__(self, entries: list[dict[str, Any]]) -> None:
         self._entries = {name: entry for entry in entries for name in entry["names"]}

@@ -11,13 +11,14 @@ from pydantic import AliasChoices, Field
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.linear import LinearAttention
-from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
+from planner.facts.model import Experts, Layer
+from planner.families.shapes import MAX_LAYERS, Count, Size, Tower, encoder_layer
+from planner.families.sparse_step import SparseStepShapes
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]
 
 
-class Qwen3NextShapes(Shapes):
+class Qwen3NextShapes(SparseStepShapes):
     """The keys that the families read."""
 
     moe_intermediate_size: Size
@@ -33,26 +34,29 @@ class Qwen3NextShapes(Shapes):
     linear_num_value_heads: Count
     layer_types: list[Literal["linear_attention", "full_attention"]] | None = None
     full_attention_interval: int = Field(default=4, ge=1, le=MAX_LAYERS)
-    decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] | None = None
     mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     mtp_num_hidden_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        if self.decoder_sparse_step != 1 or self.mlp_only_layers:
-            return "decoder_sparse_step and mlp_only_layers put dense layers among the MoE layers, which is not planned"
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         if values % keys:
             return f"linear_num_key_heads ({keys}) does not divide linear_num_value_heads ({values})"
         if wrong := self.miscounted(layer_types=self.layer_types):
             return wrong
-        if not any(map(self._is_full, range(self.num_hidden_layers))):
-            return "no layer has full_attention, which is not planned"
-        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen("num_experts", self.num_experts)
+        return (
+            super().broken()
+            or self.uneven_heads(self.num_key_value_heads)
+            or self.too_many_chosen("num_experts", self.num_experts)
+        )
+
+    def unplanned(self) -> str | None:
+        """Return that no KV grows, which memory for tokens is planned by; or the order of layers."""
+        is_full = map(self._is_full, range(self.num_hidden_layers))
+        return super().unplanned() if any(is_full) else "no layer has full_attention"
 
     def layers(self) -> tuple[Layer, ...]:
-        """Experts in each."""
+        """Return the layers, dense ones first, where there are any."""
         experts = Experts(
             num_routed=self.num_experts,
             num_per_token=self.num_experts_per_tok,
@@ -61,7 +65,7 @@ class Qwen3NextShapes(Shapes):
             shared_intermediate_size=self.shared_expert_intermediate_size,
             gates_shared=True,
         )
-        return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
+        return self.layers_with(experts)
 
     def attention(self, index: int) -> Attention:
         """Return the attention of layer `index`."""
@@ -84,7 +88,7 @@ class Qwen3NextShapes(Shapes):
         )
 
     def more(self) -> dict[str, Any]:
-        """MTP layers, under the name of either family."""
+        """Return the number of MTP layers, under the name of either family."""
         return {"num_mtp_layers": self.mtp_num_hidden_layers or self.num_nextn_predict_layers}
 
     def _is_full(self, index: int) -> bool:

@@ -93,6 +93,9 @@ def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = 
         return _lacking(_keys_of(error), file, place)
     if broken := shapes.broken():
         return Violation(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
+    if unplanned := shapes.unplanned():
+        fix = "choose a checkpoint without that: no layout plans it so far"
+        return Violation(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
     return shapes.model(file)
 
 
@@ -113,7 +116,8 @@ def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _keys_of(error: ValidationError) -> list[str]:
-    return [str(detail["loc"][0]) for detail in error.errors(include_url=False) if detail["loc"]]
+    """Return each key that is wrong once, whatever number of its entries are."""
+    return list(dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]))
 
 
 def _lacking(keys: Sequence[str], file: File, place: str) -> Violation:
@@ -122,7 +126,7 @@ def _lacking(keys: Sequence[str], file: File, place: str) -> Violation:
 
 
 def _of_another_family(config: Mapping[str, Any], written: str, model_type: str) -> Violation:
-    """A family that no file reads; of a multimodal one the text model may be known."""
+    """Return that no file reads the family; the text model of a multimodal one may be known."""
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
     called = f"its model_type is {model_type[:40]}"

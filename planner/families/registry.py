@@ -1,6 +1,7 @@
 """Which class of which file reads which family, by the `model_type` of its `config.json`.
 
-A spec names one model, so a family's file is imported when its class is first asked for.
+A spec names one model, so a family's file is imported when its class is first asked for. Engines run a family once it
+has its rows in `facts/engine_models.py`.
 """
 
 from importlib import import_module
@@ -18,11 +19,15 @@ FAMILIES = {
     "deepseek_v4": "deepseek_v4.DeepseekV4Shapes",
     "kimi_k2": "deepseek.LatentShapes",
     "glm4_moe": "glm4_moe.Glm4MoeShapes",
+    "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteShapes",
     "glm_moe_dsa": "glm_moe_dsa.GlmMoeDsaShapes",
+    "mimo_v2_flash": "mimo_v2_flash.MiMoV2FlashShapes",
     "minimax_m2": "minimax_m2.MiniMaxM2Shapes",
     "minimax_m3": "minimax_m3.MiniMaxM3Shapes",
     "minimax_m3_vl_text": "minimax_m3.MiniMaxM3Shapes",
+    "qwen2_moe": "qwen2_moe.Qwen2MoeShapes",
     "qwen3_moe": "qwen3_moe.Qwen3MoeShapes",
+    "qwen3_vl_moe_text": "qwen3_moe.Qwen3MoeShapes",
     "qwen3_next": "qwen3_next.Qwen3NextShapes",
     "qwen3_5_moe_text": "qwen3_next.Qwen3NextShapes",
     "gpt_oss": "gpt_oss.GptOssShapes",
@@ -33,6 +38,7 @@ FAMILIES = {
 TOWERS = {
     "kimi_k25": ("kimi_k25.KimiTower", ("kimi_k2", "deepseek_v3")),
     "minimax_m3_vl": ("minimax_m3.MiniMaxM3Tower", ("minimax_m3", "minimax_m3_vl_text")),
+    "qwen3_vl_moe": ("qwen3_vl_moe.Qwen3VlTower", ("qwen3_vl_moe_text",)),
     "qwen3_5_moe": ("qwen3_next.Qwen35Tower", ("qwen3_5_moe_text",)),
 }
 

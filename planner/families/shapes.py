@@ -53,8 +53,16 @@ class Shapes(BaseModel):
         """Return how the shapes do not fit together."""
         return None
 
+    def unplanned(self) -> str | None:
+        """Return what the planner cannot plan of shapes that fit together."""
+        return None
+
     def layers(self) -> tuple[Layer, ...]:
         """Return the layers of the main model."""
+        raise NotImplementedError
+
+    def attention(self, index: int) -> Attention:
+        """Return the attention of layer `index`."""
         raise NotImplementedError
 
     def more(self) -> dict[str, Any]:
@@ -104,13 +112,13 @@ class Shapes(BaseModel):
                 return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
         return None
 
+    def none_left(self, key: str, is_moe: Sequence[bool]) -> str | None:
+        """Return that no layer has experts, where it is so."""
+        return None if any(is_moe) else f"by {key}, none of the {len(is_moe)} layers has experts"
+
     def dense_later(self, key: str, is_moe: Sequence[bool]) -> str | None:
-        """Return that dense layers stand among MoE layers, which expert maps have no rows for; or that none is MoE."""
-        if not any(is_moe):
-            return f"{key} leaves none of num_hidden_layers ({self.num_hidden_layers}) for experts"
-        if sorted(is_moe) != list(is_moe):
-            return f"{key} puts dense layers among the MoE layers, which is not planned"
-        return None
+        """Return that dense layers stand among MoE layers: the rows of a map are layers without gaps."""
+        return None if sorted(is_moe) == list(is_moe) else f"by {key}, dense layers stand among MoE layers"
 
 
 class Tower(BaseModel):

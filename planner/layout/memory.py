@@ -18,9 +18,10 @@ constant size, whole pages, and what is left of one. A layout fits when at least
 On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
+from planner.facts.engines import OURS
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -143,7 +144,7 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
-        weights=weights_of(model, layout.precision, layout.dense_tp),
+        weights=_loaded(checked, weights_of(model, layout.precision, layout.dense_tp)),
         num_slots=layout.slots_per_gpu,
         activations=activation_bytes(model, layout, spec),
         buffers=buffer_bytes(model, layout, spec),
@@ -169,6 +170,11 @@ def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
 def static_fraction(weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
     """Return the share of a GPU that weights and KV take: what engines call static, rounded up to four digits."""
     return ceil(10_000 * (weight_bytes + kv_bytes) / gpu_bytes) / 10_000
+
+
+def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:
+    """Return the weights that the engine loads: the bundled runtime leaves encoders in the checkpoint."""
+    return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
 
 
 def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:

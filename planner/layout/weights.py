@@ -66,7 +66,7 @@ class Weights:
     shared: int
     gates: int
     embedding: int
-    towers: int  # encoders of multimodal models
+    towers: int  # encoders of multimodal models; 0 where the engine leaves them out
     slot: int
 
     @property

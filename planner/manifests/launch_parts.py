@@ -1,27 +1,44 @@
-"""A launch file in as many parts as ConfigMaps are needed to hold it. Nearly every one has a single part, itself.
+"""A launch file in as many parts as ConfigMaps are needed to hold it. Small ones have a single part, the file itself.
 
-The API server takes at most 1 MiB of data in one ConfigMap: 2,304 slots in 58 layers are 468 KiB. A larger file is cut
-between lines. Pods mount all parts into one folder, and the runtime reads them one after the other. Nothing is
-compressed: what a zlib writes depends on its version, and the same plan gives the same bytes on any machine.
+A phase's units have one expert map, which is nearly all of their launch files: 65 of 68 kB each for DeepSeek-V3 on 144
+GPUs. A map of that size is in a ConfigMap of its own, once for the phase. A unit's own ConfigMap has the rest of its
+file. Pods mount both into one folder, as FILE.0 and FILE.1, and the runtime reads one after the other.
+
+The API server takes at most 1 MiB of data in one ConfigMap: 2,304 slots in 58 layers are 468 KiB. What is larger is cut
+between lines into more parts. Nothing is compressed: what a zlib writes depends on its version, and the same plan gives
+the same bytes on any machine.
+
+Pods of another engine mount the launch file without its map, so that another launch file restarts them too, and beside
+it the map as the engine reads it, if it reads one.
 
 Source of the limit: kubernetes 1.36, pkg/apis/core/validation/validation.go, ValidateConfigMap: the values of `data`
 and `binaryData` together may have MaxSecretSize bytes (pkg/apis/core/types.go). A request may have more: 3 MiB by the
 API server, 1.5 MiB by etcd.
 """
 
-from collections.abc import Iterator
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.expert_map.formats import export_map
 from planner.facts import names
+from planner.facts.digest import digest_of_text, pretty_json
+from planner.facts.engines import OURS
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.plan.deployable import Deployable
+from planner.plan.launch import LaunchDocument, without_map
 
-__all__ = ["MAX_PART_BYTES", "LaunchPart", "launch_parts"]
+__all__ = ["MAX_PART_BYTES", "LaunchPart", "file_parts", "gateway_parts", "map_parts", "sources", "unit_parts"]
 
 MAX_PART_BYTES = 1_000_000  # of 1,048,576
+MIN_SHARED_BYTES = 16_384  # assumed: a smaller file is read whole by people, and copies of it weigh little
+SHARED_KEY = "expert-map"  # each unit mounts it under another name, as a part of its own file
 
 
 @dataclass(frozen=True)
 class LaunchPart:
-    """What one ConfigMap holds of a launch file: its `text`, under the name `file`."""
+    """What one ConfigMap holds of a launch file: its `text`, under the key `file`."""
 
     owner: str  # of the ConfigMap, as manifests' files are named
     config: str  # the ConfigMap's name
@@ -29,24 +46,81 @@ class LaunchPart:
     text: str
 
 
-def launch_parts(owner: str, file: str, launch_digest: str, text: str) -> tuple[LaunchPart, ...]:
-    """The parts of the launch file `file` of `owner`, in order; several are called `FILE.0`, `FILE.1` and so on."""
+def gateway_parts(plan: Deployable) -> tuple[LaunchPart, ...]:
+    """Return the parts of the gateway's launch file."""
+    owner, file = names.gateway_name(plan.name), names.GATEWAY_LAUNCH_FILE
+    document = plan.launch_documents[file]
+    return file_parts(owner, file, document["launch_digest"], pretty_json(document))
+
+
+def map_parts(plan: Deployable, phase: Phase) -> tuple[LaunchPart, ...]:
+    """Return what all units of a phase mount: their expert map if it is large, or if another engine reads it."""
+    document = plan.unit_document(plan.units_of(phase)[0])
+    owner = names.phase_map(plan.name, phase)
+    if plan.engine != OURS:
+        return tuple(_engine_map(plan, owner, document))
+    text = pretty_json({"expert_map": document["expert_map"]})
+    if len(text) < MIN_SHARED_BYTES:
+        return ()
+    pieces = _pieces(text.removeprefix("{\n"))  # behind what each unit has for itself
+    return tuple(_numbered(owner, SHARED_KEY, digest_of_text(text), pieces))
+
+
+def unit_parts(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[LaunchPart, ...]:
+    """Return the parts of a unit's launch file that no other unit has; `shared` are those of its phase."""
+    document, file = plan.unit_document(unit), names.launch_file(unit.name)
+    digest = document["launch_digest"]
+    if plan.engine != OURS:
+        return file_parts(unit.name, file, digest, pretty_json(without_map(document)))
+    if not shared:
+        return file_parts(unit.name, file, digest, pretty_json(document))
+    own = pretty_json({key: value for key, value in document.items() if key != "expert_map"})
+    return tuple(_numbered(unit.name, file, digest, _pieces(own.removesuffix("\n}\n") + ",\n")))
+
+
+def sources(
+    plan: Deployable, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]
+) -> list[dict[str, str]]:
+    """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` where a file has another name."""
+    if plan.engine != OURS:
+        return [{"name": part.config} for part in (*own, *shared)]
+    file = names.launch_file(unit.name)
+    continued = enumerate(shared, start=len(own))
+    behind = [{"name": part.config, "key": part.file, "path": f"{file}.{number}"} for number, part in continued]
+    return [{"name": part.config} for part in own] + behind
+
+
+def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:
+    """Return a whole file as parts: itself, or FILE.0, FILE.1 and so on where one ConfigMap does not hold it."""
     pieces = list(_pieces(text))
     if len(pieces) == 1:
-        return (LaunchPart(owner, names.launch_config(owner, launch_digest), file, text),)
-    return tuple(
-        LaunchPart(
+        return (LaunchPart(owner, names.launch_config(owner, digest), file, text),)
+    return tuple(_numbered(owner, file, digest, pieces))
+
+
+def _numbered(owner: str, file: str, digest: str, pieces: Iterable[str]) -> Iterator[LaunchPart]:
+    for number, piece in enumerate(pieces):
+        yield LaunchPart(
             owner=f"{owner}-part-{number}" if number else owner,
-            config=names.launch_config(owner, launch_digest, number),
+            config=names.launch_config(owner, digest, number),
             file=f"{file}.{number}",
             text=piece,
         )
-        for number, piece in enumerate(pieces)
-    )
+
+
+def _engine_map(plan: Deployable, owner: str, document: LaunchDocument) -> Iterator[LaunchPart]:
+    """Yield the expert map as another engine reads it, in one file; nothing for an engine that reads none."""
+    path = document["container"].get("map_file")
+    if path is None:
+        return
+    told = document["expert_map"]
+    assert plan.engine == "sglang"  # of all engines that we tell something, the one that reads a map
+    text = export_map(plan.engine, told["physical_to_logical"], len(document["ranks"]), told["first_layer"])
+    yield from file_parts(owner, posixpath.basename(path), digest_of_text(text), text)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of whole lines, each as long as fits."""
+    """Yield `text` in pieces of whole lines, each as long as fits."""
     assert text.isascii()  # so characters are bytes
     lines: list[str] = []
     size = 0

@@ -5,7 +5,6 @@ use, `templates/` puts them into YAML, and `patches.py` merges what the spec add
 """
 
 import json
-import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ from typing import Any
 
 import jinja2
 
-from planner.expert_map.formats import export_map
 from planner.facts import names
 from planner.facts.digest import digest_of_text
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.manifests.container import engine_container, runtime_container
-from planner.manifests.launch_parts import LaunchPart, launch_parts
+from planner.manifests.launch_parts import LaunchPart, gateway_parts, map_parts, sources, unit_parts
 from planner.manifests.patches import patched
 from planner.manifests.pods import (
     Variables,
@@ -31,7 +29,6 @@ from planner.manifests.pods import (
     unit_pod,
 )
 from planner.plan.deployable import Deployable
-from planner.plan.launch import LaunchDocument
 from planner.spec.kubernetes import KubernetesSpec
 
 __all__ = ["KUSTOMIZATION", "MARK", "render_files"]
@@ -102,11 +99,14 @@ def _quoted(value: Any) -> str:
 
 def _manifests(plan: Deployable) -> Iterator[Manifest]:
     """In the order in which they can be created."""
-    launch_files = plan.launch_files()
+    plan.require_runnable()
+    maps = {phase: map_parts(plan, phase) for phase in dict.fromkeys(unit.phase for unit in plan.units)}
     yield from _shared(plan)
-    yield from _gateway(plan, launch_files[names.GATEWAY_LAUNCH_FILE])
+    for phase, parts in maps.items():
+        yield from _map(plan, phase, parts)
+    yield from _gateway(plan)
     for unit in plan.units:
-        yield from _unit(plan, unit, launch_files[names.launch_file(unit.name)])
+        yield from _unit(plan, unit, maps[unit.phase])
 
 
 def _shared(plan: Deployable) -> Iterator[Manifest]:
@@ -151,7 +151,18 @@ def _budget(plan: Deployable, phase: Phase, shared: Variables) -> Iterator[Manif
     yield Manifest("poddisruptionbudget", name, {"name": name, **shared, **budget})
 
 
-def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
+def _map(plan: Deployable, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
+    """The expert map that all units of a phase mount, if they do not each have it in their launch files."""
+    sha256 = plan.unit_document(plan.units_of(phase)[0])["expert_map"]["sha256"] if parts else None
+    shared = {
+        "namespace": plan.kubernetes.namespace,
+        "labels": names.labels(plan.name, "plan"),
+        "annotations": {names.digest_annotation("expert-map"): sha256},
+    }
+    yield from _launch_configs(parts, shared)
+
+
+def _gateway(plan: Deployable) -> Iterator[Manifest]:
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     service = {
         "namespace": plan.kubernetes.namespace,
@@ -160,13 +171,13 @@ def _gateway(plan: Deployable, launch_text: str) -> Iterator[Manifest]:
         "ports": document["ports"],
     }
     gateway, registry = names.gateway_name(plan.name), names.registry_name(plan.name)
-    parts = launch_parts(gateway, names.GATEWAY_LAUNCH_FILE, document["launch_digest"], launch_text)
+    parts = gateway_parts(plan)
     pod = gateway_pod(plan) if plan.engine == OURS else router_pod(plan, engine_container(document))
     workload = {
         **service,
         **pod,
         "annotations": _digests(document, "launch"),
-        "launch_configs": [part.config for part in parts],
+        "launch_configs": [{"name": part.config} for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
@@ -189,7 +200,7 @@ def _router(name: str, workload: Variables, *, watches_pods: bool) -> Iterator[M
     yield Manifest("deployment-router", name, {**workload, "name": name, "watches_pods": watches_pods})
 
 
-def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
+def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
     service: Variables = {
         "name": unit.name,
         "namespace": plan.kubernetes.namespace,
@@ -201,15 +212,13 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
         container = runtime_container(document, launch_file, names.registry_name(plan.name), plan.kubernetes.drain)
     else:
         container = engine_container(document)
-        launch_file, launch_text = _engine_file(plan, document) or (launch_file, launch_text)
-    parts = launch_parts(unit.name, launch_file, document["launch_digest"], launch_text)
+    parts = unit_parts(plan, unit, shared)
     workload = {
         **service,
         **unit_pod(plan, unit, container),
         "annotations": _digests(document, "launch", "unit"),
         "object_labels": service["labels"] | _queue(plan.kubernetes),
-        "launch_configs": [part.config for part in parts],
-        "launch_file": launch_file,
+        "launch_configs": sources(plan, unit, parts, shared),
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
         "num_nodes": len(unit.nodes),
@@ -224,19 +233,8 @@ def _unit(plan: Deployable, unit: Unit, launch_text: str) -> Iterator[Manifest]:
     yield Manifest(plan.kubernetes.unit_kind, unit.name, workload)
 
 
-def _engine_file(plan: Deployable, document: LaunchDocument) -> tuple[str, str] | None:
-    """Name and text of the expert map as another engine reads it; None where it reads none."""
-    path = document["container"].get("map_file")
-    if path is None:
-        return None
-    told = document["expert_map"]
-    assert plan.engine == "sglang"  # of all engines that we tell something, the one that reads a map
-    text = export_map(plan.engine, told["physical_to_logical"], len(document["ranks"]), told["first_layer"])
-    return posixpath.basename(path), text
-
-
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:
-    """The ConfigMaps that `workload` mounts."""
+    """The ConfigMaps of the parts, with what `workload` says of all objects."""
     for part in parts:
         variables = {**workload, "name": part.config, "launch_file": part.file, "text": part.text}
         yield Manifest("configmap", part.owner, variables)

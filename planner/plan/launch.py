@@ -13,6 +13,7 @@ our runtime reads. Their kind is the engine's name, which our runtime refuses.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from planner.cluster.inventory import spares_with
@@ -43,7 +44,10 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 3
+KV_WIRE_VERSION = 5
+# A rank on a CPU compiles before it is ready, and its unit's collectives end a step after 120 s (STEP_TIMEOUT in
+# `runtime/expert_parallel/group.py`). The rest is for its word, which comes every 10 s.
+CPU_STALL_S = 150
 # Where things are, and the digests themselves: not what the ranks compute.
 NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
 
@@ -208,9 +212,17 @@ def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
             "checkpoint": known.checkpoint,
             "limits": _limits(first, last, _kv_tokens(last, spec.phases[-1], known)),
             "max_queued_requests": spec.gateway.max_queued_requests,
+            "stall_timeout_s": _stall_timeout_s(spec),
             "ports": {"http": spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
         }
     )
+
+
+def _stall_timeout_s(spec: Spec) -> int:
+    """Return how long a step may take before the gateway gives its rank up. On a GPU the first one compiles kernels."""
+    on_gpus = any(spec.device(phase) != "cpu" for phase in spec.phases)
+    most = ceil(spec.kubernetes.stall_timeout)
+    return most if on_gpus else min(most, CPU_STALL_S)
 
 
 def _shared_for_kv(spec: Spec, known: Known) -> LaunchDocument:

@@ -19,7 +19,7 @@ from planner.spec.precision import kv_dtype
 
 __all__ = ["runtime_refusals"]
 
-RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2")  # as transformers calls the families
+RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25")  # as transformers calls the families
 PRECISIONS = ("fp8", "bf16", "fp32")
 
 

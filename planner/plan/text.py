@@ -17,12 +17,15 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
+from planner.plan.cost_text import cost_text
 from planner.plan.map_text import expert_maps_text
+from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
+from planner.plan.search_text import search_text
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
-from planner.search.auto import DEFAULT
+from planner.search.decision import DEFAULT
 from planner.spec.pods import PatchSpec
 from planner.spec.schema import PhaseSpec
 
@@ -45,13 +48,16 @@ def plan_text(plan: Plan) -> str:
         _head,
         _warnings,
         _decisions,
+        search_text,
         _phases,
         _memory,
         _units,
         _placement,
         _schedule,
+        cost_text,
         expert_maps_text,
         _traffic,
+        performance_text,
         _failures,
         _patches,
         _runnable,

@@ -15,6 +15,9 @@ from planner.problems.fix import close_to
 __all__ = ["Parser"]
 
 
+OUTPUTS = ("--out", "--output", "--out-dir", "--output-dir", "--outdir", "--out-file", "--output-file")  # as others say
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises CallError, so that a wrong call is reported like any other mistake.
 
@@ -41,6 +44,14 @@ class Parser(argparse.ArgumentParser):
             self._refuse(f"{' '.join(unknown)} is not known", fix)
         return found, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a choice that there is not, with the one that it is like."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            meant = close_to(value, [str(each) for each in action.choices or ()])
+            self._refuse(str(error), f"did you mean {meant}?" if meant else f"see {self.prog} --help")
+
     def _unknown_option(self, words: Sequence[str]) -> str | None:
         """Return the first of `words` that looks like an option but is none of this parser's.
 
@@ -52,6 +63,8 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest(self, word: str) -> list[str]:
         """Return the options that begin with `word`, else the one that it is like."""
+        if word in OUTPUTS and "-o" in self._option_string_actions:
+            return ["-o"]
         begun = [option for option in self._option_string_actions if option.startswith(word)]
         close = close_to(word, list(self._option_string_actions), cutoff=0.7)
         return begun or ([close] if close else [])

@@ -14,6 +14,7 @@ A message has four parts, joined by `; `: field and value with the rule and its 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,11 @@ __all__ = [
     "Violation",
     "may_be_secret",
 ]
+
+
+MAX_WORD = 200  # characters without a space; our own longest are paths of a patch's fields
+MAX_PART = 2000  # assumed: more than any rule of ours with all that it lists
+LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,11 @@ class Violation:
 
     @property
     def message(self) -> str:
-        """The four parts as one line."""
+        """The four parts as one line. What the user wrote is cut wherever it is quoted; `changes` have all of it."""
         _, _, rule_text = self.rule.partition(" ")
         value = "" if self.value is None else f" ({_shown(self.value)})"
-        return f"{self.path}{value} {rule_text}; {self.reason}; {self.fix}".lstrip()
+        path, rule, reason, fix = map(_cut, (self.path, rule_text, self.reason, str(self.fix)))
+        return f"{path}{value} {rule}; {reason}; {fix}".lstrip()
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -135,6 +142,12 @@ class OutputError(TidemillError):
     """The answer is there but could not be written."""
 
     exit_status = 1
+
+
+def _cut(part: str) -> str:
+    """Return a part of a message without the most of a text that goes on for too long: it can only be the user's."""
+    short = LONG_WORD.sub(lambda word: f"{word[0][: MAX_WORD - 3]}...", part)
+    return short if len(short) <= MAX_PART else f"{short[: MAX_PART - 3]}..."
 
 
 def _shown(value: Any) -> str:

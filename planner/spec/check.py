@@ -8,7 +8,6 @@ a field that is wrong silences only the rules that read it. This is also the onl
 It does not plan: whether the cluster is large enough is not asked here.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,17 +23,15 @@ from planner.facts.model import Model
 from planner.facts.terms import PHASES, Phase
 from planner.families import MODELS, read_model_config
 from planner.problems.errors import Problem, SpecError, Violation
-from planner.problems.fix import HERE, Change, Fix, applied, close_to, did_you_mean
+from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean
 from planner.spec.fields import check_fields
 from planner.spec.layout_rules import broken_rules
+from planner.spec.model_names import catalog_name, is_path, named_on_hub
 from planner.spec.schema import ClusterSpec, GpuSpec, PhaseSpec, Spec
 from planner.spec.yaml import Document, read_document
 
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
-PATH = re.compile(r"\.{0,2}/|.*\.json$")  # how a path begins or ends, and no name of a model
-VERSION = re.compile(r"[a-z]*[0-9][a-z0-9.]*")  # r1, v3.2, qwen3, 235b, a22b
-OF_A_DATE = re.compile(r"[-_][0-9]{4,}$")  # a checkpoint's, such as R1-0528: the shapes are those of the name before it
 BITS_PER_BYTE = 8
 MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
 
@@ -129,20 +126,51 @@ def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
 
 
 def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation:
-    """`violation` with a number for its fix that breaks no rule about the field either, where one is found."""
+    """Return `violation` with a number for its fix that breaks no rule about the field either, where one is found.
+
+    A rule that a change of another field mends does not move the number. If the number was written in another form, the
+    fix holds what follows from it in fields that nobody wrote.
+    """
     offered = _offered(violation)
     if offered is None:
         return violation
-    number = offered
+    path, number = violation.path, offered
     for _ in range(MAX_STEPS):
-        broken = broken_rules({**values, violation.path: number}, about=violation.path)
-        better = [each for each in map(_offered, broken) if each is not None]
+        broken = broken_rules({**values, path: number}, about=path)
+        better = [
+            each for each in map(_offered, (each for each in broken if not _elsewhere(each, path))) if each is not None
+        ]
         if not better:
             break
         number = min((abs(each - number), each) for each in better)[1]
-    if number == offered:
+    follows = _what_follows(path, number, values) if violation.rule.startswith("S203") else {}
+    if number == offered and not follows:
         return violation
-    return replace(violation, fix=Fix(str(violation.fix).replace(str(offered), str(number)), ({HERE: number},)))
+    words = [
+        str(violation.fix).replace(str(offered), str(number)),
+        *(f"{key}: {each}" for key, each in follows.items()),
+    ]
+    return replace(violation, fix=Fix(" and ".join(words), ({HERE: number, **follows},)))
+
+
+def _elsewhere(broken: Violation, path: str) -> list[Change]:
+    """Return the changes that mend `broken` and leave what stands at `path` as it is."""
+    return [each for each in broken.changes if path not in each]
+
+
+def _what_follows(path: str, number: int, values: Mapping[str, Any]) -> Change:
+    """Return what must stand in fields that nobody wrote if `number` stands at `path`."""
+    follows: dict[str, Any] = {}
+    for broken in broken_rules({**values, path: number}, reading=path):
+        unwritten = (each for each in _elsewhere(broken, path) if all(_is_unwritten(key, values) for key in each))
+        follows |= next(unwritten, {})
+    return follows
+
+
+def _is_unwritten(path: str, values: Mapping[str, Any]) -> bool:
+    """Return whether `path` is of a section that is there, and nothing stands at it."""
+    section, _, key = path.partition(".")
+    return f"{section}.given" in values and key not in values[f"{section}.given"]
 
 
 def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:
@@ -196,7 +224,7 @@ class _Named:
     def _keep_config(self, written: str) -> None:
         found = read_model_config(self.folder / written, written)
         if isinstance(found, Violation):
-            self.violations.append(found)
+            self.violations.append(_of_the_catalog(found))
         else:
             self.inputs[written] = found.digest
             self.resolved |= {
@@ -235,21 +263,29 @@ class _Named:
 
 
 def _catalog_model(path: str, name: str) -> Model | Violation:
-    """The model that `name` says. A fix only mends its spelling: another version is another model."""
+    """The model that `name` says."""
     if name in MODELS:
         return MODELS[name]
     known = ", ".join(MODELS)
-    meant = None if PATH.match(name) else close_to(name, list(MODELS))
-    if meant and VERSION.findall(meant) == VERSION.findall(OF_A_DATE.sub("", name.casefold())):
+    if meant := catalog_name(name):
         rule, reason = f"S304 must be in the catalog ({known})", "its figures are not known"
         return Violation(path, name, rule, reason, did_you_mean(name, [meant]))
     rule = f"S307 is not planned yet: the catalog has {known}"
     return Violation(path, name, rule, "its figures are not known", _by_its_files(name))
 
 
+def _of_the_catalog(violation: Violation) -> Violation:
+    """`violation` with the catalog's entry for its fix, where a hub's name stands in place of a config's path."""
+    name = named_on_hub(violation.value) if violation.path == "model.config" else None
+    if name is None:
+        return violation
+    reason = f"a name on a hub is no file, and the catalog has that model as {name}"
+    return replace(violation, reason=reason, fix=Fix(f"write catalog: {name}", ({HERE: None, "model.catalog": name},)))
+
+
 def _by_its_files(name: str) -> Fix | str:
     """What to write for a model that the catalog lacks: for a path, the files that it says."""
-    if not PATH.match(name):
+    if not is_path(name):
         return "give its config.json, as model: {config: ...}"
     path = PurePosixPath(name)
     config = path if path.suffix == ".json" else path / "config.json"
@@ -277,6 +313,9 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
         "nvlink_domain": spec.nvlink_domain,
         "nic_gbps": spec.nic,
         "gpus_per_nic": spec.gpus_per_nic,
+        "fp8_tflops": spec.fp8_tflops,
+        "bf16_tflops": spec.bf16_tflops,
+        "memory_gb_per_s": spec.memory_bandwidth and spec.memory_bandwidth / BITS_PER_BYTE,
         "kubernetes_resource": spec.kubernetes_resource,
     }
     known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}

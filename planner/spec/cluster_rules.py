@@ -11,8 +11,8 @@ from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
-from planner.spec.hours import DAY_MINUTES
 from planner.spec.rule import Broken, Partial, Rule, declare_in
+from planner.spec.times import at_different_times
 
 __all__ = ["RULES"]
 
@@ -296,16 +296,7 @@ def timezone_is_the_ianas(timezone: str) -> Broken | None:
 @_reads("schedule.windows")
 def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
     """Each lasts until the next one's."""
-    first: dict[str, int] = {}
-    times = [(index, window["at"]) for index, window in enumerate(windows) if "at" in window]
-    taken = {time for _, time in times}
-    for index, at in times:
-        if at in first:
-            rule = f"S511 must differ from schedule.windows.{first[at]}.at"
-            free = _free_minute(at, taken)
-            taken.add(free)
-            yield Broken(rule, "only one of them can be on", nearest(free), f"schedule.windows.{index}.at", at)
-        first.setdefault(at, index)
+    yield from at_different_times("S511", "schedule.windows", windows, "only one of them can be on")
 
 
 @_reads("schedule.windows", "spec.sections")
@@ -362,10 +353,3 @@ def _counted(place: str, given: list[str], wanted: list[str]) -> Fix | str:
         return removal(*(f"{place}.{key}" for key in unwanted), words=f"remove {' and '.join(unwanted)}")
     words = f"write how many, as {' and '.join(f'{key}: ...' for key in missing)}"
     return f"{words}, and remove {' and '.join(unwanted)}" if unwanted else words
-
-
-def _free_minute(at: str, taken: set[str]) -> str:
-    """The first minute after `at` at which no window starts."""
-    hour, minute = map(int, at.split(":"))
-    later = ((60 * hour + minute + step) % DAY_MINUTES for step in range(1, DAY_MINUTES))
-    return next(time for time in (f"{each // 60:02}:{each % 60:02}" for each in later) if time not in taken)

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be
+from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, section_of, sentence_of
-from planner.spec.instead import example_at, instead_of, instead_of_empty_text, instead_of_nothing
+from planner.spec.instead import example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
 from planner.spec.meant import time_of_day
 from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_not_so
 from planner.spec.rule import Partial
@@ -33,6 +33,7 @@ __all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 MAX_TOLD = 500  # wrong fields of one file
+MAX_CHOICES = 4  # that a fix says again behind the rule
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -169,14 +170,19 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     if kind == "literal_error":
         choices = choices_at(path)
         rule = f"S204 must be {' or '.join(map(str, choices))}"
-        meant = value_as_we_say(path, value)
-        return Violation(path, value, rule, "nothing else is understood", did_you_mean(meant, choices))
+        taken_out = instead_of(path, value) if isinstance(value, list) else None
+        chosen = taken_out if taken_out and taken_out.changes else did_you_mean(value_as_we_say(path, value), choices)
+        is_said = not chosen.changes and len(choices) > MAX_CHOICES
+        return Violation(path, value, rule, "nothing else is understood", "write one of these" if is_said else chosen)
     return _out_of_range(path, value, kind, limits)
 
 
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
     reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
-    meant = as_we_spell(kind, value)
+    alone = only_item(field_at(path), value)
+    if is_quantity_of(kind, alone):
+        return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", "it is a list", nearest(alone))
+    meant = as_we_spell(kind, value if alone is None else alone)
     known = [meant] if meant else could_be(kind, value)
     fix = did_you_mean(known[0], known[:1]) if len(known) == 1 else _as_one_of(path, known)
     return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", reason, fix)

@@ -38,7 +38,15 @@ from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_
 from planner.spec.schema import AUTO
 from planner.spec.section import Section
 
-__all__ = ["as_yaml", "example_at", "in_our_form", "instead_of", "instead_of_empty_text", "instead_of_nothing"]
+__all__ = [
+    "as_yaml",
+    "example_at",
+    "in_our_form",
+    "instead_of",
+    "instead_of_empty_text",
+    "instead_of_nothing",
+    "only_item",
+]
 
 # What is written in a form of its own elsewhere: place of the field -> its value in our form, or None.
 FORMS: Mapping[str, Callable[[Any], Any]] = {
@@ -61,6 +69,12 @@ def instead_of(path: str, value: Any) -> Fix:
         return did_you_mean(value, [AUTO])
     meant = None if value is None or is_quantity(field) else _meant_value(path, field, value)
     return example_at(path) if meant is None else Fix(f"nearest: {as_yaml(meant)}", ({HERE: meant},))
+
+
+def only_item(field: FieldInfo, value: Any) -> Any:
+    """Return the one value of a list that stands where a field takes no list; None for anything else."""
+    is_alone = isinstance(value, list) and len(value) == 1 and get_origin(field.annotation) is not list
+    return value[0] if is_alone and isinstance(value[0], str | int | float) else None
 
 
 def in_our_form(path: str, value: Any) -> Any:
@@ -112,6 +126,8 @@ def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
     """What `value` would be in the field's type and form; None where nobody can tell."""
     if form := FORMS.get(place_of(path)):
         return form(value)
+    if (alone := only_item(field, value)) is not None:
+        return alone if type(alone) in types_in(field.annotation) else _meant_value(path, field, alone)
     wrapped = _wrapped(path, field, value)
     if wrapped is not None:
         return wrapped

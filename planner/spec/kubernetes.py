@@ -199,8 +199,9 @@ class KubernetesSpec(Section):
     stall_timeout: Annotated[float, *quantity("time", least="30s", most="24h")] = Field(
         default="10min",
         validate_default=True,
-        description="Time after which a rank on a GPU is ended whose steps do not go on, longer than the first step "
-        "takes to compile its kernels.",
+        description="Time after which a rank is given up whose steps do not go on: the gateway fails its requests, and "
+        "on a GPU its pod is started again; longer than a first step takes to compile kernels, and on CPUs the gateway "
+        "waits for 150 s at most.",
         examples=["10min"],
     )
     drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(

@@ -19,14 +19,16 @@ from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import Fix, for_example, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of, removal
 from planner.spec import (
     attention_rules,
     cluster_rules,
+    cost_rules,
     engine_rules,
     kubernetes_rules,
     model_rules,
     patch_rules,
+    performance_rules,
     pod_rules,
     volume_rules,
 )
@@ -40,18 +42,23 @@ __all__ = ["broken_rules"]
 
 # With rules about other sections.
 OTHERS = (
-    *(model_rules, engine_rules, attention_rules, cluster_rules, kubernetes_rules, volume_rules, pod_rules),
-    patch_rules,
+    *(model_rules, engine_rules, attention_rules, cluster_rules, cost_rules, kubernetes_rules, volume_rules),
+    *(pod_rules, patch_rules, performance_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
 
-def broken_rules(values: Mapping[str, Any], about: str | None = None) -> Iterator[Violation]:
-    """Every broken rule whose arguments are all in `values`; only those `about` a field, where one is given."""
+def broken_rules(
+    values: Mapping[str, Any], about: str | None = None, reading: str | None = None
+) -> Iterator[Violation]:
+    """Yield every broken rule whose arguments are all in `values`.
+
+    Where they are given, only rules `about` a field, or `reading` it.
+    """
     for rule in [*RULES, *chain.from_iterable(each.RULES for each in OTHERS)]:
         for paths in _readings(rule):
-            if about not in (None, paths[0]):
+            if about not in (None, paths[0]) or (reading is not None and reading not in paths):
                 continue
             for broken in rule.verdicts(paths, values):
                 yield _violation(broken, paths[0], values[paths[0]])
@@ -198,13 +205,23 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
     return Broken(rule, "a request passes through both", for_example(words), path=missing)
 
 
-@_reads("decode.max_request_tokens", "prefill.max_request_tokens")
-def phases_take_equal_requests(decode: int, prefill: int) -> Broken | None:
-    """A request that prefill takes must fit where it goes on."""
+@_reads("decode.max_request_tokens", "prefill.max_request_tokens", "decode.given", "prefill.given", "model.shapes?")
+def phases_take_equal_requests(
+    decode: int, prefill: int, of_decode: frozenset[str], of_prefill: frozenset[str], model: Model | None
+) -> Broken | None:
+    """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default."""
     if decode == prefill:
         return None
+    most = min(decode, model.max_position_embeddings) if model else decode
+    words = f"write prefill.max_request_tokens: {most}"
+    as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
+    fix = nearest(prefill)
+    if "max_request_tokens" not in of_prefill:
+        fix = Fix(words, (as_decode,))
+    elif "max_request_tokens" in of_decode:
+        fix = Fix(f"{fix}, or {words}", (*fix.changes, as_decode))
     rule = f"S505 must equal prefill.max_request_tokens ({prefill})"
-    return Broken(rule, "every request passes through both phases", nearest(prefill))
+    return Broken(rule, "every request passes through both phases", fix)
 
 
 @_reads("decode.precision", "prefill.precision", "decode.kv_precision", "prefill.kv_precision")

@@ -4,7 +4,8 @@ that pods can find. `layout_rules.py` asks them with the others.
 
 import re
 
-from planner.problems.fix import removal
+from planner.problems.fix import Fix, removal
+from planner.spec.model_names import named_on_hub
 from planner.spec.rule import Broken, Rule, declare_in
 
 __all__ = ["RULES"]
@@ -13,8 +14,10 @@ RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
 
-@_reads("model.given", "spec.sections")
-def model_has_an_origin(given: frozenset[str], written: frozenset[str]) -> Broken | None:
+@_reads("model.given", "spec.sections", "model.name?", "model.checkpoint?")
+def model_has_an_origin(
+    given: frozenset[str], written: frozenset[str], name: str | None, checkpoint: str | None
+) -> Broken | None:
     """Its shapes are in a file or in the catalog, and not in both."""
     has_file, has_entry = (key in given or f"model.{key}" in written for key in ("config", "catalog"))
     if has_file and has_entry:
@@ -23,7 +26,10 @@ def model_has_an_origin(given: frozenset[str], written: frozenset[str]) -> Broke
     if has_file or has_entry:
         return None
     rule, reason = "S309 is required, unless catalog stands instead", "one of the two says the model's shapes"
-    return Broken(rule, reason, "give the checkpoint's config.json, or the model's name in the catalog", "model.config")
+    fix: Fix | str = "give the checkpoint's config.json, or the model's name in the catalog"
+    if named := named_on_hub(checkpoint) or named_on_hub(name):
+        fix = Fix(f"write catalog: {named}", ({"model.catalog": named},))
+    return Broken(rule, reason, fix, "model.config")
 
 
 @_reads("model.config", "model.config_digest", "model.weights_digest")

@@ -6,6 +6,7 @@ or finds its objects by, stays: names, counts, selectors and our labels.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from planner.facts import names
@@ -26,12 +27,21 @@ DECIDED = {
     ("spec", "replicas"),
     ("spec", "selector"),
     ("spec", "minAvailable"),
+    ("spec", "maxUnavailable"),
+    ("spec", "numNodes"),
+    ("spec", "channel"),
     ("spec", "leaderWorkerTemplate", "size"),
+    ("spec", "leaderWorkerTemplate", "leaderTemplate"),
 }
 # What a plan's pods are made of. A patch may change what is in these, and take none of them away.
 TEMPLATES = (("spec", "template"), ("spec", "leaderWorkerTemplate", "workerTemplate"))
 PLANNED = DECIDED | {(*template, part) for template in TEMPLATES for part in ("metadata", "spec")}
-PLANNED_LISTS = ("containers", "initContainers")
+PLANNED_LISTS = ("containers", "initContainers", "env", "volumes", "volumeMounts", "ports", "resourceClaims")
+PLANNED_OF_CONTAINERS = ("image", "command", "args", "resources")
+# Pods of units stand on the nodes that were planned, and none of them beside another unit's.
+UNITS = {"LeaderWorkerSet": TEMPLATES[1], "StatefulSet": TEMPLATES[0]}
+OWN_NODES = ("spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+APART = ("spec", "affinity", "podAntiAffinity")
 OUR_LABELS = ("app.kubernetes.io/", names.DOMAIN)
 MARKS = ("labels", "annotations", "matchLabels")
 TEXTS = (*MARKS, "nodeSelector")  # mappings of any keys to text: a key `env` in them is no list of variables
@@ -49,8 +59,10 @@ _reads = declare_in(RULES)
 def patches_leave_alone_what_is_planned(patches: Patches) -> Iterator[Broken]:
     """Else the cluster would run something that no plan says."""
     for index, each in enumerate(patches):
-        patch = each.get("patch")
-        for path in _decided(patch) if isinstance(patch, dict) else ():
+        patch, template = each.get("patch"), UNITS.get(each.get("kind", ""))
+        decided = DECIDED | ({(*template, *OWN_NODES)} if template else set())
+        planned = PLANNED | decided | ({(*template, *APART)} if template else set())
+        for path in _decided(patch, decided, planned) if isinstance(patch, dict) else ():
             where = ".".join(["kubernetes.patches", str(index), "patch", *path])
             rule = f"S460 must leave {'.'.join(path)} alone"
             yield Broken(rule, "the plan decides it, or finds the object by it", removal(), where, _at(patch, path))
@@ -75,6 +87,15 @@ def patches_have_no_directives(patches: Patches) -> Iterator[Broken]:
         for where, value in _directives(f"kubernetes.patches.{index}.patch", each.get("patch")):
             reason = "patches of a spec have no directives: null removes a key, and items are merged by name"
             yield Broken("S460 must not be a directive", reason, removal(), where, value)
+
+
+@_reads("kubernetes.patches")
+def patched_containers_stay_whole(patches: Patches) -> Iterator[Broken]:
+    """Without its image or its GPUs, a container of the plan is not what was planned."""
+    for index, each in enumerate(patches):
+        for path in _taken_from_containers(each.get("patch"), ()):
+            where = ".".join(["kubernetes.patches", str(index), "patch", *path])
+            yield Broken(f"S460 must leave {path[-1]} alone", "the plan says it", removal(), where)
 
 
 @_reads("kubernetes.patches")
@@ -157,6 +178,21 @@ def _some(known: Sequence[str]) -> str:
     return f"{', '.join(known[:MAX_LISTED])} and {more} more" if more > 0 else ", ".join(known)
 
 
+def _taken_from_containers(value: Any, path: Path) -> Iterator[Path]:
+    """Yield the path of each null, at or below `path`, that takes away what the plan says of a container.
+
+    A single resource may go: a claim may stand for GPUs in its place.
+    """
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in below:
+        here = (*path, str(key))
+        is_of_container = path[-2:-1] in (("containers",), ("initContainers",))
+        if inner is None and is_of_container and key in PLANNED_OF_CONTAINERS:
+            yield here
+        else:
+            yield from _taken_from_containers(inner, here)
+
+
 def _unnamed(path: str, value: Any, field: str = "") -> Iterator[Broken]:
     """Yield what is wrong, anywhere in `value`, with lists whose items Kubernetes knows by a key."""
     if isinstance(value, dict) and field not in TEXTS:
@@ -230,17 +266,19 @@ def _odd_name(path: str, value: Any, field: str, drop: Fix) -> Iterator[Broken]:
     yield Broken(f"S466 must be {words}", f"{field} are merged by it", fix, path, value)
 
 
-def _decided(patch: Mapping[str, Any], parents: Path = ()) -> Iterator[Path]:
-    """The paths in `patch` that the plan decides, or that would take such a one away with them."""
+def _decided(
+    patch: Mapping[str, Any], decided: AbstractSet[Path], planned: AbstractSet[Path], parents: Path = ()
+) -> Iterator[Path]:
+    """Yield the paths in `patch` that are `decided` by the plan, or that would take away something `planned`."""
     for key, value in patch.items():
         path = (*parents, key)
         is_mark = bool(parents) and parents[-1] in MARKS and key.startswith(OUR_LABELS)
-        takes_away = not isinstance(value, dict) and any(each[: len(path)] == path for each in PLANNED)
+        takes_away = not isinstance(value, dict) and any(each[: len(path)] == path for each in planned)
         takes_marks = key in MARKS and not isinstance(value, dict)
-        if path in DECIDED or is_mark or takes_away or takes_marks:
+        if path in decided or is_mark or takes_away or takes_marks:
             yield path
         elif isinstance(value, dict):
-            yield from _decided(value, path)
+            yield from _decided(value, decided, planned, path)
 
 
 def _directives(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -160,6 +160,8 @@ def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:
 def _meant_variable(value: Any) -> Fix | str:
     """Offer what a variable as Kubernetes writes it is here, without its text, which may be a secret."""
     section = value if isinstance(value, dict) else {}
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return "write its items as one text, with commas between them"
     if isinstance(section.get("value"), str) and len(section) == 1:
         return "write what stands at value, without the key"
     source = section.get("valueFrom", section)

@@ -16,6 +16,7 @@ from planner.spec.declared import field_at, may_be_auto, path_of, place_of, requ
 from planner.spec.instead import as_yaml, in_our_form
 from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
 from planner.spec.meant import toleration
+from planner.spec.model_names import is_hub_name, named_on_hub
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
     QUANTITIES,
@@ -66,6 +67,11 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         reason, fix = of_server
     elif _is_of_toleration(detail) and not meant and not _given(detail, data).get("key"):
         fix = "write the taint's key as key: ..., since without it every taint is tolerated"
+    elif parent == "model" and is_hub_name(detail["input"]):
+        reason, fix = (
+            "config or catalog says which model it is",
+            _renaming(detail["input"], meant, parent) if meant else fix,
+        )
     elif meant and parent == "kubernetes.resources" and has_two_sizes(_given(detail, data)):
         reason = "a pod gets the memory that it may use, so of two sizes the limit counts"
         fix = _renaming(detail["input"], meant, parent)
@@ -99,6 +105,9 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     if moved := _level_above(detail, data) or _not_indented(detail, data):
         return moved
     given = _given(detail, data)
+    if path_of(detail["loc"][:-1]) == "model" and is_hub_name(detail["input"]):
+        named = _named_model(detail, data)
+        return {"model.catalog": named} if named else {}
     if form := FORMS.get(place_of(path)):
         said = {each if "." in each else path_of((*parents, each)): value for each, value in form(given).items()}
         return {each: value for each, value in said.items() if not _is_given(each, data)}
@@ -137,6 +146,13 @@ def _given(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
         given = given if part in UNION_TAGS else given[part]
     assert isinstance(given, dict)
     return given
+
+
+def _named_model(detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
+    """Return the model of the catalog that a hub's name says, under whatever key, where nothing else says one."""
+    if path_of(detail["loc"][:-1]) != "model" or _given(detail, data).keys() & {"config", "catalog"}:
+        return None
+    return named_on_hub(detail["input"])
 
 
 def _of_kustomize(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, ...]:

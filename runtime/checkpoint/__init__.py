@@ -17,6 +17,7 @@ from runtime.checkpoint.manifest import (
 from runtime.checkpoint.reading import ReadDigests
 from runtime.checkpoint.same_weights import Files, check_same_files, compared_files
 from runtime.checkpoint.tensors import Shard, StoredTensor, index_tensors, read_shards, refuse_holes
+from runtime.checkpoint.text_model import TextModel, read_text_model
 
 __all__ = [
     "MANIFEST",
@@ -25,6 +26,7 @@ __all__ = [
     "ReadDigests",
     "Shard",
     "StoredTensor",
+    "TextModel",
     "check_config_digest",
     "check_same_files",
     "check_weights_digest",
@@ -34,6 +36,7 @@ __all__ = [
     "read_json",
     "read_manifest",
     "read_shards",
+    "read_text_model",
     "refuse_holes",
     "resolve",
     "write_manifest",

@@ -6,13 +6,16 @@ the one process that sees both, so it is also where requests are placed, limited
 A request's life, in the order of the files:
     1. app.py          takes the HTTP call, answers it, notices when its client leaves
     2. body.py         holds the body against what this server can do, refusing the rest by name
-    3. calls.py        turns the body into prompts of token ids and sampling (with tokenizer.py)
+    3. calls.py        turns the body into prompts of token ids and sampling (with tokenizer.py); a chat's through
+                       conversation.py and the checkpoint's chat_template.py
     4. generation.py   follows each prompt from Prefill to its last token
     5. registry.py     knows the ranks and their state (rank_connection.py is one of them), router.py chooses two
     6. detokenizer.py  turns tokens into text that never breaks a character or a stop string (logprobs.py goes with it)
-    7. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
-serve.py binds the three ports and runs it all. metrics.py measures. client.py is the client's side of a call:
-a body of bounded size, and noticing that the client left.
+    7. answer_parts.py finds thoughts and calls of tools in a chat's text
+    8. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
+tokenizing.py answers for token ids, openapi.py describes the routes to programs, http1.py refuses what is no HTTP.
+serve.py binds the three ports and runs it all. metrics.py measures, pace.py guesses when there will be room. client.py
+is the client's side of a call: a body of bounded size, and noticing that the client left.
 
 It does not queue requests, check keys, cache, or move a request off a lost rank.
 """

@@ -1,4 +1,4 @@
-"""The HTTP routes: OpenAI's, `/health` and `/readyz`.
+"""The HTTP routes: OpenAI's, vLLM's for token ids, `/openapi.json`, `/health` and `/readyz`.
 
 Every error, a wrong path included, is OpenAI's JSON. A stream starts with the first token, so a request that fails
 before that still gets its status; one that fails later gets an error event and no [DONE].
@@ -20,13 +20,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from runtime.gateway.calls import Call, ServedModel, chat_call, completion_call
+from runtime.gateway.body import MAX_CHOICES
+from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import EventStream, read_body, while_connected
-from runtime.gateway.generation import Delta, Generation
+from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model
 from runtime.gateway.metrics import GatewayMetrics
+from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+from runtime.gateway.tokenizing import detokenize, tokenize
 
 __all__ = ["Gateway", "create_app"]
 
@@ -57,6 +60,9 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
+            Route("/tokenize", tokens_of_text, methods=["POST"]),
+            Route("/detokenize", text_of_tokens, methods=["POST"]),
+            Route("/openapi.json", openapi),
             Route("/health", health),
             Route("/readyz", readyz),
         ],
@@ -68,12 +74,12 @@ def create_app(gateway: Gateway) -> Starlette:
 
 async def completions(request: Request) -> Response:
     """Answer POST /v1/completions."""
-    return await _answer(request, completion_call, CompletionDialect, "cmpl")
+    return await _answer(request, read_completion, CompletionDialect, "cmpl")
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer POST /v1/chat/completions."""
-    return await _answer(request, chat_call, ChatDialect, "chatcmpl")
+    return await _answer(request, read_chat, ChatDialect, "chatcmpl")
 
 
 async def list_models(request: Request) -> Response:
@@ -89,6 +95,23 @@ async def show_model(request: Request) -> Response:
     return JSONResponse(_model_card(gateway))
 
 
+async def tokens_of_text(request: Request) -> Response:
+    """Answer POST /tokenize."""
+    raw = await read_body(request)
+    return JSONResponse(await asyncio.to_thread(tokenize, raw, request.app.state.gateway.model))
+
+
+async def text_of_tokens(request: Request) -> Response:
+    """Answer POST /detokenize."""
+    raw = await read_body(request)
+    return JSONResponse(await asyncio.to_thread(detokenize, raw, request.app.state.gateway.model))
+
+
+async def openapi(request: Request) -> Response:
+    """Answer GET /openapi.json."""
+    return JSONResponse(describe())
+
+
 async def health(request: Request) -> Response:
     """Answer GET /health: this process lives."""
     return JSONResponse({"status": "ok"})
@@ -101,11 +124,14 @@ async def readyz(request: Request) -> Response:
 
 
 async def _answer(
-    request: Request, read_call: Callable[[bytes, ServedModel], Call], dialect_of_route: type[Dialect], prefix: str
+    request: Request, read: Callable[[bytes, ServedModel], AskedCall], dialect_of_route: type[Dialect], prefix: str
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
     raw = await read_body(request)
-    call = await asyncio.to_thread(read_call, raw, gateway.model)  # a long prompt takes the tokenizer a while
+    _refuse_early(1, gateway)
+    asked = await asyncio.to_thread(read, raw, gateway.model)
+    _refuse_early(asked.num_choices, gateway)
+    call = await asyncio.to_thread(asked.prepare)  # a long prompt takes the tokenizer a while
     dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
     with ExitStack() as stack:
         generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
@@ -114,7 +140,17 @@ async def _answer(
             choices = await while_connected(request, _read_all(generation, len(call.requests)))
             return JSONResponse(whole(dialect, choices, _usage(generation)))
         first = await while_connected(request, generation.next_delta())
-        return EventStream(_events(dialect, generation, first, call.include_usage), stack.pop_all().close)
+        return EventStream(_events(dialect, generation, first, call), stack.pop_all().close)
+
+
+def _refuse_early(num_choices: int, gateway: Gateway) -> None:
+    """Raise ApiError for more than there is room for: whoever is refused anyway costs no tokenizer and no memory.
+
+    While nobody is ready, a call of usual size is still told what is wrong with it.
+    """
+    room = gateway.registry.room()
+    if num_choices > (MAX_CHOICES if room is None else room):
+        check_room(num_choices, gateway.registry, gateway.metrics)
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
@@ -125,33 +161,45 @@ async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
     return [_joined(parts) for parts in deltas]
 
 
-def _joined(parts: list[Delta]) -> Delta:
-    last = parts[-1]
-    logprobs = [token for part in parts for token in part.logprobs or ()]
+def _joined(deltas: list[Delta]) -> Delta:
+    last = deltas[-1]
+    logprobs = [token for delta in deltas for token in delta.logprobs or ()]
+    parts = [part for delta in deltas for part in delta.parts or ()]
     return replace(
-        last, text="".join(part.text for part in parts), logprobs=None if last.logprobs is None else logprobs
+        last,
+        text="".join(delta.text for delta in deltas),
+        logprobs=None if last.logprobs is None else logprobs,
+        parts=None if last.parts is None else parts,
     )
 
 
-async def _events(
-    dialect: Dialect, generation: Generation, first: Delta | None, include_usage: bool
-) -> AsyncIterator[bytes]:
-    """Yield the stream's events, the last one being [DONE] or an error."""
+async def _events(dialect: Dialect, generation: Generation, first: Delta | None, call: Call) -> AsyncIterator[bytes]:
+    """Yield the stream's events, the last one being [DONE] or an error.
+
+    With `include_usage` every chunk has the key; its value is null but in the last, unless every chunk is to have one.
+    """
     begun: set[int] = set()
     delta = first
     try:
         while delta is not None:
-            is_first = delta.index not in begun
-            if is_first or delta.text or delta.finish_reason:
+            if delta.index not in begun or _says_something(delta):
+                event = chunk(dialect, delta, is_first=delta.index not in begun)
                 begun.add(delta.index)
-                yield _event(chunk(dialect, delta, is_first=is_first, include_usage=include_usage))
+                if call.include_usage:
+                    event["usage"] = _usage(generation) if call.usage_in_every_chunk else None
+                yield _event(event)
             delta = await generation.next_delta()
     except ApiError as error:
         yield _event(error.body())
         return
-    if include_usage:
+    if call.include_usage:
         yield _event(usage_chunk(dialect, _usage(generation)))
     yield b"data: [DONE]\n\n"
+
+
+def _says_something(delta: Delta) -> bool:
+    said = delta.text if delta.parts is None else delta.parts
+    return bool(said or delta.logprobs or delta.finish_reason)
 
 
 def _event(document: dict[str, Any]) -> bytes:
@@ -159,7 +207,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    return usage(generation.num_prompt_tokens, generation.num_generated_tokens)
+    return usage(generation.num_prompt_tokens, generation.num_generated_tokens, generation.num_thinking_tokens)
 
 
 def _model_card(gateway: Gateway) -> dict[str, Any]:

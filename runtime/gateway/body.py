@@ -1,15 +1,17 @@
-"""The bodies of the two POST routes: what they may say, and what is refused.
+"""The bodies of the POST routes: what they may say, and what is refused.
 
-A parameter has one of three fates, so that nothing a caller asks for is dropped in silence:
-    a field below       taken and obeyed (`user` is a label that changes no answer)
-    NEUTRAL             not done here; accepted only at the value that asks for nothing (`n: 1`)
+A parameter has one of four fates, so that nothing a caller asks for is dropped in silence:
+    a field below       taken and obeyed
+    a label             says who asks, and changes no answer: `user`, `metadata`, `prompt_cache_key`, ...
+    NEUTRAL             not done here; accepted only at the values that ask for nothing (`store: false`)
     anything else       refused by name
 
 `null` always means absent. The ranges of sampling are the ranks' own (`protocol/bounds.py`). It does not know limits or
-tokens (`calls.py` does).
-Source: OpenAI API reference, "Create completion" and "Create chat completion"; `top_k`, with 0 or -1 for all tokens,
-and `repetition_penalty`, with 1 for none, are vLLM's and others'. Completions' `logprobs` may be 20, as a chat's
-`top_logprobs` may; OpenAI's own limit is 5 there.
+tokens (`calls.py` does), and `conversation.py` has the messages and tools of a chat.
+Source: OpenAI API reference, "Create completion" and "Create chat completion"; DeepSeek API reference for 16 `stop`
+strings and `thinking`; vLLM's "OpenAI-compatible server" for `ignore_eos`, `min_tokens`, `stop_token_ids`, `top_k` (0
+or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs` and `continuous_usage_stats`. Completions'
+`logprobs` may be 20, as a chat's `top_logprobs` may; OpenAI's own limit is 5 there.
 """
 
 import re
@@ -17,67 +19,138 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from runtime.gateway.http_errors import ApiError, invalid
-from runtime.protocol.bounds import NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
+from runtime.gateway.conversation import Message, NamedTool, Part, Tool
+from runtime.gateway.http_errors import ApiError, invalid, unsupported
+from runtime.protocol.bounds import Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
+from runtime.protocol.json_grammar import ANY_OBJECT
 
-__all__ = ["ChatBody", "CompletionBody", "Message", "StreamOptions", "TextPart", "parse_body"]
+__all__ = [
+    "MAX_CHOICES",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "GenerationBody",
+    "StreamOptions",
+    "Thinking",
+    "TokenizeBody",
+    "neutral_values",
+    "parse_body",
+]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
+    "bad_words": ([],),
     "echo": (False,),
-    "logit_bias": ({},),
-    "n": (1,),
-    "response_format": ({"type": "text"},),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # special tokens have no text here
+    "store": (False,),
+    "stream_reasoning": (True,),
     "suffix": ("",),
-    "tool_choice": ("none",),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+}
+NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-BAD_FIELD = re.compile(r" - at `\$\.(\w+)")
+NEUTRAL_TOKENIZE: dict[str, tuple[Any, ...]] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
+NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "continue_final_message": (False,),
+}
+BAD_FIELD = re.compile(r" - at (?:`key` in )?`\$\.(\w+)")
 MISSING_FIELD = re.compile(r"field `(\w+)`$")
+MAX_CHOICES = 128  # OpenAI's
+MAX_BIASES = 1024  # vLLM's on GPUs: MAX_NUM_LOGIT_BIAS_TOKENS
 
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every token is compared with all its starts
+StopTokenIds = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=128)
+]  # vLLM's: MAX_NUM_STOP_TOKEN_IDS
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a body: immutable, and refusing keys that it does not know."""
+class StreamOptions(Part):
+    """The options of a stream.
+
+    With `include_usage`, one more chunk before the end carries the usage; with `continuous_usage_stats` as well, every
+    chunk has what was used so far. Obfuscation is not done, so it can only be declined.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class StreamOptions(_Part):
-    """The options of a stream. With `include_usage`, one more chunk before the end carries the usage."""
+class Thinking(Part):
+    """Whether the model thinks first, in DeepSeek's words."""
 
-    include_usage: bool = False
-
-
-class TextPart(_Part):
-    """A piece of a message; other kinds (images, audio) are refused."""
-
-    type: Literal["text"]
-    text: str
+    type: Literal["enabled", "disabled"]
 
 
-class Message(_Part):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
+class TextFormat(Part, tag_field="type", tag="text"):
+    """The answer is whatever the model says."""
 
 
-class Body(_Part):
-    """The fields that both routes share."""
+class ObjectFormat(Part, tag_field="type", tag="json_object"):
+    """The answer is an object in JSON."""
+
+
+class NamedSchema(Part):
+    """A JSON Schema. It is always obeyed, `strict` or not."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Part, tag_field="type", tag="json_schema"):
+    """The answer is JSON that a schema allows."""
+
+    json_schema: NamedSchema
+
+
+class GenerationBody(Part):
+    """The fields that both routes share which generate text."""
 
     model: str
     max_tokens: PositiveInt | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Annotated[dict[int, Bias], msgspec.Meta(max_length=MAX_BIASES)] | None = None
     seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=4)] | None = None
+    stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=16)] | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    request_id: str | None = None
+    safety_identifier: str | None = None
     user: str | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
@@ -85,13 +158,15 @@ class Body(_Part):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class CompletionBody(Body, kw_only=True):
+class CompletionBody(GenerationBody, kw_only=True):
     """`prompt` is a text, texts, token ids, or lists of token ids; several prompts give several choices.
 
-    `logprobs` is how many of the likeliest tokens each token comes with, besides its own logprob.
+    `logprobs` is how many of the likeliest tokens each token comes with, besides its own logprob. `best_of` may only
+    repeat `n`.
     """
 
     prompt: str | list[str | int | list[int]]
+    best_of: PositiveInt | None = None
     logprobs: NumLogprobs | None = None
 
     @property
@@ -99,14 +174,34 @@ class CompletionBody(Body, kw_only=True):
         """The number of likeliest tokens to report; None means no logprobs at all."""
         return self.logprobs
 
+    @property
+    def json_schema(self) -> None:
+        """Nothing: a completion is whatever the model says."""
 
-class ChatBody(Body, kw_only=True):
-    """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens."""
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+class ChatBody(GenerationBody, kw_only=True):
+    """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens.
+
+    `thinking` and `chat_template_kwargs` are for templates that read them.
+    """
+
+    messages: Messages
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def json_schema(self) -> str | None:
+        """The schema that the answer is held to, as text."""
+        if isinstance(self.response_format, SchemaFormat):
+            return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
+        return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -114,20 +209,51 @@ class ChatBody(Body, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-BodyKind = TypeVar("BodyKind", CompletionBody, ChatBody)
+class TokenizeBody(Part):
+    """Either `prompt` or `messages`. BOS comes before a prompt as in /v1/completions, unless it is declined."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Part):
+    """Token ids, which may be none."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+BodyKind = TypeVar("BodyKind", bound=Part)
+NEUTRAL_OF: dict[type[Part], dict[str, tuple[Any, ...]]] = {
+    CompletionBody: NEUTRAL | NEUTRAL_COMPLETION,
+    ChatBody: NEUTRAL | NEUTRAL_CHAT,
+    TokenizeBody: NEUTRAL_TOKENIZE,
+}
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
     """Return the body as `kind`. Raise ApiError, naming the parameter."""
     wishes = {name: value for name, value in _read_object(raw).items() if value is not None}
-    _refuse_unsupported(wishes, kind)
+    neutral = neutral_values(kind)
+    _refuse_unsupported(wishes, kind, neutral)
     try:
-        body = msgspec.convert({name: value for name, value in wishes.items() if name not in NEUTRAL}, kind)
+        fields = {name: value for name, value in wishes.items() if name not in neutral}
+        body = msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _misfit(str(error)) from None
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options is only for stream: true", "stream_options")
+    if isinstance(body, GenerationBody):
+        _check_stream_options(body)
     return body
+
+
+def neutral_values(kind: type[Part]) -> dict[str, tuple[Any, ...]]:
+    """Return the values that ask for nothing, by the names of parameters that are not obeyed."""
+    return NEUTRAL_OF.get(kind, {})
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:
@@ -140,18 +266,28 @@ def _read_object(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
+def _refuse_unsupported(wishes: dict[str, Any], kind: type[Part], neutral: dict[str, tuple[Any, ...]]) -> None:
     for name, value in wishes.items():
-        if name in NEUTRAL:
-            if not _is_neutral(value, NEUTRAL[name]):
-                raise invalid(f"{name} is not supported by this server; leave it out", name, "unsupported_parameter")
+        if name in neutral:
+            if not _is_neutral(value, neutral[name]):
+                raise unsupported(f"{name} is not supported by this server; leave it out", name)
         elif name not in kind.__struct_fields__:
             raise invalid(f"{name} is unknown to this route; leave it out", name, "unknown_parameter")
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Return whether the value asks for nothing. Types count: `n: true` is not `n: 1`."""
-    return any(type(value) is type(nothing) and value == nothing for nothing in neutral)
+    """Return whether the value asks for nothing. `true` is no number: `min_p: false` is not `min_p: 0`."""
+    return any(isinstance(value, bool) == isinstance(nothing, bool) and value == nothing for nothing in neutral)
+
+
+def _check_stream_options(body: GenerationBody) -> None:
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise invalid("stream_options is only for stream: true", "stream_options")
+    if body.stream_options.include_obfuscation:
+        said = "stream_options: include_obfuscation is not supported by this server; leave it out"
+        raise unsupported(said, "stream_options")
 
 
 def _misfit(complaint: str) -> ApiError:

@@ -7,17 +7,31 @@ It does not know HTTP, and it does not choose ranks.
 """
 
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import jinja2
-
-from runtime.gateway.body import Body, ChatBody, CompletionBody, Message, parse_body
-from runtime.gateway.http_errors import ApiError, invalid, unknown_model
+from runtime.gateway.answer_parts import AnswerForm
+from runtime.gateway.body import ChatBody, CompletionBody, parse_body
+from runtime.gateway.conversation import ChatPrompt, Tool, chat_prompt
+from runtime.gateway.http_errors import ApiError, invalid, unknown_model, unsupported
 from runtime.gateway.tokenizer import Tokenizer
+from runtime.protocol.json_grammar import why_no_grammar
 from runtime.protocol.messages import Sampling
 
-__all__ = ["Call", "GenerationRequest", "ServedModel", "chat_call", "completion_call"]
+__all__ = [
+    "AskedCall",
+    "Call",
+    "GenerationRequest",
+    "ServedModel",
+    "check_length",
+    "check_model",
+    "checked_ids",
+    "prompts_of",
+    "read_chat",
+    "read_completion",
+]
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -33,102 +47,196 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt, ready for a prefill rank."""
+    """One prompt, ready for a prefill rank. `answer` says how its text is to be read; None means as it is."""
 
     prompt_ids: list[int]
     sampling: Sampling
     stops: tuple[str, ...]
+    answer: AnswerForm | None = None
 
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request: choice `i` of its answer is what `requests[i]` generates."""
+    """One HTTP request: choice `i` of its answer is what `requests[i]` generates.
+
+    `num_prompt_tokens` counts a prompt once, however many choices it has.
+    """
 
     requests: tuple[GenerationRequest, ...]
+    num_prompt_tokens: int
     stream: bool
-    include_usage: bool
+    include_usage: bool = False
+    usage_in_every_chunk: bool = False
 
 
-def completion_call(raw: bytes, model: ServedModel) -> Call:
+@dataclass(frozen=True)
+class AskedCall:
+    """A body that fits its route, before its prompts are encoded: whoever has no room for it is spared that.
+
+    `prepare` returns the call, which takes time and memory for each choice. It raises ApiError.
+    """
+
+    num_choices: int
+    prepare: Callable[[], Call]
+
+
+def read_completion(raw: bytes, model: ServedModel) -> AskedCall:
     """Read the body of /v1/completions. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
-    _check_model(body, model)
-    return _call(body, _prompts(body.prompt, model.tokenizer), body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
+    check_model(body.model, model)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of is not supported by this server; leave it out", "best_of")
+    return AskedCall(_num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model))
 
 
-def chat_call(raw: bytes, model: ServedModel) -> Call:
+def read_chat(raw: bytes, model: ServedModel) -> AskedCall:
     """Read the body of /v1/chat/completions. Raise ApiError."""
     body = parse_body(raw, ChatBody)
-    _check_model(body, model)
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
+    check_model(body.model, model)
+    asked = body.max_completion_tokens or body.max_tokens
+    if body.max_tokens not in (None, asked):
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
-    prompt_ids = _chat_prompt(body.messages, model.tokenizer)
-    return _call(body, [prompt_ids], body.max_completion_tokens or body.max_tokens, model.max_request_tokens, model)
+    return AskedCall(body.n or 1, partial(_chat_call, body, asked, model))
 
 
-def _check_model(body: Body, model: ServedModel) -> None:
-    if body.model != model.name:
-        raise unknown_model(body.model, model.name)
+def check_model(name: str | None, model: ServedModel) -> None:
+    """Raise ApiError if the body names another model."""
+    if name not in (None, model.name):
+        raise unknown_model(name, model.name)
 
 
-def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return every form of `prompt` as lists of ids."""
+def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
+    """Return every form of `prompt` as lists of ids. Raise ApiError."""
     if isinstance(prompt, str):
-        return [_encoded(prompt, tokenizer)]
+        return [_encoded(prompt, model)]
     if prompt and all(isinstance(item, int) for item in prompt):
-        return [_checked_ids(prompt, tokenizer)]
+        return [checked_ids(prompt, model.tokenizer)]
     if len({type(item) for item in prompt}) != 1:
         raise invalid("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
-    return [_encoded(item, tokenizer) if isinstance(item, str) else _checked_ids(item, tokenizer) for item in prompt]
+    ids = (_encoded(item, model) if isinstance(item, str) else checked_ids(item, model.tokenizer) for item in prompt)
+    return list(ids)
 
 
-def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
+def _completion_call(body: CompletionBody, model: ServedModel) -> Call:
+    prompts = prompts_of(body.prompt, model)
+    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
+
+
+def _chat_call(body: ChatBody, asked: int | None, model: ServedModel) -> Call:
+    prompt = _chat_prompt(body, model.tokenizer)
+    _check_format(body, prompt.answer)
+    check_length(prompt.text, model)
+    prompt_ids = model.tokenizer.encode_whole(prompt.text)
+    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
+
+
+def _num_prompts(prompt: str | list[Any]) -> int:
+    """Return how many prompts `prompt` is, well-formed or not. A list that begins with a number is one of token ids."""
+    is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
+    return 1 if is_one else len(prompt)
+
+
+def _encoded(text: str, model: ServedModel) -> list[int]:
     if not text:
         raise invalid("prompt is an empty text", "prompt")
-    return tokenizer.encode(text)
+    check_length(text, model)
+    return model.tokenizer.encode(text)
 
 
-def _checked_ids(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+def check_length(text: str, model: ServedModel) -> None:
+    """Raise ApiError if the text is far too long, before it is encoded."""
+    limit = model.max_request_tokens
+    if model.tokenizer.is_too_long(text, limit):
+        said = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
+        raise invalid(f"{said} has more", code="context_length_exceeded")
+
+
+def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
+    """Return the ids, all of which the model knows, as a list of at least one. Raise ApiError, naming `param`."""
     if not ids:
-        raise invalid("prompt is an empty list of token ids", "prompt")
+        raise invalid(f"{param} is an empty list of token ids", param)
     unknown = [token_id for token_id in ids if not 0 <= token_id < tokenizer.num_token_ids]
     if unknown:
-        raise invalid(f"prompt holds the token id {unknown[0]}, ids go to {tokenizer.num_token_ids - 1}", "prompt")
-    return ids
+        raise invalid(f"{param} holds the token id {unknown[0]}, ids go to {tokenizer.num_token_ids - 1}", param)
+    return list(ids)
 
 
-def _chat_prompt(messages: list[Message], tokenizer: Tokenizer) -> list[int]:
-    if tokenizer.chat_template is None:
-        raise invalid("this model has no chat template; use /v1/completions", "messages")
-    try:
-        return tokenizer.encode_chat([{"role": message.role, "content": _plain(message)} for message in messages])
-    except jinja2.TemplateError as error:
-        raise invalid(f"the model's chat template refuses these messages: {error}", "messages") from None
+def _chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> ChatPrompt:
+    options = dict(body.chat_template_kwargs or {})
+    if body.thinking is not None:
+        options |= _thinking_option(body.thinking.type == "enabled", tokenizer)
+    return chat_prompt(body.messages, _tools(body), options, tokenizer.chat_template)
 
 
-def _plain(message: Message) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text for part in message.content)
+def _tools(body: ChatBody) -> list[Tool]:
+    """Return the tools that the model may call. Raise ApiError if it is to be made to call one, or only one."""
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
+    tools = [] if body.tool_choice == "none" else body.tools or []
+    if tools and body.parallel_tool_calls is False:
+        said = "parallel_tool_calls: false is not supported by this server; leave it out"
+        raise unsupported(said, "parallel_tool_calls")
+    return tools
+
+
+def _check_format(body: ChatBody, answer: AnswerForm) -> None:
+    """Raise ApiError if the answer cannot be held to its JSON schema."""
+    if body.json_schema is None:
+        return
+    conflicts = {
+        "a model that thinks first": answer.opening == "thinking",
+        "tools": answer.tool_calls is not None,
+        "ignore_eos": bool(body.ignore_eos),
+        "min_tokens": bool(body.min_tokens),
+    }
+    for name, is_there in conflicts.items():
+        if is_there:
+            raise unsupported(f"response_format in JSON is not supported together with {name}", "response_format")
+    reason = why_no_grammar(body.json_schema)
+    if reason is not None:
+        raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
+
+
+def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
+    """Return the template's own word for whether the model thinks; none where the model does so anyway."""
+    template = tokenizer.chat_template
+    if template is not None and "thinking" in template.options:
+        return {"thinking": wanted}
+    if template is not None and template.thinks == wanted:
+        return {}
+    raise unsupported("thinking is not a choice that this model's chat template gives", "thinking")
 
 
 def _call(
-    body: CompletionBody | ChatBody, prompts: list[list[int]], asked: int | None, default: int, model: ServedModel
+    body: CompletionBody | ChatBody,
+    prompts: list[list[int]],
+    asked: int | None,
+    default: int,
+    model: ServedModel,
+    answer: AnswerForm | None = None,
 ) -> Call:
+    limits = [_max_tokens(len(prompt_ids), asked, default, model) for prompt_ids in prompts]
+    _check_ids_of_sampling(body, model.tokenizer)
+    options = body.stream_options
     return Call(
         requests=tuple(
-            GenerationRequest(
-                prompt_ids=prompt_ids,
-                sampling=_sampling(body, _max_tokens(len(prompt_ids), asked, default, model), model.tokenizer),
-                stops=body.stop_strings(),
-            )
-            for prompt_ids in prompts
+            GenerationRequest(prompt_ids, _sampling(body, limit, choice, model.tokenizer), body.stop_strings(), answer)
+            for prompt_ids, limit in zip(prompts, limits, strict=True)
+            for choice in range(body.n or 1)
         ),
+        num_prompt_tokens=sum(map(len, prompts)),
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=options is not None and bool(options.include_usage),
+        usage_in_every_chunk=options is not None and bool(options.include_usage and options.continuous_usage_stats),
     )
+
+
+def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer) -> None:
+    for param, ids in (("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids)):
+        if ids:
+            checked_ids(list(ids), tokenizer, param)
 
 
 def _max_tokens(num_prompt_tokens: int, asked: int | None, default: int, model: ServedModel) -> int:
@@ -149,16 +257,29 @@ def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
     )
 
 
-def _sampling(body: CompletionBody | ChatBody, max_tokens: int, tokenizer: Tokenizer) -> Sampling:
+def _sampling(body: CompletionBody | ChatBody, max_tokens: int, choice: int, tokenizer: Tokenizer) -> Sampling:
+    """Return the sampling of a prompt's `choice`-th answer, which draws otherwise than the others."""
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
+    end_of_text = () if body.ignore_eos else tokenizer.stop_ids
     return Sampling(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
-        stop_ids=list(tokenizer.stop_ids),
+        seed=secrets.randbits(63) if body.seed is None else _shifted(body.seed, choice),
+        stop_ids=[*end_of_text, *(body.stop_token_ids or ())],
         top_k=max(body.top_k or 0, 0),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         num_logprobs=body.num_logprobs,
+        min_tokens=min_tokens,
+        logit_bias=body.logit_bias or {},
+        json_schema=body.json_schema,
     )
+
+
+def _shifted(seed: int, choice: int) -> int:
+    """Return the seed of a prompt's `choice`-th answer; after the last one comes the first."""
+    return (seed + choice + 2**63) % 2**64 - 2**63

@@ -28,12 +28,12 @@ class TextStream:
         """True if a stop string has come; there is no more text then."""
         return self._matcher.has_matched
 
-    def push(self, token_id: int) -> str:
-        """Return the text that this token makes certain, often none."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Return the text that this token makes certain, often none. Unless it `may_stop`, no stop string is sought."""
         known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
         text = self._utf8.decode(self._token_bytes[token_id] if known else b"")
         self.num_characters += len(text)
-        return self._matcher.push(text)
+        return self._matcher.push(text) if may_stop else text
 
     def finish(self) -> str:
         """Return the text held back; a character that was never completed becomes U+FFFD."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
+from runtime.gateway.answer_parts import AnswerPart, AnswerReader
 from runtime.gateway.calls import Call, GenerationRequest
 from runtime.gateway.detokenizer import TextStream
 from runtime.gateway.http_errors import overloaded, rank_failed, unavailable
@@ -26,9 +27,9 @@ from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import Tokenizer
 from runtime.protocol.messages import Abort, Failed, Prefill, Token
 
-__all__ = ["Delta", "Generation", "InFlightRequest"]
+__all__ = ["Delta", "Generation", "InFlightRequest", "check_room"]
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, some 10 MB with 20 logprobs a token
 
 
@@ -36,13 +37,15 @@ MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, 
 class Delta:
     """The growth of choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
 
-    `logprobs` is None where nobody asked for them.
+    `parts` is the text as thoughts, words and calls of tools; None where all of it is words. `logprobs` is None where
+    nobody asked for them.
     """
 
     index: int
     text: str
     finish_reason: FinishReason | None
     logprobs: Sequence[TokenLogprobs] | None = None
+    parts: Sequence[AnswerPart] | None = None
 
 
 class Generation:
@@ -50,7 +53,7 @@ class Generation:
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
         """Begin all prompts of the call. Raise ApiError when nobody can take them."""
-        _check_room(len(call.requests), registry, metrics)
+        check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
         self._num_token_ids = tokenizer.num_token_ids
@@ -58,12 +61,18 @@ class Generation:
         self._in_flight = [
             self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)
         ]
-        self.num_prompt_tokens = sum(len(request.prompt_ids) for request in call.requests)
+        self.num_prompt_tokens = call.num_prompt_tokens
 
     @property
     def num_generated_tokens(self) -> int:
         """The tokens that the model made so far. A stop token counts: it was computed like any other."""
         return sum(answer.num_tokens for answer in self._answers)
+
+    @property
+    def num_thinking_tokens(self) -> int | None:
+        """The generated tokens that are thoughts; None for a model that does not think."""
+        counts = [answer.num_thinking_tokens for answer in self._answers]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     async def next_delta(self) -> Delta | None:
         """Return the next delta of any choice, or None when all are complete. Raise ApiError when a rank gave up."""
@@ -104,13 +113,14 @@ class Generation:
             self._arrivals.put_nowait((index, message))
 
 
-def _check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
+def check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
+    """Raise ApiError if nobody can take so many more requests now."""
     room = registry.room()
     if room is None:
         raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
     if num_requests > room:
         metrics.rejected.inc(num_requests)
-        raise overloaded(num_requests, room)
+        raise overloaded(num_requests, room, metrics.pace.wait_s(registry.num_requests(), num_requests - room))
 
 
 class Answer:
@@ -119,19 +129,37 @@ class Answer:
     def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._index = index
         self._text = TextStream(tokenizer.token_bytes, request.stops)
+        self._min_tokens = request.sampling.min_tokens
         self._logprobs = None if request.sampling.num_logprobs is None else LogprobStream(tokenizer)
+        form = request.answer
+        self._reader = None if form is None or form.is_plain else AnswerReader(form)
         self.num_tokens = 0
+        self.num_thinking_tokens = 0 if form is not None and form.opening != "content" else None
         self.finish_reason: FinishReason | None = None
 
     def take(self, token: Token) -> Delta:
         """Return the delta that one more token makes certain."""
         self.num_tokens += 1
+        if self.num_thinking_tokens is not None and self._reader is not None:
+            self.num_thinking_tokens += self._reader.is_thinking
         num_characters_before = self._text.num_characters
-        text = "" if token.finish_reason == "stop" else self._text.push(token.token_id)
+        may_stop = self.num_tokens > self._min_tokens
+        text = "" if token.finish_reason == "stop" else self._text.push(token.token_id, may_stop=may_stop)
         if token.finish_reason is not None:
             text += self._text.finish()
         self.finish_reason = "stop" if self._text.is_stopped else token.finish_reason
-        return Delta(self._index, text, self.finish_reason, self._logprobs_of(text, token, num_characters_before))
+        logprobs = self._logprobs_of(text, token, num_characters_before)
+        parts = self._parts_of(text)
+        return Delta(self._index, text, self.finish_reason, logprobs, parts)
+
+    def _parts_of(self, text: str) -> Sequence[AnswerPart] | None:
+        """Return what the text says. An answer that ends by itself, and called tools, ends for their sake."""
+        if self._reader is None:
+            return None
+        parts = self._reader.push(text, is_last=self.finish_reason is not None)
+        if self.finish_reason == "stop" and self._reader.num_calls:
+            self.finish_reason = "tool_calls"
+        return parts
 
     def _logprobs_of(self, text: str, token: Token, offset: int) -> Sequence[TokenLogprobs] | None:
         if self._logprobs is None:
@@ -185,7 +213,7 @@ class InFlightRequest:
         if isinstance(message, Failed):
             rank.unsubscribe(self.request_id)
             self.end()
-            self._deliver(message)
+            self._deliver(Failed(self.request_id, message.reason + self._between_whom(rank)))
         elif not all(0 <= token_id < self._num_token_ids for token_id in _token_ids(message)):
             self.end()
             self._deliver(Failed(self.request_id, f"{rank} said a token id outside the vocabulary"))
@@ -195,6 +223,12 @@ class InFlightRequest:
             for token in (message, *self._early):
                 self._pass_on(token)
             self._early.clear()
+
+    def _between_whom(self, rank: Rank) -> str:
+        """Return both ranks' names after a failure that a prefill rank tells: the other one may be at fault."""
+        if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
+            return ""
+        return f" ({self._prefill}, which hands over to {self._decode})"
 
     def _pass_on(self, token: Token) -> None:
         self._num_delivered += 1

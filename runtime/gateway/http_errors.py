@@ -1,8 +1,9 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with five ways to make it; each message is a sentence that the caller can act on.
+One exception with six ways to make it; each message is a sentence that the caller can act on.
 
-    400 invalid(...)          the request is wrong, or asks for what this server does not do
+    400 invalid(...)          the request is wrong
+    400 unsupported(...)      it asks for what this server, or its model, does not do
     404 unknown_model(...)    another model's name
     429 overloaded(...)       every rank has as many requests as it may have
     503 unavailable(...)      nobody can answer right now
@@ -11,7 +12,7 @@ One exception with five ways to make it; each message is a sentence that the cal
 
 from dataclasses import dataclass
 
-__all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model"]
+__all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model", "unsupported"]
 
 RETRY_AFTER_S = 1
 
@@ -25,6 +26,7 @@ class ApiError(Exception):
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
+    retry_after_s: int = RETRY_AFTER_S
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON document, the same in an HTTP answer and in a stream."""
@@ -32,12 +34,17 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Return Retry-After where asking again may help."""
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the error for a caller's mistake, or for a wish that this server does not grant."""
+    """Return the error for a caller's mistake."""
     return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """Return the error for a wish that this server, or its model, does not grant."""
+    return invalid(message, param, "unsupported_parameter")
 
 
 def unknown_model(asked: str, served: str) -> ApiError:
@@ -46,10 +53,10 @@ def unknown_model(asked: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def overloaded(num_asked: int, num_free: int) -> ApiError:
-    """Return the error for more requests than the ranks may have at a time."""
+def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
+    """Return the error for more requests than the ranks may have at a time, with when there may be room."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
-    return ApiError(429, message, type="rate_limit_error", code="overloaded")
+    return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
 
 
 def unavailable(message: str) -> ApiError:

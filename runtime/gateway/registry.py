@@ -6,6 +6,8 @@ The invariants: a unit is ready when all its `num_ranks` ranks are connected and
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
 connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
 connection broke first, takes its own place: it says the same Hello, digest and process id included.
+A rank that serves says something every few seconds. One that is silent for `stall_timeout_s` is given up, though its
+connection may stand: a process that hangs or is stopped closes nothing.
 It does not start, stop or reconnect ranks: they come by themselves.
 """
 
@@ -53,9 +55,10 @@ class Unit:
 class Registry:
     """All ranks that ever presented themselves, by unit and number."""
 
-    def __init__(self, kv_digest: str, max_requests_per_rank: int) -> None:
+    def __init__(self, kv_digest: str, max_requests_per_rank: int, stall_timeout_s: float) -> None:
         self._kv_digest = kv_digest
         self._max_requests_per_rank = max_requests_per_rank
+        self._stall_timeout_s = stall_timeout_s
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -104,6 +107,10 @@ class Registry:
         first, rest = self._loads()
         return room(rest, self._max_requests_per_rank) if first and rest else None
 
+    def num_requests(self) -> int:
+        """Return how many requests there are, each counted where it stays to its end."""
+        return sum(load.num_requests for load in self._loads()[1])
+
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
 
@@ -137,12 +144,27 @@ class Registry:
         rank = self._admit(await _read_hello(frames), writer)
         log.info("%s on %s joined", rank, _where(rank))
         try:
-            while (frame := await frames.read()) is not None:
-                rank.take(frame[0])
+            while (message := await self._next_word(rank, frames)) is not None:
+                rank.take(message)
             if not self._is_closing and rank.state != "lost":
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         finally:
             rank.fail_all(f"{rank} was lost")
+
+    async def _next_word(self, rank: Rank, frames: FrameReader[FromRank]) -> FromRank | None:
+        """Return the rank's next message, or None at its end. Raise WireError for one that serves and says nothing."""
+        may_be_silent = rank.state in (
+            "loading",
+            "joining",
+        )  # it waits for its weights, or its peers, and has no requests
+        try:
+            async with asyncio.timeout(None if may_be_silent else self._stall_timeout_s):
+                frame = await frames.read()
+        except TimeoutError:
+            reason = f"{rank} has said nothing for {self._stall_timeout_s:g} s"
+            rank.hang_up(reason)
+            raise WireError(reason) from None
+        return None if frame is None else frame[0]
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         self._hang_up_before(hello)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.gateway.answer_parts import AnswerPart, CallPart, Said, Thought
 from runtime.gateway.generation import Delta
 from runtime.gateway.logprobs import TokenLogprobs
 from runtime.gateway.tokenizer import Spelling
@@ -66,15 +67,26 @@ class ChatDialect(Dialect):
     objects = ("chat.completion", "chat.completion.chunk")
 
     def choice(self, delta: Delta) -> Json:
-        """Return the assistant's message."""
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        """Return the assistant's message. `reasoning_content` and `tool_calls` are there where there are some."""
+        parts = _parts(delta)
+        calls = [_call(group) for group in _calls(parts)]
+        said = {"content": _text(parts, Said) or (None if calls else "")}
+        thought = {"reasoning_content": _text(parts, Thought)} if any(isinstance(p, Thought) for p in parts) else {}
+        message = {"role": "assistant", **said, **thought, "refusal": None} | ({"tool_calls": calls} if calls else {})
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """Return the message's growth; nothing but the finish_reason when it ends without text."""
-        role = {"role": "assistant"} if is_first else {}
-        content = {"content": delta.text} if is_first or delta.text else {}
-        return {"index": delta.index, "delta": role | content} | _chat_ending(delta)
+        parts = _parts(delta)
+        growth: Json = {"role": "assistant"} if is_first else {}
+        if any(isinstance(part, Thought) for part in parts):
+            growth["reasoning_content"] = _text(parts, Thought)
+        calls = _calls(parts)
+        if calls:
+            growth["tool_calls"] = [_call(group) | {"index": group[0].index} for group in calls]
+        if any(isinstance(part, Said) for part in parts) or (is_first and len(growth) == 1):
+            growth["content"] = _text(parts, Said)
+        return {"index": delta.index, "delta": growth} | _chat_ending(delta)
 
 
 def whole(dialect: Dialect, choices: Sequence[Delta], usage: Json) -> Json:
@@ -82,10 +94,9 @@ def whole(dialect: Dialect, choices: Sequence[Delta], usage: Json) -> Json:
     return _document(dialect, dialect.objects[0], [dialect.choice(delta) for delta in choices]) | {"usage": usage}
 
 
-def chunk(dialect: Dialect, delta: Delta, *, is_first: bool, include_usage: bool) -> Json:
-    """Return one event of a stream. With `include_usage` every chunk has the key, and only the last a value."""
-    document = _document(dialect, dialect.objects[1], [dialect.delta(delta, is_first=is_first)])
-    return document | {"usage": None} if include_usage else document
+def chunk(dialect: Dialect, delta: Delta, *, is_first: bool) -> Json:
+    """Return one event of a stream."""
+    return _document(dialect, dialect.objects[1], [dialect.delta(delta, is_first=is_first)])
 
 
 def usage_chunk(dialect: Dialect, usage: Json) -> Json:
@@ -93,15 +104,18 @@ def usage_chunk(dialect: Dialect, usage: Json) -> Json:
     return _document(dialect, dialect.objects[1], []) | {"usage": usage}
 
 
-def usage(num_prompt_tokens: int, num_generated_tokens: int) -> Json:
+def usage(num_prompt_tokens: int, num_generated_tokens: int, num_thinking_tokens: int | None) -> Json:
     """Return OpenAI's counts and DeepSeek's cache counts. Without a prefix cache, every prompt token was computed."""
-    return {
+    counts: Json = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated_tokens,
         "total_tokens": num_prompt_tokens + num_generated_tokens,
         "prompt_cache_hit_tokens": 0,
         "prompt_cache_miss_tokens": num_prompt_tokens,
     }
+    if num_thinking_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_thinking_tokens}
+    return counts
 
 
 def _document(dialect: Dialect, name: str, choices: list[Json]) -> Json:
@@ -134,6 +148,34 @@ def _key(token: Spelling) -> str:
     if token.content is None or token.content == token.name.encode():
         return token.name
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
+
+
+def _parts(delta: Delta) -> Sequence[AnswerPart]:
+    if delta.parts is not None:
+        return delta.parts
+    return (Said(delta.text),) if delta.text else ()
+
+
+def _text(parts: Sequence[AnswerPart], kind: type[Said] | type[Thought]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, kind))
+
+
+def _calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
+    """Return the pieces of each call, together."""
+    by_index: dict[int, list[CallPart]] = {}
+    for part in parts:
+        if isinstance(part, CallPart):
+            by_index.setdefault(part.index, []).append(part)
+    return list(by_index.values())
+
+
+def _call(pieces: list[CallPart]) -> Json:
+    """Return the pieces of one call as one; its id and name are in the first of all."""
+    first = pieces[0]
+    arguments = "".join(piece.arguments for piece in pieces)
+    if first.id is None:
+        return {"function": {"arguments": arguments}}
+    return {"id": first.id, "type": "function", "function": {"name": first.name, "arguments": arguments}}
 
 
 def _chat_ending(delta: Delta) -> Json:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
+from runtime.gateway.http1 import Http1
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import load_tokenizer
@@ -41,7 +42,7 @@ def run(launch: GatewayLaunch, address: str) -> None:
         closing(listen(address, launch.ports.registry, "registry")) as ranks,
         serve_metrics(measured, address, launch.ports.metrics),
     ):
-        registry = Registry(launch.kv_digest, launch.max_requests_per_rank)
+        registry = Registry(launch.kv_digest, launch.max_requests_per_rank, launch.stall_timeout_s)
         gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), started=int(time.time()))
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))
@@ -56,7 +57,7 @@ def _load_model(launch: GatewayLaunch) -> ServedModel:
 async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) -> None:
     config = uvicorn.Config(
         create_app(gateway),
-        http="h11",
+        http=Http1,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,10 +1,10 @@
-"""A checkpoint's tokenizer: text and conversations to token ids, token ids to bytes.
+"""A checkpoint's tokenizer: text to token ids, token ids to bytes.
 
 Why bytes: a token of byte-level BPE may end inside a UTF-8 character, so only bytes can be joined
 (`detokenizer.py` does).
 Read from the checkpoint's folder:
     tokenizer.json           the vocabulary; its decoder must be ByteLevel, as in all DeepSeek models
-    tokenizer_config.json    bos_token, eos_token, add_bos_token, chat_template
+    tokenizer_config.json    bos_token, eos_token, add_bos_token, chat_template (see `chat_template.py`)
     config.json, generation_config.json    vocab_size; eos_token_id, a number or a list (the latter file wins)
 
 The invariant: a prompt starts with at most one BOS that we put there. A chat template writes its own.
@@ -16,17 +16,19 @@ character outside that table is literal text).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import jinja2
 import msgspec
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runtime.checkpoint import read_json
+from runtime.checkpoint import read_json, read_text_model
 from runtime.errors import CheckpointError
+from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat_template
 
 __all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
+
+CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the beginning of a text that is too long is enough
+SLACK_TOKENS = 16  # assumed: of the word that is cut
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,11 @@ class Tokenizer:
     num_token_ids: int  # that the model knows: an id at or over it cannot be embedded
     stop_ids: tuple[int, ...]
     bos_id: int | None
-    special_texts: dict[str, str]  # bos_token and eos_token, for the chat template
-    chat_template: jinja2.Template | None
+    chat_template: ChatTemplate | None
 
     def encode(self, text: str) -> list[int]:
         """Return a plain prompt's ids, with BOS exactly once where the checkpoint wants it."""
-        ids = self.encoder.encode(text, add_special_tokens=False).ids
+        ids = self.encode_whole(text)
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def spelling(self, token_id: int) -> Spelling:
@@ -61,14 +62,25 @@ class Tokenizer:
             return Spelling(content.decode(errors="replace"), content)
         return Spelling(self.encoder.id_to_token(token_id) or f"token_id:{token_id}", None)
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return a conversation's ids, up to where the assistant speaks.
+    def encode_whole(self, text: str) -> list[int]:
+        """Return the ids of a text that has its BOS already, as a chat's has.
 
-        Raise jinja2.TemplateError if it is refused.
+        Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it. The fast form
+        keeps no place in the text for each token, which takes most of the memory.
         """
-        assert self.chat_template is not None
-        text = self.chat_template.render(messages=messages, add_generation_prompt=True, **self.special_texts)
-        return self.encoder.encode(text, add_special_tokens=False).ids
+        return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def is_too_long(self, text: str, max_tokens: int) -> bool:
+        """Return whether the text is surely over `max_tokens`, by its beginning alone: True spares encoding it all.
+
+        A text that is cut in a word differs in that word's tokens only, for which there is slack.
+        """
+        beginning = text[: max_tokens * CHARACTERS_A_TOKEN]
+        return len(beginning) < len(text) and len(self.encode_whole(beginning)) > max_tokens + SLACK_TOKENS
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of these ids, special tokens by their names."""
+        return self.encoder.decode(ids, skip_special_tokens=False)
 
 
 class _Token(msgspec.Struct):
@@ -83,7 +95,7 @@ class _TokenizerConfig(msgspec.Struct):
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
     add_bos_token: bool | None = None
-    chat_template: str | None = None
+    chat_template: str | list[NamedTemplate] | None = None
 
     def special_texts(self) -> dict[str, str]:
         """Return bos_token and eos_token as text, where there are any."""
@@ -111,21 +123,25 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a checkpoint folder's tokenizer. Raise CheckpointError."""
     encoder = _read_encoder(folder / "tokenizer.json")
     settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
-    config = _read_settings(folder / "config.json", _ModelConfig)
+    config = _settings(read_text_model(folder).config, folder / "config.json", _ModelConfig)
     return Tokenizer(
         encoder=encoder,
         token_bytes=_token_bytes(encoder),
         num_token_ids=config.vocab_size,
         stop_ids=_stop_ids(folder / "generation_config.json", config),
         bos_id=_leading_bos(folder, encoder, settings),
-        special_texts=settings.special_texts(),
-        chat_template=_compile_template(folder, settings.chat_template),
+        chat_template=load_chat_template(folder, settings.chat_template, settings.special_texts()),
     )
 
 
 def _read_settings(path: Path, kind: type[_Settings]) -> _Settings:
+    return _settings(read_json(path), path, kind)
+
+
+def _settings(document: dict[str, Any], path: Path, kind: type[_Settings]) -> _Settings:
+    """Return what of `document`, the content of `path`, is read. Raise CheckpointError."""
     try:
-        return msgspec.convert(read_json(path), kind)
+        return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from None
 
@@ -179,19 +195,3 @@ def _stop_ids(path: Path, config: _ModelConfig) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, list) else (ids,)
-
-
-def _compile_template(folder: Path, source: str | None) -> jinja2.Template | None:
-    """Compile the template in a sandbox, because it is foreign code; the block settings are transformers'."""
-    if source is None:
-        return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _raise_from_template
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise CheckpointError(f"the chat_template in {folder / 'tokenizer_config.json'} is broken: {error}") from None
-
-
-def _raise_from_template(message: str) -> None:
-    raise jinja2.TemplateError(message)

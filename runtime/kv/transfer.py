@@ -8,12 +8,15 @@ rank. No pickle; nothing is sent that the receiver did not expect.
 What waits at a decode rank for a place in its cache is bounded in number and bytes (`_Room`). The bounds are far from
 what a gateway sends: they are for what goes wrong.
 
-What it does not do: retry. The request's failure is reported to the gateway, which knows whom else to ask.
+What it does not do: retry. The request's failure is reported to the gateway, which tells its client. So the reason
+names no address and no digest: those are in this rank's log.
 """
 
 import asyncio
 import math
+import os
 import queue
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -27,6 +30,7 @@ from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
 from runtime.launch import KvLayout, UnitLaunch
 from runtime.protocol.bounds import why_not_computable
+from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, Handover, HandoverReply, Refused
 from runtime.protocol.sockets import notice_a_vanished_peer
@@ -37,6 +41,7 @@ REPLY_TIMEOUT_S = 30.0
 FIRST_TIMEOUT_S = 5.0  # as on the places port: a sender connects when it has a handover, and sends it at once
 MAX_CONNECTIONS = 4096  # assumed: DeepSeek's largest day had 29 prefill units of 32 ranks, 928 in all
 MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode rank
+NO_ANSWER = "no answer"
 HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many times the cache's bytes, or a GiB
 
 
@@ -53,9 +58,13 @@ class KvSender:
     def __init__(self, counters: TransferCounters) -> None:
         self._counters = counters
         self._connections: dict[tuple[str, int], _Connection] = {}
+        self._complain = Complaints(_say)
 
     async def send(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
-        """Hand a request over. Raise RuntimeFailure when the decode rank cannot be reached or refuses."""
+        """Hand a request over. Raise RuntimeFailure when the decode rank cannot be reached or refuses.
+
+        The log says where that rank is.
+        """
         connection = self._connections.setdefault((host, port), _Connection(host, port))
         payload = _to_bytes(latents)
         frame = encode_frame(handover, len(payload))
@@ -63,9 +72,11 @@ class KvSender:
         try:
             reply = await connection.exchange(frame, payload)
         except (OSError, WireError, TimeoutError) as error:
-            raise RuntimeFailure(f"its KV could not be sent to {host}:{port}: {str(error) or 'no answer'}") from None
+            self._complain(f"KV could not be sent to {host}:{port}: {str(error) or NO_ANSWER}")
+            raise RuntimeFailure(f"its KV could not be sent to the decode rank: {_without_address(error)}") from None
         if isinstance(reply, Refused):
-            raise RuntimeFailure(f"the decode rank at {host}:{port} refused it: {reply.reason}")
+            self._complain(f"the decode rank at {host}:{port} refused KV: {reply.reason}")
+            raise RuntimeFailure(f"the decode rank refused it: {reply.reason}")
         self._counters.kv_sent(len(payload), len(frame), time.perf_counter() - began)
 
 
@@ -153,13 +164,13 @@ def why_refused(
 ) -> str | None:
     """Return why this handover cannot be taken, or None.
 
-    Only a sender that knows the digest hears about anything else.
+    Only a sender that knows the digest hears about anything else. A client of the gateway may read the reason.
     """
     num_layers, latent_dim = token_shape
     num_tokens = len(handover.prompt_ids)
     expected_shape = [num_layers, num_tokens, latent_dim]
     if handover.kv_digest != launch.kv_digest:
-        return f"its KV is of {handover.kv_digest}, this unit's is not: it is of another plan or loaded other weights"
+        return "its KV is of another plan than this unit's, or of other weights than this unit loaded"
     token_ids, limit = [*handover.prompt_ids, handover.first_token_id], launch.limits.max_request_tokens
     reason = why_not_computable(token_ids, num_tokens, handover.sampling, vocab_size, limit)
     if reason is not None:
@@ -250,6 +261,18 @@ class _Connection:
         if self._writer is not None:
             self._writer.transport.abort()  # what is queued for it goes nowhere
         self._reader = self._writer = None
+
+
+def _without_address(error: Exception) -> str:
+    """Return why an exchange failed. The words of asyncio's own errors hold the address, so the kernel's are taken."""
+    if isinstance(error, WireError):
+        return str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    return NO_ANSWER if number is None else os.strerror(number).lower()
+
+
+def _say(sentence: str) -> None:
+    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
 
 
 def _to_bytes(latents: Tensor) -> memoryview:

@@ -1,6 +1,7 @@
 """The fields of a DeepSeek `config.json` that the computation reads, checked.
 
-V3, R1 and V3.1 (`deepseek_v3`), Kimi-K2, which is V3 under another name (`kimi_k2`), V2 and V2-Lite (`deepseek_v2`).
+V3, R1 and V3.1 (`deepseek_v3`), Kimi-K2, which is V3 under another name (`kimi_k2`), V2 and V2-Lite (`deepseek_v2`),
+and the text model of Kimi-K2.5, which is Kimi-K2's or V3's (`checkpoint/text_model.py` finds it).
 They differ in the gate, in whether the query is compressed (`q_lora_rank`), and in YaRN (`rope.py`). What this runtime
 cannot compute is refused by name, never approximated.
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.checkpoint import read_json
+from runtime.checkpoint import read_text_model
 from runtime.errors import CheckpointError
 from runtime.model.rope import Yarn, read_rope
 
@@ -109,7 +110,7 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """Read `config.json`. Raise CheckpointError for a missing key, or a value that this runtime does not compute."""
     path = folder / "config.json"
-    document = read_json(path)
+    document = read_text_model(folder).config
     choices = _choices(document, path)
     groups = ("n_group", "topk_group")
     is_grouped = choices["topk_method"] != "greedy"

@@ -1,8 +1,8 @@
 """Fills one rank's part of a model, or of its MTP layer, reading only the tensors that this rank holds.
 
-Every parameter is named as its tensor; the stacked local experts are built from the experts that the expert map puts
-into this rank's slots, so a redundant expert is read by each of its holders. Whatever can be wrong with a checkpoint is
-found in its headers, before any value is read.
+Every parameter is named as its tensor, without the prefix that a text model's tensors have beside encoders. The stacked
+local experts are built from the experts that the expert map puts into this rank's slots, so a redundant expert is read
+by each of its holders. Whatever can be wrong with a checkpoint is found in its headers, before any value is read.
 
     stored      kept        becomes
     BF16, FP32  BF16, FP32  the same value, rounded
@@ -33,6 +33,7 @@ from runtime.checkpoint import (
     index_tensors,
     read_manifest,
     read_shards,
+    read_text_model,
     refuse_holes,
 )
 from runtime.errors import CheckpointError
@@ -78,10 +79,11 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
     else:
         manifest.check_headers(shards)
     index = index_tensors(shards)
-    destinations = _destinations(model, index)
+    prefix = read_text_model(folder).prefix
+    destinations = _destinations(model, index, prefix)
     for name in destinations:
         _check(name, tuple(destinations[name][0].values.shape), index, folder)
-    _check_tied(model, index, folder)
+    _check_tied(_tied(model, prefix), index, folder)
     in_order_of_files = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
     with ReadDigests(None if manifest is None else manifest.tensors, torch.get_num_threads()) as digests:
         for done, name in enumerate(in_order_of_files, 1):
@@ -94,7 +96,7 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
     return Loaded(names, compared_files(folder, shards, digests.found, has_manifest=manifest is not None))
 
 
-def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination]]:
+def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list[_Destination]]:
     """Return where each tensor of the checkpoint goes: to one tensor, or to one in each slot that holds the expert.
 
     A tied tensor is in the file under one of its names, or under both.
@@ -102,10 +104,12 @@ def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination
     destinations: dict[str, list[_Destination]] = defaultdict(list)
     power_of_two = any(getattr(module, "power_of_two", False) for module in model.modules())
 
-    def add(prefix: str, tensors: dict[str, Tensor]) -> None:
+    def add(module: str, tensors: dict[str, Tensor]) -> None:
         for name, values in tensors.items():
             if not name.endswith(SCALE):
-                destinations[prefix + name].append(_Destination(values, tensors.get(name + SCALE), power_of_two))
+                destinations[prefix + module + name].append(
+                    _Destination(values, tensors.get(name + SCALE), power_of_two)
+                )
 
     parameters = {name: parameter.data for name, parameter in model.named_parameters()}
     add("", {name: values for name, values in parameters.items() if EXPERTS not in name})
@@ -113,23 +117,23 @@ def _destinations(model: nn.Module, index: Index) -> dict[str, list[_Destination
         if isinstance(mixture, MixtureOfExperts):
             for slot, expert in enumerate(mixture.load.local_experts[mixture.moe_layer].tolist()):
                 add(f"{layer}.experts.{expert}.", mixture.experts.tensors(slot))
-    for name, other in _tied(model):
+    for name, other in _tied(model, prefix):
         if other in index:
             destinations[other] = destinations[name] if name in index else destinations.pop(name)
     return destinations
 
 
-def _tied(model: nn.Module) -> list[tuple[str, str]]:
-    """Return both names of each parameter that two modules share: the embedding's and the head's, or none."""
+def _tied(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
+    """Return both tensors of each parameter that two modules share: the embedding's and the head's, or none."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter].append(name)
+        names[parameter].append(prefix + name)
     return [(both[0], both[1]) for both in names.values() if len(both) == 2]
 
 
-def _check_tied(model: nn.Module, index: Index, folder: Path) -> None:
+def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None:
     """Refuse two matrices where the config says one: whichever we took, somebody meant the other."""
-    for name, other in _tied(model):
+    for name, other in tied:
         if name in index and other in index and not _equal(name, other, index):
             raise CheckpointError(
                 f"{folder}: its config.json says that {other} is {name} (tie_word_embeddings), but the two are stored"

@@ -14,9 +14,11 @@ from typing import Annotated
 
 import msgspec
 
+from runtime.protocol.json_grammar import MAX_SCHEMA_BYTES
 from runtime.protocol.messages import Sampling
 
 __all__ = [
+    "Bias",
     "NumLogprobs",
     "Penalty",
     "RepetitionPenalty",
@@ -34,6 +36,7 @@ TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, msgspec.Meta(ge=0.01, le=2)]  # 1e-39 and below overflow FP32; 0.01 is decisive
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]  # OpenAI's; FP32 has room for more
 NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
 
@@ -50,6 +53,9 @@ class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: Penalty
     repetition_penalty: RepetitionPenalty
     num_logprobs: NumLogprobs | None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+    logit_bias: dict[int, Bias]
+    json_schema: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA_BYTES)] | None
 
 
 def why_not_computable(
@@ -60,6 +66,8 @@ def why_not_computable(
         return "its prompt has 0 tokens"
     if not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return f"it has a token id outside the vocabulary of {vocab_size:,}"
+    if not all(0 <= token_id < vocab_size for token_id in sampling.logit_bias):
+        return f"its logit_bias has a token id outside the vocabulary of {vocab_size:,}"
     try:
         msgspec.convert(msgspec.structs.asdict(sampling), _BoundedSampling)
     except msgspec.ValidationError as error:

@@ -48,7 +48,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `top_k` 0 keeps all tokens. A penalty is taken off the logits of tokens that were generated before: the frequency's
     once for each time, the presence's once. The repetition's (1: none) divides those of the prompt's tokens as well, or
     multiplies them where they are negative. `num_logprobs`: each token comes with its logprob, and this many of the
-    likeliest.
+    likeliest. `stop_ids` cannot be drawn before `min_tokens` are there. `logit_bias` is added to the logits of these
+    token ids. With a `json_schema`, as text, the answer is JSON that it allows.
     """
 
     max_tokens: int
@@ -61,6 +62,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     num_logprobs: int | None = None
+    min_tokens: int = 0
+    logit_bias: dict[int, float] = {}  # msgspec gives each its own
+    json_schema: str | None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Drawing the next token of one request.
 
-    logits -> penalties -> temperature -> top_k -> top_p -> a draw       (temperature 0: penalties -> the best)
-       `----> logprobs
+    logits -> what is allowed -> bias, no stop yet -> penalties -> temperature -> top_k -> top_p -> a draw
+       `----> logprobs                                   `-> the best, at temperature 0
 
 The draw at a position depends on the request's seed, that position and, under penalties, on the tokens before it, so a
 request continues the same way whichever rank it moves to. Logprobs are the model's own: of the logits before penalties
@@ -9,7 +9,8 @@ and temperature, so that they say what the model thinks whatever was asked of th
 
 Sources: OpenAI API reference, "Frequency and presence penalties"; Keskar et al., "CTRL" (arXiv 1909.05858) section 4.1,
 for the repetition's, with transformers' rule for negative logits. The order, what each penalty counts (generated
-tokens; the repetition's the prompt's too) and which logits logprobs are of (`raw_logprobs`) are vLLM's.
+tokens; the repetition's the prompt's too), what `min_tokens` holds back and which logits logprobs are of
+(`raw_logprobs`) are vLLM's.
 """
 
 import math
@@ -31,14 +32,22 @@ def sample(
     position: int,
     generated: Sequence[int] = (),
     prompt_ids: Sequence[int] = (),
+    allowed_V: Tensor | None = None,
 ) -> int:
     """Return the token that follows `position`, where the request has `generated` these tokens after its prompt.
 
-    Raise RequestFailure where the logits are not numbers.
+    `allowed_V` is `[vocab_size]` of bool, None where every token may come. Raise RequestFailure where the logits are
+    not numbers, or nothing is left to draw.
     """
     _check_finite(logits_V)
+    if allowed_V is not None:
+        logits_V = logits_V.masked_fill(~allowed_V, -torch.inf)
+    logits_V = _biased(logits_V, sampling)
+    logits_V = _not_over_yet(logits_V, sampling, len(generated))
     logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
     logits_V = _penalised(logits_V, sampling, generated)
+    if allowed_V is not None and logits_V.max() == -torch.inf:
+        raise RequestFailure("no token is left that may come next")
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
@@ -71,6 +80,25 @@ def _check_finite(logits_V: Tensor) -> None:
     """
     if not all(map(math.isfinite, logits_V.aminmax())):
         raise RequestFailure("the model's logits are not finite numbers")
+
+
+def _biased(logits_V: Tensor, sampling: Sampling) -> Tensor:
+    """Add the bias of each token that has one."""
+    if not sampling.logit_bias:
+        return logits_V
+    tokens = torch.tensor(list(sampling.logit_bias))
+    return logits_V.index_add(0, tokens, torch.tensor(list(sampling.logit_bias.values()), dtype=logits_V.dtype))
+
+
+def _not_over_yet(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
+    """Leave out the tokens that would end the text before it has `min_tokens`."""
+    if num_generated >= sampling.min_tokens:
+        return logits_V
+    stops = [token_id for token_id in sampling.stop_ids if 0 <= token_id < len(logits_V)]
+    logits_V = logits_V.index_fill(0, torch.tensor(stops, dtype=torch.long), -torch.inf)
+    if logits_V.max() == -torch.inf:
+        raise RequestFailure("every token of the vocabulary would end the text before min_tokens")
+    return logits_V
 
 
 def _less_of_the_same(

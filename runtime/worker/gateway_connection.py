@@ -67,6 +67,10 @@ class GatewayLink:
         self._state = state
         self.send(state)
 
+    def repeat_state(self) -> None:
+        """Tell the state again, which tells that this rank's steps go on."""
+        self.send(self._state)
+
     def send(self, message: msgspec.Struct) -> None:
         """Send the message if somebody listens."""
         if self._writer is not None:

@@ -63,6 +63,10 @@ class Network:
         """Tell the gateway this rank's state."""
         self._soon(self._link.say_state, State(state))
 
+    def say_still_here(self) -> None:
+        """Tell the gateway that the steps of this rank go on."""
+        self._soon(self._link.repeat_state)
+
     def say_loaded(self, loaded: float) -> None:
         """Tell the gateway how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""
         self.check()

@@ -6,6 +6,9 @@
 
 A rank whose loop stands still holds up its whole unit: every turn begins with a collective. So all ranks of the unit
 say no, and whoever asks starts them again, once they have said so for longer than any step takes.
+
+A loop that turns tells the gateway so now and then (`tell_now_and_then`). From a rank that says nothing for longer than
+any step takes, the gateway expects no answer.
 """
 
 import time
@@ -14,6 +17,7 @@ from collections.abc import Callable
 __all__ = ["Pulse"]
 
 MOMENT_S = 10.0  # assumed: most turns are shorter, and one that is longer is asked about again
+TELL_S = 10.0  # assumed: often enough beside the 30 s that a rank may be silent at least, and few messages
 
 
 class Pulse:
@@ -23,6 +27,12 @@ class Pulse:
         self._now = now
         self._has_weights = False
         self._last_turn: float | None = None
+        self._tell: Callable[[], None] = lambda: None
+        self._last_told = now()
+
+    def tell_now_and_then(self, tell: Callable[[], None]) -> None:
+        """Call `tell` every `TELL_S`, from the thread of the loop, as long as it turns."""
+        self._tell = tell
 
     def weights_are_loaded(self) -> None:
         """Say from now on that the rank has started."""
@@ -30,7 +40,10 @@ class Pulse:
 
     def turn(self) -> None:
         """Note that the loop begins another turn."""
-        self._last_turn = self._now()
+        self._last_turn = now = self._now()
+        if now - self._last_told >= TELL_S:
+            self._last_told = now
+            self._tell()
 
     def is_moving(self) -> bool:
         """Return whether the rank has started and its loop, once begun, turned a moment ago."""

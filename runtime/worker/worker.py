@@ -85,6 +85,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         signal.signal(signal.SIGTERM, lambda *_: leaving.ask())
         network.say_state("ready")
         ready.set()
+        pulse.tell_now_and_then(network.say_still_here)
         step_until_left(phase, group, inbox, leaving, pulse)
 
 

@@ -9,7 +9,7 @@ What is looked at and what is changed are one object: the server gets its uid wi
 is ours. Nothing here knows Pulumi.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -35,6 +35,7 @@ from stacks.kube.waiting import Patience
 __all__ = [
     "Found",
     "Stored",
+    "await_all",
     "create",
     "delete",
     "delete_all",
@@ -67,15 +68,36 @@ class Found:
     unsure: str | None = None  # why drift could not be looked for
 
 
-def create(api: Api, manifest: Manifest, patience: Patience) -> Stored:
-    """Make the object and wait.
+def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True) -> Stored:
+    """Make the object and wait until it is ready, unless somebody else does (`await_all`).
 
     Raise NotReadyError once it exists or may exist; any other error means that it was not made.
     """
     live = _standing(api, Reference.of(manifest), patience)
     if live is not None:
         require_takeable(live, manifest)
-    return _store(api, manifest, live, patience)
+    return _store(api, manifest, live, patience, waits=waits)
+
+
+def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> None:
+    """Wait until each of these objects has become ready; look at one at a time, in turn. `stored` has their uids.
+
+    Raise NotReadyError, which names each that is not ready.
+    """
+    left = list(stored)
+
+    def look() -> str | None:
+        while left:
+            _, lacking = _look(api, left[0], stored[left[0]])
+            if lacking:
+                return f"{len(stored) - len(left)} of {len(stored)} are ready; {left[0]}: {lacking}"
+            left.pop(0)
+        return None
+
+    if patience.until_none(look):
+        reasons = [reason for each in left for reason in _not_ready(api, each, stored[each], patience)]
+        if reasons:  # else the last one has just become ready
+            raise NotReadyError(reasons)
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
@@ -206,7 +228,7 @@ def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | 
     return api.get(reference)
 
 
-def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patience) -> Stored:
+def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True) -> Stored:
     """Apply, over `live` and no other object, and wait."""
     reference = Reference.of(manifest)
     try:
@@ -216,7 +238,7 @@ def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patien
             raise
         # It may be stored, now or in a minute: what is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
-    ready = _await_ready(api, reference, _uid(stored), patience)
+    ready = _await_ready(api, reference, _uid(stored), patience) if waits else stored
     return Stored(_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
 
 
@@ -239,18 +261,36 @@ def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -
     seen: list[Manifest] = []
 
     def look() -> str | None:
-        try:
-            live = api.get(reference)
-        except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
-            return str(error)
-        if live is None or _uid(live) != uid or _is_ending(live):
-            raise NotReadyError([f"{reference} was deleted by somebody before it was ready; repeat to make it again"])
-        seen[:] = [live]
-        return missing(live)
+        live, lacking = _look(api, reference, uid)
+        seen[:] = [live] if live else seen
+        return lacking
 
     if lacking := patience.until_none(look):
         raise NotReadyError([f"{reference} is not ready {patience.spent}: {lacking}", *_reasons(api, reference)])
     return seen[0]
+
+
+def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
+    """Return the object, if the server answers, and what it still lacks.
+
+    Raise NotReadyError where there is nothing left to wait for.
+    """
+    try:
+        live = api.get(reference)
+    except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
+        return None, str(error)
+    if live is None or _uid(live) != uid or _is_ending(live):
+        raise NotReadyError([f"{reference} was deleted by somebody before it was ready; repeat to make it again"])
+    return live, missing(live)
+
+
+def _not_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
+    """Return that the object is not ready, and why; empty if it has become so."""
+    try:
+        _, lacking = _look(api, reference, uid)
+    except NotReadyError as error:
+        return error.reasons
+    return [f"{reference} is not ready {patience.spent}: {lacking}", *_reasons(api, reference)] if lacking else []
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
-from stacks.local.errors import LocalError
+from planner.problems.errors import CallError, Violation
 
 __all__ = ["Layout", "NodeProcess", "lay_out_locally"]
 
@@ -43,7 +43,7 @@ class Layout:
 def lay_out_locally(plan: Deployable, folder: Path, host: str) -> Layout:
     """Return the processes of `plan`, whose launch files lie in `folder`.
 
-    Raise LocalError when `host` is not loopback.
+    Raise CallError when `host` is not loopback.
     """
     addresses = _node_addresses(plan, host)
     gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
@@ -76,7 +76,8 @@ def _loopback(host: str) -> ipaddress.IPv4Address:
         address = None
     if address is None or not address.is_loopback:
         rule = f"R102 --host ({host}) must be in 127.0.0.0/8, with room above it for the nodes"
-        raise LocalError(rule, "a deployment on this machine has no authentication", "for example 127.0.0.1")
+        reason = "a deployment on this machine has no authentication"
+        raise CallError([Violation("", None, rule, reason, "for example 127.0.0.1").at("tidemill")])
     return address
 
 

@@ -7,16 +7,24 @@ to delete those, they are gone, which is fine.
 
     objects    name -> a manifest that needs no more than the object's identity and labels
 
-The list is no object of the cluster. Making it, looking at it and deleting it do nothing there.
+What the list has for the first time is not awaited by whoever makes it: it would hold one of the few places in which
+Pulumi works, until its pods have loaded. A second list of the same names (`Arrivals`), which depends on all of them,
+awaits them together at the end. So it changes whenever there is something to wait for.
+
+    names      of what is awaited
+
+The lists are no objects of the cluster. Making the first one, looking at them and deleting them do nothing there.
 """
 
 from typing import Any
 
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["ID", "TOKEN", "left", "misnamed"]
+__all__ = ["ARRIVALS", "ID", "LISTS", "TOKEN", "left", "misnamed", "new"]
 
 TOKEN = "tidemill:index:Occupants"  # noqa: S105  a Pulumi type, no secret
+ARRIVALS = "tidemill:index:Arrivals"
+LISTS = (TOKEN, ARRIVALS)
 ID = "occupants"
 
 Listed = dict[str, Any]
@@ -28,8 +36,15 @@ def left(old: Listed, new: Listed) -> list[Manifest]:
     return [each for each in old["objects"].values() if Reference.of(each) not in staying]
 
 
-def misnamed(values: Listed) -> list[tuple[str, str]]:
+def new(old: Listed, listed: Listed) -> set[Reference]:
+    """The objects that `listed` has and `old` had not."""
+    return {Reference.of(each) for each in left(listed, old)}
+
+
+def misnamed(values: Listed, token: str) -> list[tuple[str, str]]:
     """What is wrong with a list: (property, reason)."""
+    if token == ARRIVALS:
+        return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]
     objects = values.get("objects")
     if isinstance(objects, dict) and all(map(_is_named, objects.values())):
         return []

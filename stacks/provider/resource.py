@@ -16,7 +16,7 @@ import pulumi
 from stacks.kube.manifest import type_token
 from stacks.provider import occupants
 
-__all__ = ["Object", "Occupants", "Provider"]
+__all__ = ["Arrivals", "Object", "Occupants", "Provider"]
 
 
 class Provider(pulumi.ProviderResource):
@@ -51,10 +51,18 @@ class Object(pulumi.CustomResource):
 class Occupants(pulumi.CustomResource):
     """The objects that stand where others want to stand, by name: what leaves the list is gone before its dependents.
 
-    Of each manifest only the identity and the labels count.
+    Of each manifest only the identity and the labels count. What is listed for the first time is made without waiting
+    for it: `Arrivals` has to follow, with the same names.
     """
 
     def __init__(
         self, name: str, objects: Mapping[str, Mapping[str, Any]], opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__(occupants.TOKEN, name, {"objects": dict(objects)}, opts)
+
+
+class Arrivals(pulumi.CustomResource):
+    """Awaits together what `Occupants` has listed for the first time. It depends on all objects with these names."""
+
+    def __init__(self, name: str, names: Sequence[str], opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(occupants.ARRIVALS, name, {"names": list(names)}, opts)

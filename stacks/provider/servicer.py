@@ -58,15 +58,16 @@ Rpc = Callable[[Any, Any], Answer]
 class InitFailed(Exception):
     """The resource is there and belongs into the state, but does not do what it should."""
 
-    def __init__(self, reference: Reference, manifest: Manifest, reasons: list[str]) -> None:
+    def __init__(self, resource_id: str, inputs: Struct, outputs: Struct, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
         self.detail = provider_pb2.ErrorResourceInitFailed(
-            id=reference.id,
-            properties=_outputs(manifest),
-            inputs=to_struct(manifest),
-            reasons=reasons,
-            refresh_before_update=True,
+            id=resource_id, properties=outputs, inputs=inputs, reasons=reasons, refresh_before_update=True
         )
+
+    @classmethod
+    def of(cls, manifest: Manifest, reasons: list[str]) -> "InitFailed":
+        """Of an object."""
+        return cls(Reference.of(manifest).id, to_struct(manifest), _outputs(manifest), reasons)
 
 
 def answered(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
@@ -96,6 +97,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._cancelled = threading.Event()
         self._session: Session | None = None
         self._made: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
+        self._new: set[Reference] = set()  # what is listed for the first time, and not awaited one by one
+        self._arriving: dict[Reference, str] = {}  # of these, the uids of what was made and is not yet awaited
 
     @answered
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
@@ -133,7 +136,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
         """That the manifest names an object of the resource's kind. The rest is the API server's to judge."""
         news = to_plain(request.news)
-        failures = occupants.misnamed(news) if request.type == occupants.TOKEN else _misnamed(news, request.type)
+        is_list = request.type in occupants.LISTS
+        failures = occupants.misnamed(news, request.type) if is_list else _misnamed(news, request.type)
         return _check_response(request, failures)
 
     @answered
@@ -141,7 +145,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """Path by path, and which of them need a new object."""
         old, new = to_plain(request.old_inputs), to_plain(request.news)
         changed = list(differences(old, new))
-        if not changed or request.type == occupants.TOKEN:
+        if not changed or request.type in occupants.LISTS:
             return _diff_response(changed, [])
         if other := [each for each in changed if _is_identity(each.path, old, new)]:
             return _diff_response(changed, other)
@@ -150,28 +154,32 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @answered
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Waits until the object is ready."""
-        if request.type == occupants.TOKEN:
-            return provider_pb2.CreateResponse(id=occupants.ID, properties=request.properties)
+        """Waits until the object is ready, unless a list has it that is awaited later."""
+        if request.type in occupants.LISTS:
+            self._list(request, {"objects": {}}, to_plain(request.properties))
+            return provider_pb2.CreateResponse(id=occupants.ID)
         manifest = to_plain(request.properties)
         if request.preview:
             if not has_unknown(manifest):
                 lifecycle.foresee_create(self._api(), manifest)
             return provider_pb2.CreateResponse(properties=_outputs(manifest))
         reference = Reference.of(manifest)
+        is_new = reference in self._new
         try:
-            stored = lifecycle.create(self._api(), manifest, self._patience(request))
+            stored = lifecycle.create(self._api(), manifest, self._patience(request), waits=not is_new)
         except NotReadyError as error:
-            raise InitFailed(reference, manifest, error.reasons) from error
+            raise InitFailed.of(manifest, error.reasons) from error
         self._made.add(stored.uid)
+        if is_new:
+            self._arriving[reference] = stored.uid
         self._say_off(request.urn, reference, stored)
         return provider_pb2.CreateResponse(id=reference.id, properties=_outputs(manifest), refresh_before_update=True)
 
     @answered
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """The manifest as it is found in the cluster; without an id when the object is gone."""
-        if request.type == occupants.TOKEN:
-            return provider_pb2.ReadResponse(id=request.id, properties=request.properties, inputs=request.inputs)
+        if request.type in occupants.LISTS:
+            return provider_pb2.ReadResponse(id=request.id, inputs=request.inputs)
         manifest = to_plain(request.inputs)
         if not manifest:
             raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
@@ -182,7 +190,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             self.engine.warn(request.urn, f"hand edits were not looked for: {found.unsure}")
         reference = Reference.of(manifest)
         if found.missing:
-            raise InitFailed(reference, found.manifest, [f"{reference} is not ready: {found.missing}"])
+            raise InitFailed.of(found.manifest, [f"{reference} is not ready: {found.missing}"])
         return provider_pb2.ReadResponse(
             id=reference.id,
             properties=_outputs(found.manifest),
@@ -194,10 +202,9 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
         """Waits until the object is ready, also when only that was missing."""
         old, manifest = to_plain(request.old_inputs), to_plain(request.news)
-        if request.type == occupants.TOKEN:
-            if not request.preview:
-                lifecycle.delete_all(self._api(), occupants.left(old, manifest), self._patience(request))
-            return provider_pb2.UpdateResponse(properties=request.news)
+        if request.type in occupants.LISTS:
+            self._list(request, old, manifest)
+            return provider_pb2.UpdateResponse()
         if request.preview:
             if not has_unknown(manifest):
                 lifecycle.foresee_update(self._api(), old, manifest)
@@ -206,14 +213,14 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         try:
             stored = lifecycle.update(self._api(), old, manifest, self._patience(request))
         except NotReadyError as error:
-            raise InitFailed(reference, manifest, error.reasons) from error
+            raise InitFailed.of(manifest, error.reasons) from error
         self._say_off(request.urn, reference, stored)
         return provider_pb2.UpdateResponse(properties=_outputs(manifest), refresh_before_update=True)
 
     @answered
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Waits until the object is gone. What a replacement has made under the same name stays."""
-        if request.type != occupants.TOKEN:
+        if request.type not in occupants.LISTS:
             lifecycle.delete(self._api(), to_plain(request.old_inputs), self._patience(request), spared=self._made)
         return empty_pb2.Empty()
 
@@ -226,6 +233,20 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _api(self) -> Api:
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.api()
+
+    def _list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
+        """Does what a list is for: what has left it goes, or what is new and was made becomes ready."""
+        if request.preview:
+            return
+        if request.type == occupants.TOKEN:
+            self._new |= occupants.new(old, listed)
+            if gone := occupants.left(old, listed):
+                lifecycle.delete_all(self._api(), gone, self._patience(request))
+            return
+        try:
+            lifecycle.await_all(self._api(), self._arriving, self._patience(request))
+        except NotReadyError as error:
+            raise InitFailed(occupants.ID, to_struct(listed), Struct(), error.reasons) from error
 
     def _say_off(self, urn: str, reference: Reference, stored: Stored) -> None:
         if stored.is_off:

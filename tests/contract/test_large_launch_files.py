@@ -18,9 +18,11 @@ from runtime.launch import read_unit_launch
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 UNIT, FILE = "demo-decode-0", "demo-decode-0.launch.json"
+SECOND = "demo-decode-1"
+MAP = "demo-decode-map"
 MIB = 2**20  # what the API server takes in one ConfigMap
 LAYERS, EXPERTS = 58, 256  # DeepSeek-V3's
-LARGEST_IN_ONE, LARGE = 2304, 5120  # slots
+SMALL, LARGEST_IN_ONE, LARGE = 256, 2304, 5120  # slots
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +31,27 @@ def demo():
     return compile_plan(check_spec(DEMO)).deployable
 
 
-def with_slots(plan, num_slots):
-    """`plan`, whose decode unit has a map of a DeepSeek-V3 with so many slots."""
+def with_slots(plan, num_slots, num_layers=LAYERS):
+    """`plan` with two decode units, which have a map of a DeepSeek-V3 with so many slots."""
     draw = random.Random(num_slots)
     every = list(range(EXPERTS))
-    rows = [every + draw.choices(every, k=num_slots - EXPERTS) for _ in range(LAYERS)]
+    rows = [every + draw.choices(every, k=num_slots - EXPERTS) for _ in range(num_layers)]
     for row in rows:
         draw.shuffle(row)
     named = {"physical_to_logical": rows, "num_logical_experts": EXPERTS, "sha256": digest_of(rows)}
-    document = plan.launch_documents[FILE] | {"expert_map": named}
-    document |= {"unit_digest": unit_digest(document)}
-    document |= {"launch_digest": launch_digest(document)}
-    return replace(plan, launch_documents=plan.launch_documents | {FILE: document})
+    told = {}
+    for unit in (UNIT, SECOND):
+        document = plan.launch_documents[FILE] | {"expert_map": named, "unit": unit}
+        document |= {"unit_digest": unit_digest(document)}
+        told[f"{unit}.launch.json"] = document | {"launch_digest": launch_digest(document)}
+    units = [each for each in plan.units if each.name == UNIT]
+    units.append(replace(units[0], name=SECOND, index=1))
+    return replace(plan, units=tuple(units), launch_documents=plan.launch_documents | told)
 
 
-def objects_of(plan):
-    """The rendered objects of the unit, by file name."""
-    files = {name: text for name, text in render_files(plan).items() if UNIT in name}
+def objects_of(plan, unit=UNIT):
+    """The rendered objects of the unit and of its phase's map, by file name."""
+    files = {name: text for name, text in render_files(plan).items() if unit in name or MAP in name}
     return {name: yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items()}
 
 
@@ -61,9 +67,11 @@ def mount(objects, folder):
     (volume,) = (each for each in pod["volumes"] if each["name"] == "launch")
     held = config_maps(objects)
     for source in volume["projected"]["sources"]:
-        for file, text in held[source["configMap"]["name"]].items():
-            assert not (folder / file).exists()
-            (folder / file).write_text(text)
+        data = held[source["configMap"]["name"]]
+        items = source["configMap"].get("items") or [{"key": key, "path": key} for key in data]
+        for each in items:
+            assert not (folder / each["path"]).exists()
+            (folder / each["path"]).write_text(data[each["key"]])
     (launch,) = (each for each in pod["containers"][0]["args"] if each.startswith("--launch="))
     return folder / Path(launch).name
 
@@ -76,30 +84,52 @@ def large(demo):
 
 def test_a_large_map_fits_one_config_map_with_room(demo):
     """2,304 slots in 58 layers take less than half of what the API server allows."""
-    (data,) = config_maps(objects_of(with_slots(demo, LARGEST_IN_ONE))).values()
+    (data,) = (data for name, data in config_maps(objects_of(with_slots(demo, LARGEST_IN_ONE))).items() if MAP in name)
 
-    assert {file: len(text.encode()) < MIB / 2 for file, text in data.items()} == {FILE: True}
+    assert {file: len(text.encode()) < MIB / 2 for file, text in data.items()} == {"expert-map.0": True}
 
 
 def test_a_larger_file_is_in_several_config_maps(large):
-    """None holds more than the API server takes, each says to which unit it belongs, and all are listed."""
+    """None holds more than the API server takes; the unit's own says whose it is, and the map's are the plan's."""
     held = config_maps(large)
 
-    assert len(held) == 2
+    assert len(held) == 3
     assert all(sum(len(text.encode()) for text in data.values()) < MIB for data in held.values())
-    assert {each["metadata"]["labels"]["tidemill.dev/unit"] for each in large.values()} == {UNIT}
-    assert [name for name in large if name.startswith("configmap")] == [
-        f"configmap-{UNIT}.yaml",
-        f"configmap-{UNIT}-part-1.yaml",
-    ]
+    assert {name: each["metadata"]["labels"].get("tidemill.dev/unit") for name, each in large.items()} == {
+        f"configmap-{MAP}.yaml": None,
+        f"configmap-{MAP}-part-1.yaml": None,
+        f"configmap-{UNIT}.yaml": UNIT,
+        f"service-{UNIT}.yaml": UNIT,
+        f"leaderworkerset-{UNIT}.yaml": UNIT,
+    }
 
 
+def test_units_of_a_phase_share_the_objects_of_their_map(demo):
+    """All that a second unit adds is smaller than a hundredth of the map."""
+    plan = with_slots(demo, LARGEST_IN_ONE)
+    first, second = (config_maps(objects_of(plan, unit)) for unit in (UNIT, SECOND))
+    shared = first.keys() & second.keys()
+
+    assert {name.rpartition("-")[0] for name in shared} == {MAP}
+    assert [100 * len(str(second[name])) < len(str(first)) for name in second.keys() - shared] == [True]
+
+
+def test_a_small_map_stands_in_each_launch_file(demo, tmp_path):
+    """As `tidemill up` would have written the file, byte for byte."""
+    plan = with_slots(demo, SMALL, num_layers=4)
+    held = config_maps(objects_of(plan))
+
+    assert [data.keys() for data in held.values()] == [{FILE}]
+    assert mount(objects_of(plan), tmp_path).read_text() == plan.launch_files()[FILE]
+
+
+@pytest.mark.parametrize("unit", [UNIT, SECOND])
 @pytest.mark.parametrize("num_slots", [LARGEST_IN_ONE, LARGE])
-def test_the_runtime_reads_what_pods_mount(demo, num_slots, tmp_path):
-    """From one file or from several, every slot arrives, and the digests are over the whole."""
+def test_the_runtime_reads_what_pods_mount(demo, num_slots, unit, tmp_path):
+    """From several files every slot arrives, and the digests are over the whole."""
     plan = with_slots(demo, num_slots)
-    launch = read_unit_launch(mount(objects_of(plan), tmp_path))
-    document = plan.launch_documents[FILE]
+    launch = read_unit_launch(mount(objects_of(plan, unit), tmp_path))
+    document = plan.launch_documents[f"{unit}.launch.json"]
 
     assert launch.expert_map.physical_to_logical == document["expert_map"]["physical_to_logical"]
     assert (launch.launch_digest, launch.unit_digest) == (document["launch_digest"], document["unit_digest"])
@@ -112,7 +142,7 @@ def test_another_map_is_another_name_for_every_part(demo, large):
     assert config_maps(large).keys().isdisjoint(config_maps(other))
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_lost_part_is_refused(large, lost, tmp_path):
     """Half a launch file is no launch file."""
     path = mount(large, tmp_path)

@@ -13,12 +13,14 @@ from planner.plan.launch import KV_WIRE_VERSION
 from planner.spec.check import check_spec
 from runtime.checkpoint import check_config_digest, check_weights_digest, resolve
 from runtime.errors import LaunchError
+from runtime.expert_parallel.group import STEP_TIMEOUT
 from runtime.kernels.precision import DTYPES
 from runtime.kv.cache import PAGE_TOKENS
 from runtime.kv.transfer import check_layout
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
 from runtime.protocol.frames import VERSION as WIRE_VERSION
+from runtime.worker.pulse import TELL_S
 from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, sealed, with_leaf_changed
 
@@ -50,6 +52,11 @@ def test_the_runtime_reads_every_file(files, units):
     assert {phase: len(launch.ranks) for phase, launch in units.items()} == {"prefill": 2, "decode": 4}
     assert {launch.kv_digest for launch in (*units.values(), gateway)} == {gateway.kv_digest}
     assert {launch.ports.registry for launch in (*units.values(), gateway)} == {gateway.ports.registry}
+
+
+def test_a_silent_rank_is_waited_for_longer_than_a_collective(files):
+    """Else a rank whose peers still wait for it would be given up before they are."""
+    assert read_gateway_launch(files["gateway.launch.json"]).stall_timeout_s > STEP_TIMEOUT.total_seconds() + 2 * TELL_S
 
 
 def test_the_wires_version_is_in_the_kv_digest(units):

@@ -85,6 +85,19 @@ def test_validate_says_what_it_leaves_to_plan(spec_file, with_line, capsys):
     assert capsys.readouterr().out == (f"{path}: valid\nleft to plan: {path}:8:10: {refused[0]['message']} [S701]\n")
 
 
+def test_validate_says_what_render_will_refuse(spec_file, with_line, capsys, tmp_path):
+    """The very problem, in both formats, and exit 0: the spec is right, and plans."""
+    path = str(spec_file(with_line(5, "")))
+    status = main(["render", path, "-o", str(tmp_path / "rendered"), "--format", "json"])
+    refused = json.loads(capsys.readouterr().out)["errors"]
+
+    assert status == 3
+    assert main(["validate", path, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": [], "left_to_render": refused}
+    assert main(["validate", path]) == 0
+    assert f"left to render, which refuses it: {path}:3:1: {refused[0]['message']} [S703]\n" in capsys.readouterr().out
+
+
 def test_infeasible_as_json_is_the_same_document(spec_file, with_line, capsys):
     """Every command prints the errors JSON when it fails."""
     status = main(["plan", "--format=json", str(spec_file(with_line(8, "  nodes: 1")))])

@@ -30,7 +30,7 @@ UNIT = {
     "precision": "fp32",
     "overlap": "none",
     "deterministic": False,
-    "kv_cache": {"wire_version": 3, "dtype": "fp32", "bytes_per_token": 96},
+    "kv_cache": {"wire_version": 5, "dtype": "fp32", "bytes_per_token": 96},
     "model": {"name": "org/small"},
     "checkpoint": {"uri": "bundled:demo", "config_digest": ZERO, "weights_digest": None},
     "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32, "kv_tokens": 128},
@@ -40,6 +40,7 @@ UNIT = {
 GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "model", "checkpoint", "limits")} | {
     "kind": "gateway",
     "max_queued_requests": 3,
+    "stall_timeout_s": 150,
     "ports": {"http": 8000, "registry": 29700, "metrics": 29800},
 }
 

@@ -1,9 +1,10 @@
 """Small checkpoints of every model variant with random weights, named and laid out as DeepSeek publishes them."""
 
 import json
+import shutil
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from runtime.kernels.fp8 import quantise_matrix
 
@@ -62,6 +63,16 @@ V2_LITE = V2 | {
     "routed_scaling_factor": 1.0,
     "q_lora_rank": None,
 }
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+    "merge_kernel_size": [2, 2],
+}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
@@ -84,6 +95,21 @@ def write_checkpoint(folder, config, seed=0, num_shards=1):
     weight_map = {tensor: names[number % num_shards] for number, tensor in enumerate(tensors)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
+
+
+def beside_a_tower(folder, nested):
+    """Write the checkpoint of one file in `folder` to `nested` as Kimi-K2.5 publishes its own, and return `nested`.
+
+    The config is its `text_config`, tensors begin with `language_model.`, and a tower has tensors too.
+    """
+    shutil.copytree(folder, nested, ignore=shutil.ignore_patterns("*.safetensors", "tidemill-checkpoint.json"))
+    text = json.loads((folder / "config.json").read_text())
+    outside = {"model_type": "kimi_k25", "tie_word_embeddings": text["tie_word_embeddings"]}
+    text |= {"model_type": "kimi_k2", "tie_word_embeddings": False}
+    (nested / "config.json").write_text(json.dumps(outside | {"text_config": text, "vision_config": VISION}))
+    tensors = {f"language_model.{name}": values for name, values in load_file(folder / "model.safetensors").items()}
+    save_file(tensors | {"vision_tower.patch_embed.proj.bias": torch.ones(32)}, nested / "model.safetensors")
+    return nested
 
 
 def in_fp8(tensors):

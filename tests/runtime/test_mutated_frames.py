@@ -209,7 +209,7 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
 
     async def run():
         watch(rank)
-        registry = Registry("sha256:kv", 16)
+        registry = Registry("sha256:kv", 16, 150.0)
         async with await asyncio.start_server(registry.serve, HOST, 0) as server:
             port = server.sockets[0].getsockname()[1]
             _, writer = await asyncio.open_connection(HOST, port)

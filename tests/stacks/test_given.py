@@ -137,7 +137,9 @@ def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):
     monkeypatch.setattr(cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
 
     assert cli.main(["down", "river"]) == 0
-    assert capsys.readouterr().out == "river is stopped\n"
+    printed = capsys.readouterr()
+    assert printed.out == "river is stopped\n"
+    assert "its logs are left in " in printed.err
 
 
 @pytest.mark.parametrize(("words", "fix"), [(["up", "--detatch"], "--detach"), (["status", "--contxt=x"], "--context")])

@@ -37,3 +37,19 @@ def test_no_command_takes_the_beginning_of_an_option(commands):
 
     assert commands.keys() >= {"validate", "plan", "experts", "render", "up", "down", "status", "doctor"}
     assert tried > 30
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["plna"], "did you mean plan?"),
+        (["render", "spec.yaml", "--out", "folder"], "did you mean -o?"),
+        (["plan", "spec.yaml", "--output=plan.json"], "did you mean -o?"),
+        (["plan", "spec.yaml", "--format", "jsno"], "did you mean json?"),
+        (["frobnicate"], "see tidemill --help"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_one_that_was_meant(words, meant, capsys):
+    """Commands, options and their values; exit 2."""
+    assert cli.main(words) == 2
+    assert meant in capsys.readouterr().err

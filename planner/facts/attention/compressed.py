@@ -36,16 +36,16 @@ class CompressedAttention:
 
     @property
     def num_kv_heads(self) -> int:
-        """KV is not kept by heads."""
+        """Return the number of heads: KV is not kept by them."""
         return self.num_heads
 
     @property
     def only_kv(self) -> KvPrecision:
-        """FP8: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
+        """Return FP8: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
         return "fp8"
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Queries in two steps, the key, the output in two steps, the compressors."""
+        """Return queries in two steps, the key, the output in two steps, the compressors."""
         query = self.q_lora_rank * (hidden_size + self.num_heads * self.head_dim)
         output = self.o_lora_rank * (self.num_heads * self.head_dim + self.o_groups * hidden_size)
         return (
@@ -58,7 +58,7 @@ class CompressedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """448 values in FP8, 64 in BF16 and 8 scales, 584 B, whatever the KV's precision says.
+        """Return entries of 584 B (448 values in FP8, 64 in BF16, 8 scales), whatever the KV's precision says.
 
         Pages are filled up, so that these are 585 B, or 864 B where a page has only two entries.
         """
@@ -67,13 +67,13 @@ class CompressedAttention:
         return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Queries and results of all heads, the output's ranks, keys of the window and of entries."""
+        """Return queries and results of all heads, the output's ranks, keys of the window and of entries."""
         entries = context // self.ratio if self.ratio else 0
         keys = (tokens + min(context, self.window) + entries) * self.head_dim
         return tokens * (2 * self.num_heads * self.head_dim + self.o_groups * self.o_lora_rank) + keys
 
     def one_of(self, num_gpus: int) -> "CompressedAttention":
-        """All heads read the one key, so each GPU has it; groups of the output go with their heads.
+        """Return one GPU's heads with their groups of the output. All heads read the one key, so each GPU has it.
 
         Source: sglang 0.5.23 models/deepseek_v4.py: wq_b, wo_a and wo_b are split, wq_a, wkv and compressors are not.
         """
@@ -87,7 +87,7 @@ class CompressedAttention:
 
     @property
     def _widths(self) -> int:
-        """Windows that a compressor reads for one entry."""
+        """Return how many windows a compressor reads for one entry."""
         return OVERLAP if self.indexer else 1
 
     def _compressor(self, hidden_size: int, head_dim: int) -> tuple[Matrix, ...]:

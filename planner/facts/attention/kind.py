@@ -42,7 +42,7 @@ class LayerKv:
 
     @property
     def bytes_per_token(self) -> Fraction:
-        """Of what grows."""
+        """Return the bytes of a token, of what grows."""
         return Fraction(self.entry_bytes, self.tokens_per_entry)
 
     def fixed_bytes(self, num_tokens: int) -> int:
@@ -63,11 +63,11 @@ class Attention(Protocol):
 
     @property
     def num_heads(self) -> int:
-        """Heads that GPUs which share attention divide."""
+        """Return the heads that GPUs divide which share attention."""
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of KV that they divide, or hold several times; `num_heads` where KV is not kept by heads."""
+        """Return the heads of KV that they divide, or hold several times; `num_heads` where KV is not kept by heads."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return what one layer loads."""

@@ -21,11 +21,11 @@ class Indexer:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """One FP8 key and one FP32 scale of one layer."""
+        """Return the bytes of one FP8 key and one FP32 scale of one layer."""
         return self.head_dim + 4
 
     def matrices(self, query_rank: int, hidden_size: int) -> tuple[Matrix, ...]:
-        """Queries and keys; the weights of its heads, which stay wide; the norm of keys, with a bias."""
+        """Return queries and keys; the weights of its heads, which stay wide; the norm of keys, with a bias."""
         queries = query_rank * self.num_heads * self.head_dim
         keys = hidden_size * self.head_dim
         return (
@@ -50,15 +50,15 @@ class LatentAttention:
 
     @property
     def num_kv_heads(self) -> int:
-        """KV is not kept by heads."""
+        """Return the number of heads: KV is not kept by them."""
         return self.num_heads
 
     @property
     def only_kv(self) -> None:
-        """Any."""
+        """Return None: the spec may say any."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """187.1 M weights for DeepSeek-V3. kv_b stays wide: it is absorbed into core attention."""
+        """Return what one layer loads: 187.1 M weights for DeepSeek-V3. kv_b stays wide: core attention absorbs it."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         rank = self.q_lora_rank
         query = hidden_size * query_dim if rank is None else rank * (hidden_size + query_dim)
@@ -73,7 +73,7 @@ class LatentAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """1,152 B a token for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
+        """Return 1,152 B a token for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
 
         Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
         512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
@@ -84,7 +84,7 @@ class LatentAttention:
         return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Queries, and what comes out of them; latents are expanded, unless that is absorbed."""
+        """Return queries, and what comes out of them; latents are expanded, unless that is absorbed."""
         query = self.qk_nope_head_dim + self.qk_rope_head_dim
         if absorbs:  # queries go into the latent space, and results come out of it
             return tokens * self.num_heads * (query + 2 * self.kv_lora_rank + self.v_head_dim)
@@ -94,7 +94,7 @@ class LatentAttention:
         return context * (latent + self.num_heads * expanded) + tokens * self.num_heads * (query + self.v_head_dim)
 
     def one_of(self, num_gpus: int) -> "LatentAttention":
-        """All heads read the one latent vector, so each GPU has it.
+        """Return one GPU's heads. All heads read the one latent vector, so each GPU has it.
 
         Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
         by heads, wq_a and wkv_a are not, and each rank caches the latent vector.

@@ -26,20 +26,20 @@ class LinearAttention:
 
     @property
     def num_heads(self) -> int:
-        """Key heads: value heads go with them."""
+        """Return the key heads: value heads go with them."""
         return self.num_key_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """The state goes with the heads."""
+        """Return the key heads: the state goes with them."""
         return self.num_key_heads
 
     @property
     def only_kv(self) -> None:
-        """Any."""
+        """Return None: the spec may say any."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Queries, keys, values and gates; two numbers a value head; the convolution; the output."""
+        """Return queries, keys, values and gates; two numbers a value head; the convolution; the output."""
         values = self.num_value_heads * self.value_head_dim
         projected = self._conv_channels + values
         return (
@@ -51,16 +51,16 @@ class LinearAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """The state of one request, which no KV precision changes."""
+        """Return the state of one request, which no KV precision changes."""
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_value_bytes
         return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """What is projected, before and after the convolution, and the results."""
+        """Return what is projected, before and after the convolution, and the results."""
         return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
-        """Heads are split, and the state with them.
+        """Return one GPU's heads, and its part of the state with them.
 
         Source: sglang 0.5.23 configs/mamba_utils.py, Mamba2StateShape, which divides by the group's size.
         """
@@ -70,5 +70,5 @@ class LinearAttention:
 
     @property
     def _conv_channels(self) -> int:
-        """Queries, keys and values together."""
+        """Return the channels of queries, keys and values together."""
         return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim

@@ -55,7 +55,7 @@ def request_bytes(sources: Path, architecture: str, config: dict[str, Any], kv: 
     srt = sources / "sglang" / "srt"
     if "compress_ratios" in config:
         return _compressed(sources, given, tokens)
-    if "sliding_attention" in config.get("layer_types", ()):
+    if "sliding_attention" in config.get("layer_types", ()) or "hybrid_layer_pattern" in config:
         return _windowed(srt, given, DTYPES[kv], tokens)
     if "linear_num_key_heads" in config:
         full = len([each for each in config["layer_types"] if each == "full_attention"])
@@ -77,10 +77,9 @@ def _cell(srt: Path, config: SimpleNamespace, dtype: Dtype, num_layers: int) -> 
 
 def _windowed(srt: Path, config: SimpleNamespace, dtype: Dtype, tokens: int) -> int:
     """Bytes where some layers keep a window of tokens only."""
-    asked = _of_model(srt) | {"MIMO_V2_MODEL_ARCHS": (), "_dflash_draft_cell_size": lambda _: 0}
-    asked |= _cut(
-        srt / MODEL_CONFIG, ["get_hybrid_layer_ids"], asked | _constants(srt / MODEL_CONFIG, "SWA_SINK_ARCHS")
-    )
+    asked = _of_model(srt) | {"_dflash_draft_cell_size": lambda _: 0}
+    archs = _constants(srt / MODEL_CONFIG, "SWA_SINK_ARCHS", "MIMO_V2_MODEL_ARCHS")
+    asked |= _cut(srt / MODEL_CONFIG, ["get_hybrid_layer_ids"], asked | archs)
     sizing = _cut(srt / CONFIGURATOR, ["HybridSWAPoolConfigurator"], asked)
     server = _server(config, dtype)
     windowed, full = asked["get_hybrid_layer_ids"](config.architectures, config)
@@ -141,10 +140,11 @@ def _server(config: SimpleNamespace, dtype: Dtype) -> SimpleNamespace:
         hf_config=config,
         kv_lora_rank=text.get("kv_lora_rank"),
         qk_rope_head_dim=text.get("qk_rope_head_dim"),
-        head_dim=head_dim, v_head_dim=head_dim, swa_head_dim=head_dim, swa_v_head_dim=head_dim,
+        head_dim=head_dim, v_head_dim=text.get("v_head_dim", head_dim),
+        swa_head_dim=text.get("swa_head_dim", head_dim), swa_v_head_dim=text.get("swa_v_head_dim", head_dim),
         attention_arch="MHA", quantization=None,
         get_num_kv_heads=lambda *_: config.num_key_value_heads,
-        get_swa_num_kv_heads=lambda *_: config.num_key_value_heads,
+        get_swa_num_kv_heads=lambda *_: text.get("swa_num_key_value_heads", config.num_key_value_heads),
     )  # fmt: skip
     never = SimpleNamespace(is_eagle=lambda: False, is_standalone=lambda: False)
     layers = SimpleNamespace(start_layer=0, end_layer=config.num_hidden_layers)

@@ -11,7 +11,7 @@ from planner.compiler import compile_plan
 from planner.facts.digest import pretty_json
 from planner.manifests.render import render_files
 from planner.plan.deployable import document_digest, plan_digest
-from planner.plan.launch import launch_digest, unit_digest, with_map
+from planner.plan.launch import launch_digest, unit_digest, with_map, without_map
 from planner.plan.loaded import load_plan
 from planner.problems.errors import CallError, InfeasibleError
 from planner.spec.check import check_spec
@@ -61,6 +61,15 @@ def pod_of(objects, unit):
     template = objects["LeaderWorkerSet", unit]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     (container,) = template["spec"]["containers"]
     return template, container
+
+
+def mounted(objects, template):
+    """The files that the template's pods find beside their launch file, and that."""
+    (volume,) = (each for each in template["spec"]["volumes"] if each["name"] == "launch")
+    files = {}
+    for source in volume["projected"]["sources"]:
+        files |= objects["ConfigMap", source["configMap"]["name"]]["data"]
+    return files
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -115,8 +124,7 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
     """61 rows beside the launch files, where the command looks for them; the ports and probes of its server."""
     for unit, phase in zip(UNITS, ("prefill", "decode"), strict=True):
         template, container = pod_of(objects["sglang"], unit)
-        (config,) = (each for (kind, name), each in objects["sglang"].items() if kind == "ConfigMap" and unit in name)
-        rows = json.loads(config["data"]["expert-location.json"])["physical_to_logical_map"]
+        rows = json.loads(mounted(objects["sglang"], template)["expert-location.json"])["physical_to_logical_map"]
 
         assert container["command"] == ["python3", "-m", "sglang.launch_server"]
         assert container["image"] == "lmsysorg/sglang:v0.5.23"
@@ -131,6 +139,24 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
         assert {"name": "SGLANG_HOST_IP", "value": "$(POD_IP)"} in container["env"]
         has_bootstrap = "sglang.ai/bootstrap-port" in template["metadata"].get("annotations", {})
         assert has_bootstrap == (phase == "prefill")
+
+
+def test_vllms_pods_are_given_time_to_say_how_they_are(objects):
+    """A second, which is Kubernetes' default, is not enough for a server that writes many answers."""
+    for unit in UNITS:
+        _, container = pod_of(objects["vllm"], unit)
+
+        assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 5
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_pods_mount_their_launch_file_without_a_map_that_nobody_reads(plans, objects, engine):
+    """Another launch file is another name, and restarts them; the map stands in it by its digest."""
+    for unit in UNITS:
+        template, _ = pod_of(objects[engine], unit)
+        told = json.loads(mounted(objects[engine], template)[f"{unit}.launch.json"])
+
+        assert told == without_map(plans[engine].launch_documents[f"{unit}.launch.json"])
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

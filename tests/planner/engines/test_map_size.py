@@ -8,7 +8,7 @@ from planner.engines.limits import engine_refusals
 from planner.engines.sglang import MAX_MAP_BYTES, most_redundant_experts
 from planner.expert_map.formats import export_map
 from planner.families import MODELS
-from planner.manifests.launch_parts import launch_parts
+from planner.manifests.launch_parts import file_parts
 from planner.spec.check import check_spec
 
 SPEC = """\
@@ -51,5 +51,5 @@ def test_the_largest_map_that_is_taken_fits(model):
     text = export_map("sglang", [row] * moe_layers, 8, shapes.num_dense_layers)
     worst = json.dumps({"physical_to_logical_map": [row] * shapes.num_layers}) + "\n"
 
-    assert [part.file for part in launch_parts("unit", "map.json", "sha256:" + "0" * 64, text)] == ["map.json"]
+    assert [part.file for part in file_parts("unit", "map.json", "sha256:" + "0" * 64, text)] == ["map.json"]
     assert MAX_MAP_BYTES - 5 * shapes.num_layers < len(worst) <= MAX_MAP_BYTES

@@ -34,11 +34,13 @@ def test_every_figure_of_a_gpu_has_a_source(name):
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
 def test_every_gpu_has_all_figures(name):
-    """What a pass reads is there; only a mesh has a bandwidth to one peer, and a domain of nodes a size of them."""
+    """Only a mesh has a bandwidth to one peer, a domain of nodes a size of them, and newer GPUs a rate of FP4."""
     assert {figure for figure in FIGURES if getattr(GPUS[name], figure) is None} <= {
         "peer_gb_per_s",
         "node_gpus",
+        "fp4_tflops",
     }
+    assert (GPUS[name].fp4_tflops is None) == GPUS[name].lacks_fp4 or name == "mi300x"
 
 
 def test_the_links_of_a_mesh_add_up():

@@ -23,12 +23,13 @@ BILLIONS = {
 }
 
 # Families that transformers knows by another name, or only beside a tower.
-CALLED = {"kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}
+CALLED = {"kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text", "qwen3_vl_moe_text": "qwen3_moe"}
 
 # What transformers' default leaves out, by family.
 GIVEN = {
     "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 1},
     "qwen3_moe": {"head_dim": 128},
+    "qwen3_vl_moe_text": {"head_dim": 128},
     "glm4_moe": {"head_dim": 128},
 }
 
@@ -75,6 +76,8 @@ VARIED = {
     "hc_mult": (2, 4),
     "num_hash_layers": (0, 3),
     "compress_ratios": ([0, 4, 128, 4, 128] * 3, [128, 0, 4, 4, 0] * 3),
+    "qkv_bias": (False, True),
+    "mlp_only_layers": ([0, 1], [0, 1], []),
 }
 EXTRA = {  # keys that transformers reads and does not list
     "deepseek_v4": ("num_hash_layers", "compress_ratios"),
@@ -83,12 +86,21 @@ EXTRA = {  # keys that transformers reads and does not list
     "qwen3_5_moe": ("full_attention_interval",),
 }
 LATENT = {"attention_bias": (False,)}  # no latent family was published with biases
-ONLY = dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_moe_dsa"), LATENT)
+ONLY = dict.fromkeys(
+    ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_moe_dsa", "glm4_moe_lite"), LATENT
+)
 ONLY["deepseek_v4"] = LATENT | {"n_shared_experts": (1,), "q_lora_rank": (48, 96), "head_dim": (64, 128)}
 
 TOWER = {
     "kimi_k25": {"hidden_size": (32, 64), "intermediate_size": (48, 80), "num_hidden_layers": (1, 3)},
     "minimax_m3_vl": {"hidden_size": (64, 128), "intermediate_size": (48, 80), "num_hidden_layers": (1, 3)},
+    "qwen3_vl_moe": {
+        "hidden_size": (32, 64),
+        "intermediate_size": (48, 80),
+        "depth": (1, 3),
+        "out_hidden_size": (64, 256),
+        "deepstack_visual_indexes": ([0], [0, 1, 2]),
+    },
     "qwen3_5_moe": {
         "hidden_size": (32, 64),
         "intermediate_size": (48, 80),

@@ -83,6 +83,16 @@ def test_a_tower_is_on_every_gpu(planned):
     assert "towers" in plan_text(plan)
 
 
+def test_the_bundled_runtime_loads_no_tower(plan_of):
+    """Kimi-K2.5 in FP8 on 16 H200: nothing but the folder of such a checkpoint is lacking to run it."""
+    cluster = {"gpu": "h200", "nodes": 2, "gpus_per_node": 8}
+    spec = {key: value for key, value in SPEC.items() if key != "engine"} | {"cluster": cluster, "model": "kimi-k2.5"}
+    plan = plan_of(json.dumps(spec | {"mixed": SPEC["mixed"] | {"ep_size": 16, "precision": "fp8"}}, indent=1))
+
+    assert [problem.rule[:4] for problem in plan.refusals] == ["S702"]
+    assert (plan.memory[0].weights.towers, "towers" in plan_text(plan)) == (0, False)
+
+
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("name", ["deepseek-v4-flash", "gpt-oss-120b", "qwen3.5-35b-a3b"])
 def test_no_precision_is_larger_than_bf16_or_smaller_than_its_weights(name, precision):

@@ -4,12 +4,14 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.facts.catalog import GPUS
+from planner.facts.engines import OURS
 from planner.families import MODELS
 from planner.layout.layout import lay_out
 from planner.layout.memory import KV_PAGE_TOKENS, fit_memory
@@ -366,6 +368,7 @@ class Checked:
 
     def __init__(self, model, gpu, phase, section):
         self.model, self._gpu, self._section = model, gpu, section
+        self.written = SimpleNamespace(engine_name=OURS)
 
     def phase(self, _):
         return self._section

@@ -43,3 +43,19 @@ def test_what_was_meant_is_asked_only_of_what_is_told(monkeypatch):
     check_fields(data_of(SPEC) | {f"key_{number}": 1 for number in range(10_000)})
 
     assert 0 < len(set(asked)) <= MAX_TOLD
+
+
+def test_a_text_that_goes_on_is_cut_wherever_it_is_quoted(problems_of):
+    """As a value, a key, a name in a rule or a fix; what programs apply has all of it."""
+    long = "x" * 5_000
+    patch = f"  patches: [{{kind: Deployment, name: {long}, patch: {{}}}}]\n"
+    for text in (
+        SPEC.replace("name: river", f"name: {long}"),
+        SPEC.replace("overlap: none", f"? {long}\n  : 1", 1),
+        SPEC.replace("namespace: tidemill", f"namespace: [{long}]"),
+        SPEC + patch,
+    ):
+        messages = [each.message for each in problems_of(text)]
+
+        assert messages
+        assert not [each for each in messages if "x" * 201 in each or len(each) > 2_000]

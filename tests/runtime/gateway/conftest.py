@@ -39,11 +39,17 @@ CHAT_TEMPLATE = (
     "{% if message.role == 'user' %}<｜User｜>{% elif message.role == 'assistant' %}<｜Assistant｜>{% endif %}"
     "{{ message.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
 )
+# As the one above for who wants neither tools nor thoughts. A model's marks are known by its template having them.
+TOOL_TEMPLATE = (
+    CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }}{% endif %}{% if thinking %}<think>{% endif %}"
+    "{# 'tool' </think> <｜tool▁calls▁begin｜> #}"
+)
 KV_DIGEST = "sha256:" + "a" * 64
 UNIT_DIGEST = "sha256:" + "b" * 64
 MAX_REQUEST_TOKENS = 128
 MAX_REQUESTS, MAX_QUEUED_REQUESTS = 8, 2
 PATIENCE_S = 10
+STALL_TIMEOUT_S = 150
 LOGPROB = -0.5
 
 
@@ -128,6 +134,11 @@ class GatewayProcess:
         samples = [line for line in self.get("/metrics", port="metrics")[1].splitlines() if line.startswith(name + "{")]
         return float(samples[0].rsplit(" ", 1)[1])
 
+    def memory_mib(self):
+        """The most that the process ever had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
@@ -142,9 +153,10 @@ def free_ports(count):
 
 
 @pytest.fixture(scope="session")
-def start_gateway(checkpoint, tmp_path_factory):
+def start_gateway(write_checkpoint, tmp_path_factory):
     """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers."""
     started = []
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("tool-checkpoint"), chat_template=TOOL_TEMPLATE)
 
     def start(ports=None, wait=True) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")
@@ -164,6 +176,7 @@ def start_gateway(checkpoint, tmp_path_factory):
                 "kv_tokens": 4096,
             },
             "max_queued_requests": MAX_QUEUED_REQUESTS,
+            "stall_timeout_s": STALL_TIMEOUT_S,
             "ports": ports,
         }
         launch_file = folder / "gateway.launch.json"

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -291,15 +292,21 @@ def test_a_rank_lost_in_a_stream_ends_it_with_an_error_event(client, pair, ids):
 
 
 def test_a_request_that_a_rank_gives_up_is_a_503_with_its_reason(client, pair):
-    """Failed is told to the caller."""
+    """Failed is told to the caller, with both ranks' names."""
 
     async def refuse(prompt):
         pair.prefill.say(Failed(prompt.request_id, "the decode rank has no room"))
 
     pair.prefill.on_prefill = refuse
 
-    with pytest.raises(openai.InternalServerError, match="the decode rank has no room"):
+    both = f"({name_of(pair.prefill)}, which hands over to {name_of(pair.decode)})"
+    with pytest.raises(openai.InternalServerError, match=re.escape(f"the decode rank has no room {both}")):
         client.completions.create(model=MODEL, prompt="mill")
+
+
+def name_of(rank):
+    """The rank as messages name it."""
+    return f"rank {rank.hello.rank} of unit {rank.hello.unit}"
 
 
 def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
@@ -335,6 +342,32 @@ def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
     assert error.value.response.headers["retry-after"] == "1"
 
 
+def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
+    """There is no room: that is said before the body's meaning is looked at, which may take the tokenizer long."""
+    pair.prefill.on_prefill = None
+    most = MAX_REQUESTS + MAX_QUEUED_REQUESTS
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.completions.create, model=MODEL, prompt=["mill"] * most)
+        flying = [pair.prefill.hear() for _ in range(most)]
+        status, _ = gateway.call("POST", "/v1/completions", '{"model": "org/tiny"}')
+        for prompt in flying:
+            pair.prefill.say(Token(prompt.request_id, EOS_ID, "stop"))
+
+    assert status == 429
+    assert len(answer.result().choices) == most
+
+
+def test_more_choices_than_there_can_be_are_not_made(gateway, pair):
+    """6.4 million requests would take gigabytes; a 429 comes first, and the process has not grown."""
+    before = gateway.memory_mib()
+    status, _ = gateway.call(
+        "POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": [[1]] * 50_000, "n": 128})
+    )
+
+    assert status == 429
+    assert gateway.memory_mib() < before + 100
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [
@@ -342,8 +375,8 @@ def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
         ("GET", "/v1/completions", None, 405, "method_not_allowed"),
         ("GET", "/v1/models/other", None, 404, "model_not_found"),
         ("POST", "/v1/completions", '{"model": "other", "prompt": "x"}', 404, "model_not_found"),
-        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "min_p": 1}', 400, "unknown_parameter"),
-        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "n": 2}', 400, "unsupported_parameter"),
+        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "top_a": 1}', 400, "unknown_parameter"),
+        ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "echo": true}', 400, "unsupported_parameter"),
         ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "x", "max_tokens": 1000}', 400, TOO_LONG),
         ("POST", "/v1/completions", "{", 400, None),
         ("POST", "/v1/completions", "[]", 400, None),

@@ -4,8 +4,13 @@ import json
 
 import pytest
 
-from runtime.gateway.calls import ServedModel, chat_call, completion_call
+from runtime.gateway import calls
+from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
+from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer
+
+CALLS = [{"id": "call_1", "type": "function", "function": {"name": "grind", "arguments": "{}"}}]
+TOOLS = [{"type": "function", "function": {"name": "grind", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture
@@ -14,12 +19,12 @@ def model(tokenizer):
 
 
 def completion(model, /, **wishes):
-    return completion_call(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model)
+    return read_completion(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model).prepare()
 
 
 def chat(model, /, **wishes):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "mill"}]} | wishes
-    return chat_call(json.dumps(body).encode(), model)
+    return read_chat(json.dumps(body).encode(), model).prepare()
 
 
 def test_defaults_are_openais(model):
@@ -53,6 +58,104 @@ def test_null_means_absent(model):
     assert completion(model, **nulls).requests[0].sampling.max_tokens == 16
 
 
+NEUTRAL = {
+    "best_of": 1,
+    "echo": False,
+    "ignore_eos": False,
+    "logit_bias": {},
+    "metadata": {"run": "7"},
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "modalities": ["text"],
+    "n": 1,
+    "parallel_tool_calls": False,
+    "prompt_cache_key": "a",
+    "response_format": {"type": "text"},
+    "service_tier": "auto",
+    "skip_special_tokens": True,
+    "stop": [],
+    "stop_token_ids": [],
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_usage": None, "continuous_usage_stats": False},
+    "suffix": "",
+    "tool_choice": "auto",
+    "tools": [],
+    "user": "Ann",
+}
+
+
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_what_asks_for_nothing_is_accepted(model, ask):
+    """The values that clients send by habit change neither prompt nor sampling."""
+    wishes = {name: value for name, value in NEUTRAL.items() if ask is completion or name != "best_of"}
+
+    (request,) = ask(model, seed=1, **wishes).requests
+    assert request == ask(model, seed=1).requests[0]
+
+
+def test_an_answer_can_be_sent_back_as_it_came(model):
+    """The SDK's next turn repeats our message with all its keys, nulls and thoughts included."""
+    said = {"role": "assistant", "content": "tide", "refusal": None, "annotations": [], "audio": None}
+    said |= {"function_call": None, "tool_calls": None, "reasoning_content": "hm"}
+    turns = [{"role": "user", "content": "mill"}, said, {"role": "user", "content": "more"}]
+    plain = [turns[0], {"role": "assistant", "content": "tide"}, turns[2]]
+
+    assert chat(model, messages=turns).requests[0].prompt_ids == chat(model, messages=plain).requests[0].prompt_ids
+
+
+def test_an_empty_answer_and_a_developer_have_older_names(model):
+    """`content: null` of an assistant is no text; a developer's message is the system's."""
+    said = [{"role": "developer", "content": "be brief"}, {"role": "assistant", "content": None}]
+    older = [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": ""}]
+
+    assert chat(model, messages=said).requests[0].prompt_ids == chat(model, messages=older).requests[0].prompt_ids
+
+
+def test_a_prefix_is_where_the_answer_goes_on(model, tokenizer):
+    """The last message's text stands after the template's opening, and is not closed."""
+    begun = chat(
+        model, messages=[{"role": "user", "content": "mill"}, {"role": "assistant", "content": "tide", "prefix": True}]
+    )
+
+    assert begun.requests[0].prompt_ids == [*chat(model).requests[0].prompt_ids, *tokenizer.encode_whole("tide")]
+
+
+def test_several_choices_share_a_prompt_and_not_a_seed(model):
+    """`n` choices of each prompt, in the prompts' order; the prompt counts once in the usage."""
+    call = completion(model, prompt=[[5, 6], [7]], n=2, seed=2**63 - 1)
+
+    assert [request.prompt_ids for request in call.requests] == [[5, 6], [5, 6], [7], [7]]
+    assert [request.sampling.seed for request in call.requests] == [2**63 - 1, -(2**63)] * 2
+    assert call.num_prompt_tokens == 3
+
+
+def test_what_ends_an_answer_can_be_chosen(model):
+    """eos unless it is ignored, more ids beside it, and a least length; biases by token id."""
+    sampling = (
+        completion(model, ignore_eos=True, stop_token_ids=[9], min_tokens=3, logit_bias={"5": -100})
+        .requests[0]
+        .sampling
+    )
+
+    assert (sampling.stop_ids, sampling.min_tokens, sampling.logit_bias) == ([9], 3, {5: -100})
+    assert completion(model, stop_token_ids=[9]).requests[0].sampling.stop_ids == [1, 9]
+
+
+def test_json_is_asked_for_by_schema(model, monkeypatch):
+    """An object, or what a schema allows; without the library to do it, or with a schema it cannot obey, a 400."""
+    monkeypatch.setattr(calls, "why_no_grammar", lambda schema: "no mill" if "mill" in schema else None)
+    formats = [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}}]
+
+    asked = [chat(model, response_format=form).requests[0].sampling.json_schema for form in formats]
+
+    assert asked == ['{"type":"object"}', '{"enum":[1]}']
+    formats[1]["json_schema"]["schema"] = {"enum": ["mill"]}
+    with pytest.raises(ApiError, match="no mill") as error:
+        chat(model, response_format=formats[1])
+    assert (error.value.status, error.value.param) == (400, "response_format")
+
+
 def test_seeds_differ_unless_said(model):
     """An absent seed is drawn for each request, a given one is kept."""
     assert completion(model).requests[0].sampling.seed != completion(model).requests[0].sampling.seed
@@ -66,6 +169,16 @@ def test_seeds_differ_unless_said(model):
 def test_a_prompt_has_four_forms(model, prompt, num_requests):
     """A text, texts, token ids, lists of token ids: one request for each prompt."""
     assert len(completion(model, prompt=prompt).requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_choices"), [("mill", 2), ([5, 6, 7], 2), (["mill", "tide"], 4), ([[1]] * 5_000, 10_000)]
+)
+def test_choices_are_counted_before_they_are_made(model, prompt, num_choices):
+    """Whoever has no room for so many needs no memory for them."""
+    body = {"model": "tiny", "prompt": prompt, "n": 2}
+
+    assert read_completion(json.dumps(body).encode(), model).num_choices == num_choices
 
 
 def test_token_ids_are_taken_as_they_are(model):
@@ -123,14 +236,20 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
 @pytest.mark.parametrize(
     ("wishes", "param"),
     [
-        *[({name: value}, name) for name, value in [("n", 2), ("best_of", 3), ("echo", True), ("suffix", "x")]],
+        *[({name: value}, name) for name, value in [("n", 0), ("n", 129), ("n", True), ("best_of", 3)]],
+        *[({name: value}, name) for name, value in [("echo", True), ("suffix", "x"), ("store", True)]],
+        *[({name: value}, name) for name, value in [("service_tier", "flex"), ("use_beam_search", True)]],
         *[({"logprobs": value}, "logprobs") for value in (-1, 21, True, False)],
         *[({name: 0.5}, name) for name in ("min_p", "top_k")],
         *[({"repetition_penalty": value}, "repetition_penalty") for value in (0, -1, 2.5)],
         ({"top_logprobs": 5}, "top_logprobs"),
         *[({name: 2.5}, name) for name in ("frequency_penalty", "presence_penalty")],
         ({"top_k": -2}, "top_k"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        *[({"logit_bias": value}, "logit_bias") for value in ({"5": 101}, {"320": 1}, {"-1": 1}, {"mill": 1}, [5])],
+        *[({"stop_token_ids": value}, "stop_token_ids") for value in ([320], [-1], [5] * 129, 5)],
+        *[({"min_tokens": value}, "min_tokens") for value in (-1, 17)],
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"min_p": False}, "min_p"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"temperature": 2.5}, "temperature"),
@@ -141,7 +260,7 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
         ({"max_tokens": True}, "max_tokens"),
         ({"seed": 2**63}, "seed"),
         ({"stop": ""}, "stop"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
         ({"model": None}, "model"),
@@ -168,11 +287,23 @@ def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
     ("wishes", "complaint"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "knows no tools"),
+        ({"messages": [{"role": "user", "content": None}]}, "null is only for the assistant"),
+        ({"messages": [{"role": "assistant", "refusal": "no"}]}, "refusal"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": CALLS}]}, "knows no tools"),
+        ({"messages": [{"role": "user", "content": "x", "prefix": True}]}, "prefix"),
+        ({"tools": TOOLS}, "does not say them"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"chat_template_kwargs": {"messages": []}}, "'messages'"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"response_format": {"type": "json"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "together with ignore_eos"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "together with min_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "name"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "system comes first"),
-        ({"max_tokens": 3, "max_completion_tokens": 3}, "one parameter"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "one parameter"),
         ({"top_logprobs": 3}, "only for logprobs"),
         ({"logprobs": False, "top_logprobs": 3}, "only for logprobs"),
         ({"logprobs": 3}, "logprobs"),
@@ -196,6 +327,32 @@ def test_too_long_a_request_is_refused_with_the_numbers(model):
     assert error.value.message == (
         "this model takes 64 tokens, prompt and answer together; 70 were asked for (60 in the prompt, 10 to generate)"
     )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model, text: completion(model, prompt=text),
+        lambda model, text: chat(model, messages=[{"role": "user", "content": text}]),
+    ],
+)
+def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
+    """Its beginning tells. One that is long in characters only is encoded as a whole, and refused by its tokens."""
+    encoded, encode = [], Tokenizer.encode_whole
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: encoded.append(len(text)) or encode(self, text))
+
+    with pytest.raises(ApiError, match=r"of 1,000,0.* characters has more") as error:
+        ask(model, "mill " * 200_000)
+
+    assert error.value.code == "context_length_exceeded"
+    assert encoded == [model.max_request_tokens * CHARACTERS_A_TOKEN]
+
+
+def test_a_long_text_of_few_tokens_is_taken(model, monkeypatch):
+    """Only tokens count in the end."""
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: [5] * 9)
+
+    assert len(completion(model, prompt="m" * 5000).requests[0].prompt_ids) == 10
 
 
 def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):

@@ -32,7 +32,7 @@ class Unit:
     def ask(self, *stops):
         registry = SimpleNamespace(room=lambda: 1, choose_ranks=lambda: (self.rank, self.rank))
         request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
-        return Generation(Call((request,), True, False), registry, self._tokenizer, self._metrics)
+        return Generation(Call((request,), num_prompt_tokens=1, stream=True), registry, self._tokenizer, self._metrics)
 
     def say(self, token_id, finish_reason=None, logprobs=None):
         """One token of every request that somebody still listens to."""

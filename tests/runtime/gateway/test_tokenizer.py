@@ -25,7 +25,8 @@ def test_a_plain_prompt_starts_with_one_bos(tokenizer):
 
 def test_a_chat_starts_with_the_templates_bos_only(tokenizer):
     """The template writes BOS, so the gateway does not."""
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    text = tokenizer.chat_template.render([{"role": "user", "content": "hi"}], None, {})
+    ids = tokenizer.encode_whole(text)
 
     assert ids[0] == BOS_ID
     assert ids.count(BOS_ID) == 1
@@ -66,6 +67,17 @@ def test_generation_config_overrules_config(write_checkpoint, tmp_path, config, 
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_config}))
 
     assert load_tokenizer(folder).stop_ids == stop_ids
+
+
+def test_a_text_model_beside_encoders_says_it_in_its_part_of_the_config(write_checkpoint, tmp_path):
+    """Kimi-K2.5's config.json: the vocabulary in text_config; its end of text there, or outside it, which wins."""
+    folder = write_checkpoint(tmp_path)
+    for outside, stop_ids in (({}, (7,)), ({"eos_token_id": 8}, (8,))):
+        config = {"model_type": "kimi_k25", "text_config": {"vocab_size": 4096, "eos_token_id": 7}} | outside
+        (folder / "config.json").write_text(json.dumps(config))
+        read = load_tokenizer(folder)
+
+        assert (read.num_token_ids, read.stop_ids) == (4096, stop_ids)
 
 
 def test_special_tokens_have_no_text(tokenizer):

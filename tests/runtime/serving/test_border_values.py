@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.gateway.calls import ServedModel, completion_call
+from runtime.gateway.calls import ServedModel, read_completion
 from runtime.gateway.generation import Answer
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.tokenizer import Spelling
@@ -37,8 +37,12 @@ BORDERS = {
     "repetition_penalty": (None, 1, 2, 0.01, 0.0099, *TINY, 0, -1, 2.1),
     "seed": (None, 0, -(2**63), 2**63 - 1, 2**63),
     "max_tokens": (None, 1, 9, 30, 31, 0),
+    "min_tokens": (None, 0, 9, 30, -1),
+    "logit_bias": (None, {}, {"0": 100, "95": -100, "7": 100}, {"96": 1}, {"5": 100.1}),
+    "stop_token_ids": (None, [], [8, 8], list(range(95)), [96]),
+    "ignore_eos": (None, True),
     "logprobs": (None, 0, 1, 20, 21, -1),
-    "stop": (None, [], "\x00", "é", "a" * 256, ["a", "b", "c", "\U0010ffff"], "", "a" * 257, ["a"] * 5),
+    "stop": (None, [], "\x00", "é", "a" * 256, ["a", "b", "c", "\U0010ffff"], "", "a" * 257, ["a"] * 17),
 }
 
 
@@ -108,7 +112,7 @@ def read(model, body):
     """The request, or None where it is the caller's mistake."""
     raw = json.dumps({"model": "tiny", "prompt": [5, 6]} | body).encode()
     try:
-        return completion_call(raw, model).requests[0]
+        return read_completion(raw, model).prepare().requests[0]
     except ApiError as error:
         refused = error
     assert 400 <= refused.status < 500
@@ -157,6 +161,8 @@ UNFIT = {
     "a tiny penalty": ({"repetition_penalty": 1e-40}, "`$.repetition_penalty`"),
     "negative logprobs": ({"num_logprobs": -1}, "`$.num_logprobs`"),
     "a huge penalty": ({"frequency_penalty": 1e308}, "`$.frequency_penalty`"),
+    "a bias of nothing": ({"logit_bias": {96: 1.0}}, "its logit_bias has a token id outside the vocabulary of 96"),
+    "a huge bias": ({"logit_bias": {5: 1e308}}, "`$.logit_bias"),
     "a negative temperature": ({"temperature": -1.0}, "`$.temperature`"),
     "no tokens to make": ({"max_tokens": -5}, "`$.max_tokens`"),
 }

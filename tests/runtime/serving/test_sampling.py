@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.errors import RequestFailure
 from runtime.protocol.messages import Sampling
 from runtime.serving.sampling import finish_reason, logprobs, sample
 
@@ -205,6 +206,30 @@ def test_nobody_pays_for_a_penalty_that_nobody_asked_for():
 def test_nobody_pays_for_logprobs_that_nobody_asked_for():
     """None, and not an empty list."""
     assert logprobs(torch.zeros(4), 2, sampling()) is None
+
+
+def test_a_bias_moves_a_tokens_logit():
+    """100 makes a token certain and -100 impossible, greedily and drawn; the logits themselves stay."""
+    logits = torch.tensor([3.0, 2.0, 1.0])
+    for temperature in (0.0, 1.0):
+        for bias, chosen in (({2: 100.0}, 2), ({0: -100.0, 2: -100.0}, 1)):
+            assert sample(logits, sampling(temperature=temperature, logit_bias=bias), 0) == chosen
+    assert logits.tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_stops_before_min_tokens(temperature):
+    """The best token would stop: it comes when there are enough others, whatever penalties do to it."""
+    settings = sampling(temperature=temperature, stop_ids=[0, 99], min_tokens=2, repetition_penalty=0.01)
+    logits = torch.tensor([60.0, 2.0, 1.0])
+
+    assert [sample(logits, settings, 0, [1] * n, [0]) == 0 for n in range(4)] == [False, False, True, True]
+
+
+def test_a_request_that_may_draw_nothing_fails_alone():
+    """All tokens would stop it, and none may yet."""
+    with pytest.raises(RequestFailure, match="before min_tokens"):
+        sample(torch.zeros(2), sampling(stop_ids=[0, 1], min_tokens=1), 0)
 
 
 @given(st.integers(0, 9), st.integers(1, 20), st.integers(1, 20))

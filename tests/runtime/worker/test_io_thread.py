@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import RuntimeFailure
 from runtime.protocol.frames import encode_frame
-from runtime.protocol.messages import Abort, Handover, Hello, Rejected, Sampling
+from runtime.protocol.messages import Abort, Handover, Hello, Rejected, Sampling, State
 from runtime.worker.io_thread import Inbox, Network
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -55,6 +55,23 @@ def test_a_rank_that_the_gateway_refuses_loads_no_further():
             rank.sendall(encode_frame(Rejected("it is not wanted")))
             with pytest.raises(RuntimeFailure, match="the gateway refuses this rank: it is not wanted"):
                 load(network)
+
+
+def test_a_rank_whose_steps_go_on_says_its_state_again():
+    """The state that it has: a gateway that hears nothing gives the rank up."""
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        network = Network(*gateway.getsockname(), HELLO, Inbox(), SimpleNamespace())
+        network.say_state("ready")
+        network.open_link()
+        rank, _ = gateway.accept()
+        with rank:
+            rank.settimeout(PATIENCE_S)
+            line, presented, state = rank.makefile("rb"), encode_frame(HELLO), encode_frame(State("ready"))
+            heard = line.read(len(presented + state))
+            network.say_still_here()
+
+            assert heard == presented + state
+            assert line.read(len(state)) == state
 
 
 def load(network):

@@ -1,6 +1,6 @@
 """Whether a rank moves."""
 
-from runtime.worker.pulse import MOMENT_S, Pulse
+from runtime.worker.pulse import MOMENT_S, TELL_S, Pulse
 
 
 class Clock:
@@ -37,3 +37,16 @@ def test_a_loop_that_stands_still_is_noticed():
     pulse.turn()
 
     assert (soon, late, pulse.is_moving()) == (True, False, True)
+
+
+def test_a_loop_that_turns_tells_so_now_and_then():
+    """Once in `TELL_S`, however often it turns; and not while it stands."""
+    clock, told = Clock(), []
+    pulse = Pulse(clock)
+    pulse.tell_now_and_then(lambda: told.append(clock.now))
+    for _ in range(100):
+        clock.now += TELL_S / 20
+        pulse.turn()
+    clock.now += 10 * TELL_S
+
+    assert told == [1000 + TELL_S * times for times in range(1, 6)]

@@ -1,14 +1,17 @@
 """What the program declares, in which order, without an engine."""
 
 import asyncio
+import sys
 import time
 from dataclasses import replace
 
 import pulumi
 import pytest
+from pulumi.runtime import resource as sdk
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
+from stacks.program import deployment
 from stacks.program.deployment import deploy
 from stacks.program.plan_objects import plan_objects
 from stacks.provider import occupants
@@ -24,6 +27,11 @@ def plan():
 @pytest.fixture
 def declared(plan):
     """(type, name, inputs) of each custom resource, in the order in which the engine may make them."""
+    return declared_of(plan)
+
+
+def declared_of(plan):
+    """Of any plan."""
     found = []
 
     class Mocks(pulumi.runtime.Mocks):
@@ -73,3 +81,31 @@ def test_units_come_after_the_list_of_all_units(plan, declared):
     assert len(of_units) == sum(map(len, plan_objects(plan).units.values()))
     assert types.index("tidemill:core/v1:Namespace") < listed < min(of_units)
     assert declared[listed][2] == {"objects": plan_objects(plan).occupants()}
+    assert declared[-1][:2] == (occupants.ARRIVALS, "units-ready")
+    assert declared[-1][2] == {"names": [unit.name for unit in plan.units]}
+
+
+def test_a_unit_begins_when_one_before_it_has_all_but_its_pods(plan, monkeypatch):
+    """So the first pods do not wait for the files of the last unit."""
+    monkeypatch.setattr(deployment, "AT_ONCE", 1)
+    first, second = (unit.name for unit in plan.units)
+    made = [(kind.rpartition(":")[2], name) for kind, name, _ in declared_of(plan)]
+
+    assert made.index(("Service", first)) < made.index(("ConfigMap", second))
+
+
+def test_no_resource_has_the_programs_stack_with_it(plan, monkeypatch):
+    """It would be in the state, with this machine's paths; tracebacks are as before afterwards."""
+    kept = []
+
+    def trace():
+        kept.append(before())
+        return kept[-1]
+
+    before = sdk._get_stack_trace
+    monkeypatch.setattr(sdk, "_get_stack_trace", trace)
+    declared_of(plan)
+
+    assert len(kept) > len(plan.units)
+    assert [each for each in kept[1:] if each.frames] == []  # the first is of Pulumi's own stack resource
+    assert not hasattr(sys, "tracebacklimit")

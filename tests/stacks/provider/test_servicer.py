@@ -7,7 +7,7 @@ from pulumi.runtime.proto import provider_pb2 as pb
 
 from stacks.kube.manifest import type_token
 from stacks.provider import occupants, session
-from stacks.provider.servicer import Servicer
+from stacks.provider.servicer import InitFailed, Servicer
 from stacks.provider.wire import to_plain, to_struct
 from tests.stacks.kube.fake_api import running_fake_api
 
@@ -110,7 +110,7 @@ def test_a_unit_that_leaves_the_list_is_gone_when_the_list_is_new(fake, servicer
     answer = relist(servicer, old, new)
 
     assert set(fake.objects) == {f"{GROUPS}/prefill-0"}
-    assert answer.properties == new
+    assert answer.properties == to_struct({})
 
 
 def test_a_new_list_waits_until_all_that_left_are_gone(fake, servicer):
@@ -132,9 +132,69 @@ def test_a_list_is_made_read_and_deleted_without_the_cluster(fake, servicer):
     read = servicer.Read(request, None)
     servicer.Delete(pb.DeleteRequest(id=made.id, type=occupants.TOKEN, old_inputs=listed("prefill-0")), None)
 
-    assert (read.id, read.inputs, read.properties) == (made.id, listed("prefill-0"), listed("prefill-0"))
+    assert (read.id, read.inputs, read.properties) == (made.id, listed("prefill-0"), to_struct({}))
     assert not made.refresh_before_update
     assert fake.requests == []
+
+
+def arrive(servicer, *units, timeout_s=30):
+    """All units that are new are awaited."""
+    listed = to_struct({"names": list(units)})
+    return servicer.Create(pb.CreateRequest(type=occupants.ARRIVALS, properties=listed, timeout=timeout_s), None)
+
+
+def become_ready(fake, unit):
+    """What the unit's controller says of it when all its pods are ready."""
+    live = fake.objects[f"{GROUPS}/{unit}"]
+    counts = {"updatedReplicas": 1, "readyReplicas": 1}
+    seen = {"observedGeneration": live["metadata"]["generation"]}
+    live["status"] = seen | counts | {"conditions": [{"type": "Available", "status": "True"}]}
+
+
+def test_units_that_are_new_to_the_list_are_awaited_together(fake, servicer):
+    """Each is made without waiting for its pods, so that none holds one of Pulumi's places; then all are awaited."""
+    servicer.Create(pb.CreateRequest(type=occupants.TOKEN, properties=listed("decode-0", "decode-1")), None)
+    create(servicer, group("decode-0"))
+    create(servicer, group("decode-1"))
+    for unit in ("decode-0", "decode-1"):
+        threading.Timer(0.3, become_ready, (fake, unit)).start()
+    arrive(servicer, "decode-0", "decode-1")
+
+    assert all("status" in each for each in fake.objects.values())
+
+
+def test_a_unit_that_is_not_new_is_awaited_by_whoever_makes_it(fake, servicer):
+    """Somebody deleted it: the lists are as before, and nothing would wait for it afterwards."""
+    relist(servicer, listed("decode-0"), listed("decode-0", "decode-1"))
+    request = pb.CreateRequest(
+        type=type_token(group("")["apiVersion"], "LeaderWorkerSet"),
+        properties=to_struct(group("decode-0")),
+        timeout=0.2,
+    )
+
+    with pytest.raises(InitFailed, match="decode-0 is not ready after 0 s: not yet seen by its controller"):
+        servicer.Create.__wrapped__(servicer, request)
+
+
+def test_every_new_unit_that_is_not_ready_in_time_is_named(fake, servicer):
+    """With what it lacks; one that somebody has deleted is named too, and those that are ready are not."""
+    units = ("decode-0", "decode-1", "decode-2", "decode-3")
+    servicer.Create(pb.CreateRequest(type=occupants.TOKEN, properties=listed(*units)), None)
+    for unit in units:
+        create(servicer, group(unit))
+    become_ready(fake, "decode-0")
+    become_ready(fake, "decode-2")
+    del fake.objects[f"{GROUPS}/decode-3"]
+    request = pb.CreateRequest(type=occupants.ARRIVALS, properties=to_struct({"names": list(units)}), timeout=0.2)
+
+    with pytest.raises(InitFailed) as error:
+        servicer.Create.__wrapped__(servicer, request)
+
+    assert list(error.value.detail.reasons) == [
+        "LeaderWorkerSet demo/decode-1 is not ready after 0 s: not yet seen by its controller",
+        "nothing has acted on it; check that the controller of LeaderWorkerSets runs",
+        "LeaderWorkerSet demo/decode-3 was deleted by somebody before it was ready; repeat to make it again",
+    ]
 
 
 def test_a_preview_names_the_units_that_come_and_go(servicer):

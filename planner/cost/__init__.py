@@ -1,0 +1,1 @@
+"""What a day costs and earns."""

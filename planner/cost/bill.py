@@ -1,0 +1,61 @@
+"""What nodes cost while they are on: from own ones first, as the spec lists its supplies, then at the common rate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.cost.day import Stretch, TimesOfDay
+from planner.spec.cost import CostSpec, SupplyKind, SupplySpec
+
+__all__ = ["Bill", "Supply", "bill", "rates_of", "supplies_of"]
+
+
+@dataclass(frozen=True)
+class Supply:
+    """Nodes of one GPU type at one rate."""
+
+    kind: SupplyKind
+    gpu: str
+    nodes: int | None  # without limit where None
+    usd_per_gpu_hour: TimesOfDay[float]
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What one stretch of the day costs, in US dollars."""
+
+    by_gpu: Mapping[str, float]  # GPU type -> what its nodes that are on cost
+    idle: float  # own nodes that are off
+    spot_nodes: int
+
+    @property
+    def usd(self) -> float:
+        """Return the whole."""
+        return sum(self.by_gpu.values()) + self.idle
+
+
+def supplies_of(cost: CostSpec, gpus: Sequence[str], cluster_gpu: str) -> tuple[Supply, ...]:
+    """Return the spec's supplies in their order, then one without limit for each type of `gpus`."""
+    listed = [Supply(each.kind, each.gpu or cluster_gpu, each.nodes, rates_of(each)) for each in cost.supplies]
+    return (*listed, *(Supply("rented", gpu, None, rates_of(cost)) for gpu in gpus))
+
+
+def rates_of(written: CostSpec | SupplySpec) -> TimesOfDay[float]:
+    """Return what a GPU-hour costs at each time of day, in US dollars."""
+    return TimesOfDay.written(((each.at, each.usd_per_gpu_hour) for each in written.hours), written.usd_per_gpu_hour)
+
+
+def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply], gpus_per_node: int) -> Bill:
+    """Return what `nodes`, the number that is on of each GPU type, cost in `stretch`."""
+    left, by_gpu = dict(nodes), dict.fromkeys(nodes, 0.0)
+    idle, spot_nodes = 0.0, 0
+    for supply in supplies:
+        usd_per_node = supply.usd_per_gpu_hour.at(stretch.start) * gpus_per_node * stretch.hours
+        wanted = left.get(supply.gpu, 0)
+        taken = wanted if supply.nodes is None else min(wanted, supply.nodes)
+        if taken:
+            left[supply.gpu] -= taken
+            by_gpu[supply.gpu] += taken * usd_per_node
+        spot_nodes += taken if supply.kind == "spot" else 0
+        if supply.kind == "own" and supply.nodes is not None:
+            idle += (supply.nodes - taken) * usd_per_node
+    return Bill(by_gpu, idle, spot_nodes)

@@ -1,0 +1,272 @@
+"""What a day of the plan costs and earns.
+
+    cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
+    income  = sum over models and stretches: share x paid share x discount x tokens x price
+    margin  = (income - cost) / cost
+    hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
+            tokens, so that hits save hit rate / (1 - hit rate) times what prefill costs. What keeps KV on disks costs
+            is not counted.
+    freed   nodes of the peak that are off are worth what other work pays for their hours
+
+Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
+them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975: a margin of 545 %.
+
+It decides nothing. Losses by free pages, other models' prices and night discounts are counted where the spec says them.
+
+Source: open-infra-index, open source week, day 6 (cost, income and margin, with what it says of their limits).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import fsum
+from typing import NamedTuple
+
+from planner.cost.bill import Bill, bill, rates_of, supplies_of
+from planner.cost.day import HOUR_MINUTES, Stretch, TimesOfDay, demand_shares, nodes_on, stretches_between
+from planner.cost.income import MILLION, sales_of
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.schedule.schedule import DaySchedule
+from planner.spec.cost import CostSpec, CurrencySpec
+from planner.spec.hours import DAY_MINUTES
+from planner.spec.schema import Spec
+from planner.spec.traffic import HOURS
+
+__all__ = ["CacheHits", "DayCost", "PhaseCost", "StateCost", "TokensSold", "plan_cost"]
+
+
+@dataclass(frozen=True)
+class StateCost:
+    """One state of the schedule, or the whole day without one."""
+
+    at: str
+    minutes: int
+    nodes: int
+    spot_nodes: int  # at most, of those that are on
+    usd: float
+    input_tokens: float | None  # None where the spec says no traffic
+    output_tokens: float | None
+    revenue_usd: float | None  # None where it says no prices
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Return what an hour costs."""
+        return self.usd / self.minutes * HOUR_MINUTES
+
+    @property
+    def margin(self) -> float | None:
+        """Return what is earned beyond the cost, as a share of it; None where either is missing."""
+        return _margin(self.revenue_usd, self.usd)
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """One phase's nodes while they are on."""
+
+    phase: Phase
+    usd: float
+    mean_nodes: float
+    tokens: float | None  # input tokens of prefill with hits, output tokens of decode; None for mixed, which has both
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """Return what a million of the phase's own tokens costs."""
+        return None if self.tokens is None else self.usd / self.tokens * MILLION
+
+
+@dataclass(frozen=True)
+class TokensSold:
+    """A day's tokens and what they bring in."""
+
+    input_tokens: float
+    hit_tokens: float
+    output_tokens: float
+    revenue_usd: float | None
+
+
+@dataclass(frozen=True)
+class CacheHits:
+    """What a day's cache hits save, and what they leave to customers."""
+
+    saved_nodes: float
+    saved_usd: float
+    given_up_usd: float | None  # at the price of computed tokens less that of hits; None without prices
+
+
+@dataclass(frozen=True)
+class DayCost:
+    """A day of the plan in money; US dollars."""
+
+    usd: float
+    idle_usd: float  # own nodes that are off
+    spares_usd: float
+    phases: tuple[PhaseCost, ...]
+    states: tuple[StateCost, ...]
+    freed_node_hours: float
+    freed_usd: float
+    tokens: TokensSold | None
+    hits: CacheHits | None
+    currency: CurrencySpec | None
+
+    @property
+    def margin(self) -> float | None:
+        """Return what is earned beyond the cost, as a share of it; None where either is missing."""
+        return _margin(self.tokens.revenue_usd if self.tokens else None, self.usd)
+
+
+class _Priced(NamedTuple):
+    """One stretch of the day with all that was counted in it."""
+
+    stretch: Stretch
+    nodes: Mapping[Phase, int]
+    bill: Bill
+    spares_usd: float
+    phases_usd: Mapping[Phase, float]
+    demand: float  # share of the day's tokens
+    revenue_usd: float
+    given_up_usd: float
+    free_rate: float  # $ per GPU-hour of other work
+
+
+def plan_cost(spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit]) -> DayCost | None:
+    """Return what a day of `spec` costs with its placed `units`; None where the spec says no cost."""
+    if spec.cost is None:
+        return None
+    per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
+    priced = _priced(spec, spec.cost, nodes_on(schedule, per_unit))
+    peak = max(sum(each.nodes.values()) for each in priced)
+    revenue = fsum(each.revenue_usd for each in priced) if spec.cost.prices is not None else None
+    phases = tuple(_phase_cost(spec, phase, priced) for phase in spec.phases)
+    freed = [(peak - sum(each.nodes.values())) * each.stretch.hours for each in priced]
+    return DayCost(
+        usd=fsum(each.bill.usd for each in priced),
+        idle_usd=fsum(each.bill.idle for each in priced),
+        spares_usd=fsum(each.spares_usd for each in priced),
+        phases=phases,
+        states=_states(spec, schedule, priced),
+        freed_node_hours=fsum(freed),
+        freed_usd=fsum(
+            hours * spec.cluster.gpus_per_node * each.free_rate for hours, each in zip(freed, priced, strict=True)
+        ),
+        tokens=_tokens(spec, revenue),
+        hits=_hits(spec, phases, priced),
+        currency=spec.cost.currency,
+    )
+
+
+def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> tuple[_Priced, ...]:
+    """Return the day's stretches, each with its bill, demand and income."""
+    supplies, sales = supplies_of(cost, _gpus(spec), spec.cluster.gpu_name), sales_of(cost)
+    free = rates_of(cost)
+    if cost.freed_usd_per_gpu_hour is not None:
+        free = TimesOfDay.always(cost.freed_usd_per_gpu_hour)
+    hourly = range(0, DAY_MINUTES, HOUR_MINUTES) if spec.traffic and spec.traffic.profile else ()
+    rates = chain([free], (each.usd_per_gpu_hour for each in supplies), (each.factor for each in sales))
+    stretches = stretches_between([*hourly, *on.starts, *(start for line in rates for start in line.starts)])
+    shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
+    priced = []
+    for stretch, share in zip(stretches, shares, strict=True):
+        nodes = on.at(stretch.start)
+        billed = bill(stretch, _by_gpu(spec, nodes), supplies, spec.cluster.gpus_per_node)
+        tokens = _tokens_of(spec, share)
+        priced.append(
+            _Priced(
+                stretch=stretch,
+                nodes=nodes,
+                bill=billed,
+                spares_usd=_part(spec, spec.cluster.gpu_name, len(spec.cluster.spares), nodes, billed),
+                phases_usd={p: _part(spec, spec.gpu_name(p), number, nodes, billed) for p, number in nodes.items()},
+                demand=share,
+                revenue_usd=fsum(each.usd(stretch, *tokens) for each in sales),
+                given_up_usd=fsum(each.given_up(stretch, tokens[0]) for each in sales),
+                free_rate=free.at(stretch.start),
+            )
+        )
+    return tuple(priced)
+
+
+def _by_gpu(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
+    """Count the nodes of each GPU type that are paid for: spares are held all day."""
+    counts = dict.fromkeys(_gpus(spec), 0)
+    for phase, number in nodes.items():
+        counts[spec.gpu_name(phase)] += number
+    counts[spec.cluster.gpu_name] += len(spec.cluster.spares)
+    return counts
+
+
+def _gpus(spec: Spec) -> tuple[str, ...]:
+    """Return the GPU types of units and spares, each once."""
+    return tuple(dict.fromkeys((*spec.gpu_names, spec.cluster.gpu_name)))
+
+
+def _part(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed: Bill) -> float:
+    """Return what `number` nodes of a GPU type cost, all nodes of the type at their mean rate."""
+    return billed.by_gpu[gpu] * number / _by_gpu(spec, nodes)[gpu] if number else 0.0
+
+
+def _tokens_of(spec: Spec, share: float) -> tuple[float, float, float]:
+    """Return that share of the day's hits, computed prompt tokens and output tokens."""
+    traffic = spec.traffic
+    if traffic is None:
+        return 0.0, 0.0, 0.0
+    tokens = traffic.input_tokens * share
+    hits = tokens * traffic.cache_hit_rate
+    return hits, tokens - hits, traffic.output_tokens * share
+
+
+def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_Priced]) -> tuple[StateCost, ...]:
+    """Return the states of the schedule in its order."""
+    if schedule is None:
+        return (_state(spec, "00:00", priced),)
+    begins = TimesOfDay.written(((step.at, step.at) for step in schedule.steps), "")
+    return tuple(
+        _state(spec, step.at, [each for each in priced if begins.at(each.stretch.start) == step.at])
+        for step in schedule.steps
+    )
+
+
+def _state(spec: Spec, at: str, priced: Sequence[_Priced]) -> StateCost:
+    demand = fsum(each.demand for each in priced)
+    return StateCost(
+        at=at,
+        minutes=sum(each.stretch.minutes for each in priced),
+        nodes=sum(priced[0].nodes.values()),
+        spot_nodes=max(each.bill.spot_nodes for each in priced),
+        usd=fsum(each.bill.usd for each in priced),
+        input_tokens=spec.traffic.input_tokens * demand if spec.traffic else None,
+        output_tokens=spec.traffic.output_tokens * demand if spec.traffic else None,
+        revenue_usd=fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.all_prices else None,
+    )
+
+
+def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCost:
+    traffic = spec.traffic
+    own = {"prefill": traffic.input_tokens, "decode": traffic.output_tokens} if traffic else {}
+    return PhaseCost(
+        phase=phase,
+        usd=fsum(each.phases_usd[phase] for each in priced),
+        mean_nodes=fsum(each.nodes[phase] * each.stretch.hours for each in priced) / HOURS,
+        tokens=own.get(phase),
+    )
+
+
+def _tokens(spec: Spec, revenue_usd: float | None) -> TokensSold | None:
+    if spec.traffic is None:
+        return None
+    hits, misses, output = _tokens_of(spec, 1.0)
+    return TokensSold(hits + misses, hits, output, revenue_usd)
+
+
+def _hits(spec: Spec, phases: Sequence[PhaseCost], priced: Sequence[_Priced]) -> CacheHits | None:
+    """Return what hits save where prefill has units of its own; decode's part of a mixed unit does not shrink."""
+    prefill = next((each for each in phases if each.phase == "prefill"), None)
+    if spec.traffic is None or not spec.traffic.cache_hit_rate or prefill is None:
+        return None
+    times = spec.traffic.cache_hit_rate / (1 - spec.traffic.cache_hit_rate)
+    given_up = fsum(each.given_up_usd for each in priced) if spec.cost and spec.cost.all_prices else None
+    return CacheHits(prefill.mean_nodes * times, prefill.usd * times, given_up)
+
+
+def _margin(revenue_usd: float | None, usd: float) -> float | None:
+    return (revenue_usd - usd) / usd if revenue_usd is not None and usd else None

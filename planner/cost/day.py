@@ -1,0 +1,96 @@
+"""A day cut into stretches in which nothing changes: the same units on, the same rates, prices and demand.
+
+Units, rates and prices are step functions of the time of day, each entry from its time until the next one's, the last
+until the first's on the next day. So every sum over a day is a sum over its stretches, without any error of sampling.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Generic, TypeVar
+
+from planner.facts.terms import Phase
+from planner.schedule.schedule import DaySchedule
+from planner.spec.hours import DAY_MINUTES
+from planner.spec.traffic import HOURS
+
+__all__ = ["HOUR_MINUTES", "Stretch", "TimesOfDay", "demand_shares", "nodes_on", "stretches_between"]
+
+HOUR_MINUTES = DAY_MINUTES // HOURS
+
+Value = TypeVar("Value")
+NodesOn = Mapping[Phase, int]
+
+
+@dataclass(frozen=True)
+class TimesOfDay(Generic[Value]):
+    """What holds at each time of day."""
+
+    entries: tuple[tuple[int, Value], ...]  # minute from midnight -> what holds from then on; sorted, one at least
+
+    @classmethod
+    def always(cls, value: Value) -> "TimesOfDay[Value]":
+        """Return the same value for the whole day."""
+        return cls(((0, value),))
+
+    @classmethod
+    def written(cls, times: Iterable[tuple[str, Value]], otherwise: Value) -> "TimesOfDay[Value]":
+        """Read `HH:MM` and what holds from then on; `otherwise` holds where there is none."""
+        entries = tuple(sorted(((minute_of(at), value) for at, value in times), key=lambda entry: entry[0]))
+        return cls(entries) if entries else cls.always(otherwise)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Return the minutes at which something else begins to hold."""
+        return tuple(minute for minute, _ in self.entries)
+
+    def at(self, minute: int) -> Value:
+        """Return what holds at `minute`: before the first entry it is yesterday's last."""
+        begun = [value for start, value in self.entries if start <= minute]
+        return begun[-1] if begun else self.entries[-1][1]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Minutes of a day in which nothing changes."""
+
+    start: int  # minutes from midnight
+    minutes: int
+
+    @property
+    def hours(self) -> float:
+        """Return how long it lasts."""
+        return self.minutes / HOUR_MINUTES
+
+
+def minute_of(at: str) -> int:
+    """Return the minutes from midnight of `HH:MM`."""
+    return HOUR_MINUTES * int(at[:2]) + int(at[3:])
+
+
+def stretches_between(starts: Iterable[int]) -> tuple[Stretch, ...]:
+    """Cut the day at each of `starts`, and at midnight."""
+    cuts = sorted({0, *starts})
+    return tuple(Stretch(start, end - start) for start, end in zip(cuts, [*cuts[1:], DAY_MINUTES], strict=True))
+
+
+def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int]]) -> TimesOfDay[NodesOn]:
+    """Return how many nodes each phase has on; `per_unit` has the nodes of each of its units, in their order."""
+    if schedule is None:
+        return TimesOfDay.always({phase: sum(nodes) for phase, nodes in per_unit.items()})
+    steps = [
+        (step.at, {phase: sum(nodes[: step.num_units[phase]]) for phase, nodes in per_unit.items()})
+        for step in schedule.steps
+    ]
+    return TimesOfDay.written(steps, {})
+
+
+def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
+    """Return the share of the day's tokens in each of `stretches`, which begin at each hour at least.
+
+    Demand is even within an hour, and over the day without a profile. Shares add up to 1.
+    """
+    if profile is None:
+        return tuple(each.minutes / DAY_MINUTES for each in stretches)
+    total = fsum(profile)
+    return tuple(profile[each.start // HOUR_MINUTES] / total * each.hours for each in stretches)

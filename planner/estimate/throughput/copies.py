@@ -1,0 +1,32 @@
+"""How many copies of a token a normal dispatch makes, before any map is made.
+
+Experts of a token are taken as drawn alike. A gate that lets a token into K of its G groups keeps it on fewer nodes,
+where groups stay on nodes:
+
+    nodes with g whole groups each    P(a token goes there) = 1 - C(G - g, K) / C(G, K)
+    several nodes to a group          P = K / G x (1 - (1 - G / N)^(E / K))
+    otherwise                         P = 1 - (1 - 1 / N)^E
+
+Source: github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (a token goes once to each node, then by NVLink).
+"""
+
+from math import comb
+
+from planner.estimate.throughput.stages import Exchange
+from planner.facts.model import Model
+from planner.layout.dispatch import limiting_groups
+
+__all__ = ["expected_copies"]
+
+
+def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_nodes: bool) -> Exchange:
+    """Return the copies of one token to GPUs and to nodes, its own left out."""
+    experts = model.num_experts_per_token
+    to_gpu = 1 - (1 - 1 / num_gpus) ** experts
+    to_node = 1 - (1 - 1 / num_nodes) ** experts
+    groups, picked = limiting_groups(model), model.num_groups_per_token
+    if groups_on_nodes and groups > 1 and groups % num_nodes == 0:
+        to_node = 1 - comb(groups - groups // num_nodes, picked) / comb(groups, picked)
+    elif groups_on_nodes and groups > 1 and num_nodes % groups == 0:
+        to_node = picked / groups * (1 - (1 - groups / num_nodes) ** (experts / picked))
+    return Exchange(gpus=(num_gpus - 1) * to_gpu, nodes=(num_nodes - 1) * to_node)

@@ -1,0 +1,111 @@
+"""How much fuller the fullest GPU of a unit is than the mean, in one step of a plan's own expert map.
+
+    expected    what the map leaves, for the loads that it was made for (`max_over_mean`)
+    drift       popularity has changed since the loads were counted
+    luck        a step's pairs are a sample
+
+A GPU's pairs in one step are taken as normal around what is expected, with the variance of both. The mean of their
+maximum over all GPUs is
+
+    E[max] = integral of 1 - product over GPUs of P(pairs <= x) dx
+
+Drift is that of `facts/drawn.py`, where the most popular experts drift least, since popularity is bounded. Replicas of
+an expert drift together, but they are on different GPUs. Of drawn.py's drift from window to window two parts are
+assumed here. The published 0.109 that it is calibrated to holds a step's luck as well: half of its variance. A map is
+renewed with each window, and drift grows with the square root of its age: 2/3 of the whole on average.
+
+Nodes are fuller than their mean by what their GPUs add up to; that matters to NICs where tokens go once to each node.
+"""
+
+from collections.abc import Sequence
+from math import log, pi, sqrt
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from planner.estimate.throughput.stages import Imbalance
+from planner.expert_map import ExpertMap
+from planner.facts.drawn import MAX_POPULARITY, WINDOW_CORRELATION
+
+if TYPE_CHECKING:
+    from planner.expert_map.weigh import Floats
+
+__all__ = ["imbalance_of", "luck"]
+
+POINTS = 64
+DEVIATIONS = 5.0
+WINDOW_DRIFT = sqrt(2 * (1 - WINDOW_CORRELATION))  # standard deviation of what drawn.py's normal variables change by
+WITHOUT_LUCK, MEAN_AGE = sqrt(1 / 2), 2 / 3  # assumed: see above
+DRIFT = WINDOW_DRIFT * WITHOUT_LUCK * MEAN_AGE
+
+
+def imbalance_of(
+    expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_gpus: int, num_nodes: int, pairs_per_gpu: float
+) -> Imbalance:
+    """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
+
+    Replicas share an expert's load equally. `expert_map` is of one unit of `num_gpus` GPUs.
+    """
+    import numpy as np  # who only validates should not wait for it
+
+    slots_LS = np.array(expert_map.physical_to_logical)
+    loads_LE = np.array(loads, dtype=np.float64)
+    layers = np.arange(len(slots_LS))[:, None]
+    counts_LE = np.zeros_like(loads_LE)
+    np.add.at(counts_LE, (layers, slots_LS), 1)
+    parts_LS = (loads_LE / np.maximum(counts_LE, 1))[layers, slots_LS]
+    drift_LS = parts_LS * _drift(loads_LE)[layers, slots_LS]
+    of_gpus = (len(slots_LS), num_gpus, -1)
+    shares_LG = parts_LS.reshape(of_gpus).sum(axis=2)
+    means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
+    variance_LG = (drift_LS**2).reshape(of_gpus).sum(axis=2) / means_L1**2
+    shares_LG = shares_LG / means_L1
+    deviation_LG = np.sqrt(variance_LG + shares_LG / max(pairs_per_gpu, 1.0))
+    shares_LN = shares_LG.reshape(len(slots_LS), num_nodes, -1).mean(axis=2)
+    return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
+
+
+def luck(num_gpus: int, pairs_per_gpu: float) -> float:
+    """Return the fullest over the mean where only a step's luck makes GPUs differ: Blom's formula."""
+    if num_gpus == 1:
+        return 1.0
+    quantile = NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
+    return float(1 + quantile / sqrt(max(pairs_per_gpu, 1.0)))
+
+
+def _drift(loads_LE: "Floats") -> "Floats":
+    """Return each expert's relative standard deviation from one window to the next.
+
+    With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
+    """
+    import numpy as np  # as above
+
+    most = np.maximum(loads_LE.max(axis=1, keepdims=True), 1e-12)
+    u = 1 + np.log(np.maximum(loads_LE / most, 1 / MAX_POPULARITY)) / log(MAX_POPULARITY)
+    table = np.linspace(0.002, 0.998, 499)
+    densities = [NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()]
+    found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * DRIFT
+    return found
+
+
+def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":
+    """Return the mean of the largest of independent normal variables, layer by layer."""
+    import numpy as np  # as above
+
+    low = means_LG.max(axis=1)
+    high = (means_LG + DEVIATIONS * deviations_LG).max(axis=1)
+    low = np.maximum(low - DEVIATIONS * deviations_LG.max(axis=1), 0.0)
+    width = (high - low) / POINTS
+    total: Floats = low.copy()
+    for point in range(POINTS):
+        x = low + (point + 0.5) * width
+        z = (x[:, None] - means_LG) / np.maximum(deviations_LG, 1e-9)
+        total += (1 - _normal(z).prod(axis=1)) * width
+    return total
+
+
+def _normal(z: "Floats") -> "Floats":
+    """Return the normal distribution, within 0.0003: Page's approximation."""
+    import numpy as np  # as above
+
+    found: Floats = 1 / (1 + np.exp(-np.clip(sqrt(8 / pi) * z * (1 + 0.044715 * z**2), -40, 40)))
+    return found

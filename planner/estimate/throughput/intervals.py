@@ -1,0 +1,87 @@
+"""How wide a prediction is, and why: the family of evidence that it rests on.
+
+    family                                           half width     on top
+    this engine was measured on this GPU             10 %
+    the same, in another phase                       20 %           its imbalance and overheads carry over
+    this engine was measured on another GPU          20 %           where this GPU's kernels were measured
+                                                     35 %           where some are scaled from another's
+    no measurement of this engine                    a factor of 2  nobody has looked
+    an attention or precision that nobody measured   a factor of 2
+
+The first three are what engines' rows miss when each is left out in turn (`tests/benchmarks/throughput.py`), rounded
+up. The fourth covers at least 85 % of all measured operators when the tables of their GPU are left out (`left_out` in
+`kernels.json`). A factor of two has an upper end: what the same kernels give with nothing between them, nothing exposed
+and all GPUs equally full.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.estimate.throughput.engines import EngineModel
+from planner.estimate.throughput.machine import Machine
+from planner.facts.terms import Phase
+
+__all__ = ["SCALED_WIDTH", "Estimate", "Evidence", "evidence_for", "spread"]
+
+Family = Literal["same engine and GPU", "same engine and GPU, other phase", "same engine, other GPU", "none"]
+WIDTHS: dict[Family, float] = {
+    "same engine and GPU": 0.10,
+    "same engine and GPU, other phase": 0.20,
+    "same engine, other GPU": 0.20,
+}
+SCALED_WIDTH = 0.35
+FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with the range that its evidence gives it."""
+
+    low: float
+    mid: float
+    high: float
+
+    def times(self, factor: float) -> "Estimate":
+        """Return the estimate in another unit."""
+        return Estimate(self.low * factor, self.mid * factor, self.high * factor)
+
+    def inverse(self, numerator: float) -> "Estimate":
+        """Return `numerator` over the estimate: a time, from a rate."""
+        return Estimate(numerator / self.high, numerator / self.mid, numerator / self.low)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a prediction rests on, in words for people."""
+
+    family: Family
+    why: str
+    scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
+
+
+def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:
+    """Return the family of a phase of an engine on a GPU; `unmeasured` says which kernels nobody measured, if any."""
+    scaled = tuple(name for name, origin in machine.origins.items() if origin == "scaled")
+    gpus = engine.measured_on.get(phase, ())
+    if unmeasured is not None:
+        return Evidence("none", f"no kernel of {unmeasured} was measured", scaled)
+    if machine.name in gpus:
+        return Evidence("same engine and GPU", f"{engine.name} was measured on {machine.name}", scaled)
+    others = [each for each, on in engine.measured_on.items() if machine.name in on]
+    if others:
+        why = f"{engine.name} was measured on {machine.name} in {' and '.join(others)}, not in {phase}"
+        return Evidence("same engine and GPU, other phase", why, scaled)
+    if gpus:
+        return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
+    as_whom = f", which is taken to add what {engine.as_engine} does" if engine.as_engine else ""
+    return Evidence("none", f"nobody has measured {phase} on {engine.name}{as_whom}", scaled)
+
+
+def spread(mid: float, bound: float, evidence: Evidence) -> Estimate:
+    """Return a rate with its range; `bound` is what no overhead would leave."""
+    width = WIDTHS.get(evidence.family)
+    if width is None:
+        return Estimate(mid / FACTOR, mid, max(mid, min(mid * FACTOR, bound)))
+    if evidence.family == "same engine, other GPU" and evidence.scaled:
+        width = SCALED_WIDTH
+    return Estimate(mid * (1 - width), mid, mid * (1 + width))

@@ -1,0 +1,81 @@
+"""One GPU as operations see it: nominal rates, and what kernels reach of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.estimate.throughput.dimensions import BytesPerSecond, FlopsPerSecond, Seconds
+from planner.estimate.throughput.kernels import Kernels, Origin, kernels_for
+from planner.facts.catalog import Gpu
+from planner.facts.quantisation import Format
+
+__all__ = ["MICRO", "RESOURCES", "Machine", "machine_of", "machine_with"]
+
+BITS_PER_BYTE = 8
+TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
+
+# What may be changed one at a time, to ask what binds: field of `Machine` -> what people call it.
+RESOURCES = {
+    "fp8": "FP8 matmuls",
+    "bf16": "BF16 matmuls and core attention",
+    "fp4": "FP4 matmuls",
+    "memory": "memory bandwidth",
+    "nvlink": "NVLink",
+    "nic": "NICs",
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates are one GPU's; a NIC that several share counts in parts."""
+
+    name: str
+    fp8: FlopsPerSecond
+    bf16: FlopsPerSecond
+    fp4: FlopsPerSecond
+    memory: BytesPerSecond
+    nvlink: BytesPerSecond
+    nic: BytesPerSecond
+    kernels: Kernels
+    origins: Mapping[str, Origin]
+
+    def matmuls(self, kept_in: Format) -> FlopsPerSecond:
+        """Return the rate of matmuls whose weights are kept in a format.
+
+        INT4 by 32 and MXFP4 beside BF16 are widened to BF16; INT4 by 128 to FP8, whose activations it meets.
+        """
+        if kept_in in ("fp8", "int4"):
+            return self.fp8
+        if kept_in == "nvfp4":
+            return self.fp4
+        return FlopsPerSecond(self.bf16 / 2) if kept_in == "fp32" else self.bf16
+
+    def fixed(self, microseconds: float) -> Seconds:
+        """Return a fixed time of the kernels' constants."""
+        return Seconds(microseconds * MICRO)
+
+    def with_more(self, resource: str, factor: float) -> "Machine":
+        """Return a machine with `factor` times as much of a resource."""
+        return replace(self, **{resource: getattr(self, resource) * factor})
+
+
+def machine_of(gpu: Gpu, name: str) -> Machine | None:
+    """Return the GPU called `name` as a machine; None where its rates are not known, as on `cpu`."""
+    return machine_with(gpu, name, *kernels_for(name))
+
+
+def machine_with(gpu: Gpu, name: str, kernels: Kernels, origins: Mapping[str, Origin]) -> Machine | None:
+    """Return a machine with other constants than those that are known of the GPU called `name`."""
+    if gpu.bf16_tflops is None or gpu.memory_gb_per_s is None:
+        return None
+    fp8 = gpu.fp8_tflops or gpu.bf16_tflops
+    return Machine(
+        name=name,
+        fp8=FlopsPerSecond(fp8 * TERA),
+        bf16=FlopsPerSecond(gpu.bf16_tflops * TERA),
+        fp4=FlopsPerSecond((gpu.fp4_tflops or fp8) * TERA),
+        memory=BytesPerSecond(gpu.memory_gb_per_s * GIGA),
+        nvlink=BytesPerSecond((gpu.nvlink_gb_per_s or 0) * GIGA),
+        nic=BytesPerSecond((gpu.nic_gbps or 0) * GIGA / BITS_PER_BYTE / (gpu.gpus_per_nic or 1)),
+        kernels=kernels,
+        origins=origins,
+    )

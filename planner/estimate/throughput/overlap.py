@@ -1,0 +1,130 @@
+"""How the stages of two micro-batches fit together: a small event model of one rank.
+
+    span      what the runtime's trace calls a call: attention 1, attention 2, gate, dispatch issue, shared expert,
+              dispatch wait, experts, combine issue, combine wait, sum; dense layers have mlp instead of the last eight
+    track     compute, where spans follow each other; link, where an exchange lasts from its issue to its last byte
+    stage     the spans of a micro-batch between two pauses; micro-batches take turns stage by stage
+
+Pauses, turns and lead are those of `runtime/expert_parallel/overlap.py`, so that a trace and a prediction lay over each
+other. The link takes exchanges one after the other. A wait ends when its exchange does. What a rank waits is exposed.
+
+The model runs a few equal layers and takes what one more layer adds: `LayerTimeline.seconds`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.estimate.throughput.dimensions import Seconds
+from planner.facts.terms import Overlap
+
+__all__ = ["LINKS", "SPANS", "LayerTimeline", "Span", "SpanName", "one_layer"]
+
+SpanName = str
+
+# In the order of a layer, as the runtime's trace writes them; a wait lasts as long as its exchange still needs.
+SPANS = (
+    *("attention 1", "attention 2", "gate", "dispatch issue", "shared expert", "dispatch wait", "experts"),
+    *("combine issue", "combine wait", "sum"),
+)
+LINKS = {"dispatch issue": "dispatch", "combine issue": "combine"}  # span that begins an exchange -> its name
+WAITS = {"dispatch wait": "dispatch", "combine wait": "combine"}
+
+# overlap -> the stages of a layer, and by how many of them the first micro-batch is ahead
+STAGES: Mapping[Overlap, tuple[tuple[tuple[SpanName, ...], ...], int]] = {
+    "none": ((SPANS,), 0),
+    "dual_batch": (((*SPANS[8:], *SPANS[:5]), SPANS[5:8]), 0),  # the sum goes on into the next layer
+    "five_stage": ((SPANS[:1], SPANS[1:3], SPANS[3:5], SPANS[5:8], SPANS[8:]), 2),
+}
+WARM, MEASURED = 3, 3  # layers: the first ones fill the pipeline
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span of one micro-batch, from the beginning of the layer that is shown."""
+
+    name: SpanName
+    track: str  # compute or link
+    micro_batch: int
+    begins: Seconds
+    lasts: Seconds
+
+
+@dataclass(frozen=True)
+class LayerTimeline:
+    """What one layer takes, of all its micro-batches, and when."""
+
+    seconds: Seconds
+    exposed: Seconds  # of it waiting for exchanges
+    spans: tuple[Span, ...]
+
+
+def one_layer(
+    micro_batches: Sequence[Mapping[SpanName, Seconds]], overlap: Overlap, *, with_spans: bool = False
+) -> LayerTimeline:
+    """Return the timeline of one layer in the middle of a step.
+
+    `micro_batches` has for each the seconds of its compute spans, and of `dispatch` and `combine` on the link. Without
+    overlap there is one.
+    """
+    run = _Run(micro_batches, with_spans=with_spans)
+    stages, lead = STAGES[overlap]
+    order = _order(stages, lead if len(micro_batches) > 1 else 0, len(micro_batches), WARM + MEASURED + 1)
+    marks = {}
+    for micro_batch, layer, spans in order:
+        if micro_batch == 0 and spans is stages[0] and layer not in marks:
+            marks[layer] = (run.now, run.waited)
+        for name in spans:
+            run.do(micro_batch, layer, name)
+    (began, waited), (ended, waited_then) = marks[WARM], marks[WARM + MEASURED]
+    shown = tuple(
+        Span(each.name, each.track, each.micro_batch, Seconds(each.begins - marks[WARM][0]), each.lasts)
+        for layer, each in run.spans
+        if layer == WARM
+    )
+    return LayerTimeline(Seconds((ended - began) / MEASURED), Seconds((waited_then - waited) / MEASURED), shown)
+
+
+def _order(
+    stages: Sequence[tuple[SpanName, ...]], lead: int, num_micro_batches: int, num_layers: int
+) -> list[tuple[int, int, tuple[SpanName, ...]]]:
+    """Return (micro-batch, layer, spans) as they follow each other: turn by turn, the first ahead by `lead` stages."""
+    flows = [
+        [(number, layer, spans) for layer in range(num_layers) for spans in stages]
+        for number in range(num_micro_batches)
+    ]
+    order = flows[0][:lead]
+    rest = [flows[0][lead:], *flows[1:]]
+    for turn in range(len(flows[-1])):
+        order += [flow[turn] for flow in rest if turn < len(flow)]
+    return order
+
+
+class _Run:
+    """The clock of a rank, and when its link is free and its exchanges are over."""
+
+    def __init__(self, micro_batches: Sequence[Mapping[SpanName, Seconds]], *, with_spans: bool) -> None:
+        self.now = self.waited = 0.0
+        self.spans: list[tuple[int, Span]] = []
+        self._times, self._with_spans = micro_batches, with_spans
+        self._link_free = 0.0
+        self._over: dict[tuple[int, str], float] = {}
+
+    def do(self, micro_batch: int, layer: int, name: SpanName) -> None:
+        """Run one span, and begin the exchange that it issues."""
+        began = self.now
+        if name in WAITS:
+            self.now = max(self.now, self._over.get((micro_batch, WAITS[name]), 0.0))
+            self.waited += self.now - began
+        self.now += self._times[micro_batch].get(name, 0.0)
+        if self._with_spans:
+            self._note(name, "compute", micro_batch, layer, began, self.now - began)
+        if name in LINKS:
+            exchange = LINKS[name]
+            lasts = self._times[micro_batch].get(exchange, 0.0)
+            begins = max(self.now, self._link_free)
+            self._link_free = self._over[micro_batch, exchange] = begins + lasts
+            if self._with_spans:
+                self._note(exchange, "link", micro_batch, layer, begins, lasts)
+
+    def _note(self, name: str, track: str, micro_batch: int, layer: int, begins: float, lasts: float) -> None:
+        self.spans.append((layer, Span(name, track, micro_batch, Seconds(begins), Seconds(lasts))))

@@ -1,0 +1,218 @@
+"""What a phase does at an operating point: rates, latencies, what binds.
+
+    decode     tokens/s a GPU = requests / attention TP / step            a step gives each request one token
+    prefill    tokens/s a GPU = step tokens / attention TP / step         computed tokens: hits are counted besides
+    mixed      both take turns: a request costs its output's share of decode steps, and its prompt's of prefill steps
+
+`utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden.
+
+Waiting is that of a queue whose server takes one step at a time (M/D/1): at utilisation u, u / (2 (1 - u)) steps on
+average, and ln(100 u) times that for one request in a hundred. A saturated phase has no mean: its TTFT is without
+waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil, log, sqrt
+
+from planner.estimate.throughput.dimensions import Bytes, moving
+from planner.estimate.throughput.engines import EngineModel
+from planner.estimate.throughput.intervals import Estimate, Evidence, spread
+from planner.estimate.throughput.machine import RESOURCES, Machine
+from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, UnitShape
+from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
+from planner.estimate.throughput.work import ModelWork
+from planner.facts.terms import Overlap, Phase
+
+__all__ = ["Binding", "Case", "Prediction", "predict", "saturated_rate"]
+
+MORE = 1.1  # of a resource, to ask what it is worth
+NORMAL_99 = 2.326  # quantile
+NO_OVERHEADS = Overheads(0.0, 0.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked: a phase of an engine on a GPU, laid out and loaded so."""
+
+    phase: Phase
+    machine: Machine
+    model: ModelWork
+    unit: UnitShape
+    overlap: Overlap
+    engine: EngineModel
+    imbalance: Imbalance  # of the plan's map; the engine's is on top
+    exchange: Exchange  # of normal dispatch
+    point: OperatingPoint
+    kv_bytes_per_token: int = 0
+
+    @property
+    def context(self) -> float:
+        """Tokens of its prompt that a computed token reads, on average."""
+        hits = self.point.cache_hit_rate
+        return self.point.prompt_tokens * (hits + (1 - hits) / 2)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The resource of which ten per cent more help most."""
+
+    resource: str
+    tokens_per_s_per_gpu: float  # with so much more of it
+    gain: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A phase at its operating point. Rates of prefill count computed tokens."""
+
+    phase: Phase
+    point: OperatingPoint
+    tokens_per_s_per_gpu: Estimate
+    num_gpus: int
+    step: StepTime
+    step_seconds: Estimate
+    ttft_seconds: Estimate | None
+    ttft_99_seconds: Estimate | None
+    tpot_seconds: Estimate | None
+    tpot_99_seconds: Estimate | None
+    kv_transfer_seconds: float | None
+    imbalance: Imbalance
+    binding: Binding
+    evidence: Evidence
+    engine: str
+
+    @property
+    def tokens_per_s_with_hits(self) -> Estimate | None:
+        """Of one GPU, with the prompts' tokens that were read from a cache."""
+        hits = self.point.cache_hit_rate
+        return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and hits < 1 else None
+
+
+def predict(case: Case, evidence: Evidence, *, with_spans: bool = False) -> Prediction:
+    """Return what `case` does; `evidence` decides how wide its ranges are."""
+    case = _as_engine(case)
+    rate, step = _rate(case, with_spans=with_spans)
+    bound, _ = _rate(_without_overheads(case))
+    rates = spread(rate, max(rate, bound), evidence)
+    per_step = rates.inverse(rate * step.seconds)
+    latencies = _decode_latencies(case, per_step, rates) if case.phase != "prefill" else (None, None)
+    waits = _prompt_latencies(case, rates, rate) if case.phase != "decode" else (None, None, None)
+    return Prediction(
+        phase=case.phase,
+        point=case.point,
+        tokens_per_s_per_gpu=rates.times(case.point.utilisation),
+        num_gpus=case.unit.num_gpus,
+        step=step,
+        step_seconds=per_step,
+        ttft_seconds=waits[0],
+        ttft_99_seconds=waits[1],
+        kv_transfer_seconds=waits[2],
+        tpot_seconds=latencies[0],
+        tpot_99_seconds=latencies[1],
+        imbalance=case.imbalance,
+        binding=_binding(case, rate),
+        evidence=evidence,
+        engine=case.engine.name,
+    )
+
+
+def saturated_rate(case: Case) -> float:
+    """Return the tokens/s of one GPU at full use: what a search compares layouts by."""
+    return _rate(_as_engine(case))[0]
+
+
+def _as_engine(case: Case) -> Case:
+    """Put in what the engine adds to the plan's map and to the GPU's kernels."""
+    engine, excess = case.engine, case.engine.imbalance.get(case.phase, 1.0)
+    imbalance = Imbalance(case.imbalance.gpus * excess, case.imbalance.nodes * excess)
+    machine = case.machine
+    if engine.core_share is not None:
+        machine = replace(machine, kernels=replace(machine.kernels, core_share=engine.core_share))
+    return replace(case, imbalance=imbalance, machine=machine)
+
+
+def _without_overheads(case: Case) -> Case:
+    engine = replace(case.engine, overheads=NO_OVERHEADS, factor={})
+    return replace(case, engine=engine, imbalance=Imbalance())
+
+
+def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
+    """Return the saturated tokens/s of one GPU, and the step that most of its time goes into."""
+    factor = case.engine.factor.get(case.phase, 1.0)
+    point, group = case.point, case.unit.attention_tp
+    if case.phase == "prefill":
+        step = _prompts(case, with_spans=with_spans)
+        return factor * point.step_tokens / group / step.seconds, step
+    step = _tokens(case, with_spans=with_spans)
+    if case.phase == "decode":
+        return factor * point.requests / group / step.seconds, step
+    prompts = _prompts(case)
+    of_prompt = point.prompt_tokens * (1 - point.cache_hit_rate) / point.step_tokens * prompts.seconds
+    of_output = point.output_tokens * step.seconds / point.requests
+    return factor * point.output_tokens / group / (of_prompt + of_output), step
+
+
+def _tokens(case: Case, *, with_spans: bool = False) -> StepTime:
+    return decode_step(
+        *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap),
+        *(case.point.requests, case.point.kv_tokens),
+        with_spans=with_spans,
+    )
+
+
+def _prompts(case: Case, *, with_spans: bool = False) -> StepTime:
+    computed = case.point.prompt_tokens * (1 - case.point.cache_hit_rate)
+    return prompt_step(
+        *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
+        *(case.point.step_tokens, case.context, max(computed, 1.0)),
+        with_spans=with_spans,
+    )
+
+
+def _decode_latencies(case: Case, step: Estimate, rates: Estimate) -> tuple[Estimate, Estimate]:
+    """Return TPOT's mean, and that of one step in a hundred."""
+    mean = rates.inverse(case.point.requests / case.unit.attention_tp)
+    longer = case.point.kv_tokens * (1 + NORMAL_99 / sqrt(max(case.point.requests, 1.0)))
+    slow = _tokens(replace(case, point=replace(case.point, kv_tokens=longer))).seconds
+    return mean, mean.times(slow / step.mid)
+
+
+def _prompt_latencies(case: Case, rates: Estimate, rate: float) -> tuple[Estimate, Estimate, float | None]:
+    """Return TTFT's mean and 99th percentile, and the time in which a prompt's KV travels."""
+    point, group = case.point, case.unit.attention_tp
+    step = _prompts(case).seconds
+    computed = point.prompt_tokens * (1 - point.cache_hit_rate)
+    steps = max(1, ceil(computed / point.step_tokens))
+    used = point.utilisation
+    wait = step * used / (2 * (1 - used)) if used < 1 else 0.0
+    slower = rates.inverse(rate)
+    transfer = None
+    if case.phase == "prefill" and case.machine.nic:
+        num_bytes = Bytes(point.prompt_tokens * case.kv_bytes_per_token / group)
+        transfer = float(moving(num_bytes, case.machine.nic))
+    mean = slower.times(steps * step + wait)
+    return mean, slower.times(steps * step + wait * max(1.0, log(max(100 * used, 1.0)))), transfer
+
+
+def _binding(case: Case, rate: float) -> Binding:
+    """Return the resource that helps most; a machine's rates, what lies between kernels, or balance."""
+    tried: dict[str, Callable[[], Case]] = {
+        called: lambda field=field: replace(case, machine=case.machine.with_more(field, MORE))  # type: ignore[misc]
+        for field, called in RESOURCES.items()
+        if getattr(case.machine, field)
+    }
+    overheads = case.engine.overheads
+    less = replace(
+        overheads,
+        between_us=overheads.between_us / MORE,
+        prompt_between_us=overheads.prompt_between_us / MORE,
+        host_ms=overheads.host_ms / MORE,
+    )
+    tried["launches and the host"] = lambda: replace(case, engine=replace(case.engine, overheads=less))
+    even = Imbalance(*(1 + (each - 1) / MORE for each in (case.imbalance.gpus, case.imbalance.nodes)))
+    tried["the balance of experts"] = lambda: replace(case, imbalance=even)
+    rates = {called: _rate(make())[0] for called, make in tried.items()}
+    best = max(rates, key=lambda called: rates[called])
+    return Binding(best, rates[best] * case.point.utilisation, rates[best] / rate - 1)

@@ -1,0 +1,200 @@
+"""What one token asks of a layer, before any GPU: operations, and bytes of weights and of KV.
+
+Worked example, DeepSeek-V3 in FP8, one layer:
+    projections in     queries, latents, and queries into the latent space       61.2 M weights
+    core, decode       128 heads x 2 x (576 + 512)                               278,528 FLOP a token of KV, 1,152 B
+    core, prefill      128 heads x 2 x (192 + 128)                               81,920 FLOP a token of the context
+    projections out    out of the latent space, then to the hidden size          125.8 M weights
+    expert             gate, up, down                                            44.04 M weights, 88.08 MFLOP
+
+Where GPUs share attention by heads, a `LayerWork` is one GPU's part. Attention that reads a part of its context
+(indexers, compression, states) is not known here: `work_of` returns None for such a model.
+
+Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
+takes 2 n operations a row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.estimate.throughput.dimensions import Bytes, Flops
+from planner.facts.attention.grouped import GroupedAttention
+from planner.facts.attention.kind import Attention
+from planner.facts.attention.latent import LatentAttention
+from planner.facts.model import Dense, Experts, Layer, Model
+from planner.facts.quantisation import FORMATS, Format
+from planner.facts.terms import Precision
+from planner.layout.dispatch import message_bytes
+from planner.layout.weights import SIZES
+from planner.spec.precision import KV_BYTES, KvDtype, wide_bytes
+
+__all__ = ["AttentionWork", "FfnWork", "LayerWork", "ModelWork", "why_unknown", "work_of"]
+
+FLOPS_PER_WEIGHT = 2
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """Of one layer. `into` comes before core attention, `out` after it."""
+
+    into_weights: Bytes
+    into_flops: Flops  # a token
+    out_weights: Bytes
+    out_flops: Flops
+    core_flops: Flops  # of decode, for a token and each token of its KV
+    core_bytes: Bytes
+    prompt_core_flops: Flops  # of prefill, for a token and each token before it
+    window: int | None
+    kept_in: Format  # the projections
+
+
+@dataclass(frozen=True)
+class FfnWork:
+    """A dense layer's FFN, the shared experts of a layer, or one routed expert."""
+
+    weights: Bytes
+    flops: Flops  # a token
+    kept_in: Format
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """One kind of layer; it has either `dense` or `expert`."""
+
+    attention: AttentionWork
+    dense: FfnWork | None
+    shared: FfnWork | None
+    expert: FfnWork | None
+    experts_per_token: int
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """A model as one GPU computes it."""
+
+    layers: Mapping[LayerWork, int]  # and how many there are of each kind
+    hidden_size: int
+    hidden_bytes: int  # of a token's residual stream
+    intermediate_size: int  # of a routed expert
+    head_weights: Bytes
+    head_flops: Flops  # a token that answers
+    dispatch_bytes: int  # a token
+    combine_bytes: int
+
+
+def why_unknown(model: Model) -> str | None:
+    """Return why a model's speed is not known, in words for people; None where it is."""
+    for attention in model.attentions:
+        if isinstance(attention, LatentAttention) and not attention.is_sparse:
+            continue
+        if isinstance(attention, GroupedAttention) and attention.indexer is None:
+            continue
+        return "its attention reads a part of the context (an indexer, compression or a state), which is not modelled"
+    return "it has several residual streams, which are not modelled" if model.num_streams > 1 else None
+
+
+@lru_cache(maxsize=128)
+def work_of(
+    model: Model, precision: Precision, kv: KvDtype, attention_tp: int = 1, dense_tp: int = 1
+) -> ModelWork | None:
+    """Return what one GPU of `attention_tp` that share heads computes; None where `why_unknown` says why."""
+    if why_unknown(model):
+        return None
+    dispatch, combine = message_bytes(model.hidden_size, precision)
+    part = model.one_of(attention_tp)
+    layers = {
+        _layer_work(layer, model.hidden_size, precision, KV_BYTES[kv], dense_tp): count
+        for layer, count in part.kinds.items()
+    }
+    wide = wide_bytes(precision)
+    head = model.hidden_size * model.vocab_size / dense_tp
+    return ModelWork(
+        layers=layers,
+        hidden_size=model.hidden_size,
+        hidden_bytes=wide * model.hidden_size,
+        intermediate_size=model.experts.intermediate_size,
+        head_weights=Bytes(wide * head),
+        head_flops=Flops(FLOPS_PER_WEIGHT * head),
+        dispatch_bytes=dispatch,
+        combine_bytes=combine,
+    )
+
+
+def _layer_work(layer: Layer, hidden: int, precision: Precision, kv_bytes: int, dense_tp: int) -> LayerWork:
+    formats = FORMATS[precision]
+    attention = _attention_work(layer.attention, hidden, precision, kv_bytes)
+    if isinstance(layer.ffn, Dense):
+        weights = 3 * hidden * layer.ffn.intermediate_size / dense_tp
+        return LayerWork(attention, _ffn(weights, formats.ffn), None, None, 0)
+    experts: Experts = layer.ffn
+    shared = 3 * hidden * experts.num_shared * experts.shared_intermediate_size / dense_tp
+    routed = 3 * hidden * experts.intermediate_size
+    return LayerWork(
+        attention=attention,
+        dense=None,
+        shared=_ffn(shared, formats.ffn) if shared else None,
+        expert=_ffn(routed, formats.expert),
+        experts_per_token=experts.num_per_token,
+    )
+
+
+def _attention_work(attention: Attention, hidden: int, precision: Precision, kv_bytes: int) -> AttentionWork:
+    if isinstance(attention, LatentAttention):
+        return _latent(attention, hidden, precision, kv_bytes)
+    assert isinstance(attention, GroupedAttention)
+    return _grouped(attention, hidden, precision, kv_bytes)
+
+
+def _latent(each: LatentAttention, hidden: int, precision: Precision, kv_bytes: int) -> AttentionWork:
+    """Queries are absorbed into the latent space in decode; in prefill the same weights expand latents to keys."""
+    formats, heads, latent = FORMATS[precision], each.num_heads, each.kv_lora_rank
+    query = heads * (each.qk_nope_head_dim + each.qk_rope_head_dim)
+    rank = each.q_lora_rank
+    queries = hidden * query if rank is None else rank * (hidden + query)
+    into = queries + hidden * (latent + each.qk_rope_head_dim)
+    absorb, expand = heads * each.qk_nope_head_dim * latent, heads * each.v_head_dim * latent
+    out = heads * each.v_head_dim * hidden
+    wide = wide_bytes(precision)
+    return AttentionWork(
+        into_weights=Bytes(_bytes(into, formats.attention) + wide * absorb),
+        into_flops=Flops(FLOPS_PER_WEIGHT * (into + absorb)),
+        out_weights=Bytes(_bytes(out, formats.output) + wide * expand),
+        out_flops=Flops(FLOPS_PER_WEIGHT * (out + expand)),
+        core_flops=Flops(FLOPS_PER_WEIGHT * heads * (2 * latent + each.qk_rope_head_dim)),
+        core_bytes=Bytes(each.kv(kv_bytes).entry_bytes),
+        prompt_core_flops=Flops(
+            FLOPS_PER_WEIGHT * heads * (each.qk_nope_head_dim + each.qk_rope_head_dim + each.v_head_dim)
+        ),
+        window=None,
+        kept_in=formats.attention,
+    )
+
+
+def _grouped(each: GroupedAttention, hidden: int, precision: Precision, kv_bytes: int) -> AttentionWork:
+    formats, size = FORMATS[precision], each.head_dim
+    into = (each.num_heads * (2 if each.has_gate else 1) + 2 * each.num_kv_heads) * size * hidden
+    out = each.num_heads * size * hidden
+    core = Flops(2 * FLOPS_PER_WEIGHT * each.num_heads * size)  # queries with keys, and weights with values
+    return AttentionWork(
+        into_weights=Bytes(_bytes(into, formats.attention)),
+        into_flops=Flops(FLOPS_PER_WEIGHT * into),
+        out_weights=Bytes(_bytes(out, formats.output)),
+        out_flops=Flops(FLOPS_PER_WEIGHT * out),
+        core_flops=core,
+        core_bytes=Bytes(2 * each.num_kv_heads * size * kv_bytes),
+        prompt_core_flops=core,
+        window=each.window,
+        kept_in=formats.attention,
+    )
+
+
+def _ffn(weights: float, kept_in: Format) -> FfnWork:
+    return FfnWork(Bytes(_bytes(weights, kept_in)), Flops(FLOPS_PER_WEIGHT * weights), kept_in)
+
+
+def _bytes(weights: float, kept_in: Format) -> float:
+    """With scales."""
+    bits, block, scale = SIZES[kept_in]
+    return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)

@@ -1,0 +1,123 @@
+"""MiMo-V2-Flash: grouped attention, over a window in most layers; dense layers first.
+
+Layers with a window have KV heads of their own number and a sink for each head; values are shorter than keys.
+
+Source of the keys: transformers `MiMoV2FlashConfig` and, of published files, sglang 0.5.23 models/mimo_v2.py. Where a
+published file has a key of windowed layers (`swa_...`), transformers has a rule.
+"""
+
+from typing import Literal
+
+from planner.facts.attention.grouped import GroupedAttention
+from planner.facts.model import Dense, Experts, Layer
+from planner.families.shapes import Count, Shapes, Size, layers_of
+
+__all__ = ["MiMoV2FlashShapes"]
+
+FULL_EVERY = 6  # where the file does not say: layer 0 and each sixth read all tokens
+
+
+class MiMoV2FlashShapes(Shapes):
+    """The keys that the family reads."""
+
+    intermediate_size: Size  # of dense layers
+    moe_intermediate_size: Size
+    n_routed_experts: Count
+    n_shared_experts: None = None
+    n_group: Count
+    topk_group: Count
+    num_key_value_heads: Count
+    head_dim: Size
+    v_head_dim: Size
+    swa_num_attention_heads: Count | None = None
+    swa_num_key_value_heads: Count | None = None  # twice those of full attention, where the file does not say
+    swa_head_dim: Size | None = None
+    swa_v_head_dim: Size | None = None
+    sliding_window: Size
+    add_swa_attention_sink_bias: bool = True
+    add_full_attention_sink_bias: bool = False
+    attention_bias: bool = False
+    hybrid_layer_pattern: list[Literal[0, 1]] | None = None  # 1: a window
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    moe_layer_freq: list[Literal[0, 1]] | None = None
+    mlp_layer_types: list[Literal["dense", "sparse"]] | None = None
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together."""
+        return (
+            self.miscounted(
+                hybrid_layer_pattern=self.hybrid_layer_pattern,
+                layer_types=self.layer_types,
+                moe_layer_freq=self.moe_layer_freq,
+                mlp_layer_types=self.mlp_layer_types,
+            )
+            or self.none_left(self._order, self._is_moe())
+            or self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts)
+            or self.uneven_heads(self.num_key_value_heads)
+            or self.uneven_heads(self._windowed_kv_heads)
+            or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+        )
+
+    def unplanned(self) -> str | None:
+        """Return that no KV grows, which memory for tokens is planned by; or the order of layers."""
+        if all(map(self._is_windowed, range(self.num_hidden_layers))):
+            return "no layer has full attention"
+        return self.dense_later(self._order, self._is_moe())
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers, dense ones first."""
+        experts = Experts(
+            num_routed=self.n_routed_experts,
+            num_per_token=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            num_groups=self.n_group,
+            num_groups_per_token=self.topk_group,
+        )
+        num_moe = sum(self._is_moe())
+        dense = Dense(self.intermediate_size)
+        return layers_of(self.attention, self.num_hidden_layers - num_moe, dense, [experts] * num_moe)
+
+    def attention(self, index: int) -> GroupedAttention:
+        """Return the attention of layer `index`; its output has no bias."""
+        biases = "qkv" if self.attention_bias else "none"
+        if not self._is_windowed(index):
+            return GroupedAttention(
+                self.num_attention_heads,
+                self.num_key_value_heads,
+                self.head_dim,
+                self.v_head_dim,
+                biases=biases,
+                has_sinks=self.add_full_attention_sink_bias,
+            )
+        return GroupedAttention(
+            self.swa_num_attention_heads or self.num_attention_heads,
+            self._windowed_kv_heads,
+            self.swa_head_dim or self.head_dim,
+            self.swa_v_head_dim or self.v_head_dim,
+            window=self.sliding_window,
+            biases=biases,
+            has_sinks=self.add_swa_attention_sink_bias,
+        )
+
+    @property
+    def _windowed_kv_heads(self) -> int:
+        return self.swa_num_key_value_heads or 2 * self.num_key_value_heads
+
+    @property
+    def _order(self) -> str:
+        """Return the key that says which layers are dense."""
+        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
+
+    def _is_windowed(self, index: int) -> bool:
+        if self.layer_types is not None:
+            return self.layer_types[index] == "sliding_attention"
+        if self.hybrid_layer_pattern is not None:
+            return self.hybrid_layer_pattern[index] == 1
+        return index > 0 and (index + 1) % FULL_EVERY > 0
+
+    def _is_moe(self) -> list[bool]:
+        if self.mlp_layer_types is not None:
+            return [each == "sparse" for each in self.mlp_layer_types]
+        if self.moe_layer_freq is not None:
+            return [each == 1 for each in self.moe_layer_freq]
+        return [index > 0 for index in range(self.num_hidden_layers)]

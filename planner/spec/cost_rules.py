@@ -1,0 +1,112 @@
+"""The rules about `traffic` and `cost`; `layout_rules.py` asks them with the others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.problems.fix import Fix, did_you_mean, for_example, nearest
+from planner.spec.rule import Broken, Partial, Rule, declare_in
+from planner.spec.times import at_different_times
+
+__all__ = ["RULES"]
+
+RULES: list[Rule] = []
+_reads = declare_in(RULES)
+
+ONE_RATE = "only one of them can hold"
+TOLERANCE = 1e-6  # of shares that were written with so many digits
+
+
+@_reads("traffic.profile")
+def some_hour_has_demand(profile: Sequence[float] | None) -> Broken | None:
+    """A day's tokens come at some hour."""
+    if profile is None or any(profile):
+        return None
+    fix = Fix("leave it out, for a day of equal hours", ({"traffic.profile": None},))
+    return Broken("S610 must be above 0 in some hour", "the day's tokens come at some hour", fix)
+
+
+@_reads("cost.usd_per_gpu_hour", "cost.given", "spec.sections")
+def what_is_sold_is_counted(_: float, given: frozenset[str], sections: frozenset[str]) -> Broken | None:
+    """Income is prices times tokens."""
+    if "prices" not in given or "traffic" in sections:
+        return None
+    fix = for_example("traffic: {input_tokens: 608e9, output_tokens: 168e9, cache_hit_rate: 0.563}")
+    return Broken("S611 must stand beside traffic", "income is prices times the tokens of a day", fix, "cost.prices")
+
+
+@_reads("cost.prices")
+def shares_make_a_whole(prices: Sequence[Mapping[str, Any]] | None) -> Broken | None:
+    """Each token of the traffic is asked of one model."""
+    if prices is None or any(isinstance(each, Partial) for each in prices):
+        return None
+    shares = [float(each.get("share", 1.0)) for each in prices]
+    total = sum(shares)
+    if abs(total - 1) <= TOLERANCE:
+        return None
+    rule = f"S612 must have shares that add up to 1, they add up to {total:g}"
+    return Broken(rule, "each token of the traffic is asked of one model", _whole(shares))
+
+
+@_reads("cost.prices.share")
+def one_price_list_has_all_traffic(share: float) -> Broken | None:
+    """A share is of several."""
+    if abs(share - 1) <= TOLERANCE:
+        return None
+    rule = "S612 must be 1 where one model has prices"
+    return Broken(rule, "tokens that nobody pays for are said by paid_share", nearest(1))
+
+
+@_reads("cost.supplies")
+def own_nodes_are_counted(supplies: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """They are paid all day, so that their number is a part of the bill."""
+    for index, each in enumerate(supplies):
+        if each.get("kind") == "own" and each.get("nodes") is None and not isinstance(each, Partial):
+            place = f"cost.supplies.{index}.nodes"
+            yield Broken("S613 is required for own nodes", "they are paid all day", for_example("nodes: 128"), place)
+
+
+@_reads("cost.supplies", "cluster.gpu?", "cluster.gpu.name?", "prefill.gpu?", "decode.gpu?", "mixed.gpu?")
+def supplies_have_gpus_of_the_phases(supplies: Sequence[Mapping[str, Any]], *gpus: str | None) -> Iterator[Broken]:
+    """Others would never be used."""
+    used = list(dict.fromkeys(filter(None, gpus)))
+    for index, each in enumerate(supplies):
+        gpu = each.get("gpu")
+        if used and gpu is not None and gpu not in used:
+            rule = f"S614 must be what a phase runs on ({', '.join(used)})"
+            place = f"cost.supplies.{index}.gpu"
+            yield Broken(rule, "no unit would use these nodes", did_you_mean(gpu, used), place, gpu)
+
+
+@_reads("cost.hours")
+def rates_startat_hours(hours: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """Each holds until the next one's time."""
+    yield from at_different_times("S615", "cost.hours", hours, ONE_RATE)
+
+
+@_reads("cost.prices.hours")
+def discounts_startat_hours(hours: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """The same of one model's prices."""
+    yield from at_different_times("S615", "cost.prices.hours", hours, ONE_RATE)
+
+
+@_reads("cost.supplies")
+def rates_of_supplies_startat_hours(supplies: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """The same of each supply."""
+    for index, each in enumerate(supplies):
+        yield from at_different_times("S615", f"cost.supplies.{index}.hours", each.get("hours", ()), ONE_RATE)
+
+
+@_reads("cost.prices")
+def discounts_of_models_startat_hours(prices: Sequence[Mapping[str, Any]] | None) -> Iterator[Broken]:
+    """The same of each model's prices."""
+    for index, each in enumerate(prices or ()):
+        yield from at_different_times("S615", f"cost.prices.{index}.hours", each.get("hours", ()), ONE_RATE)
+
+
+def _whole(shares: Sequence[float]) -> Fix:
+    """The same shares, scaled to a whole; all of the first where none has any."""
+    total = sum(shares) or 1.0
+    scaled = [round(each / total, 4) for each in shares[1:]]
+    whole = [round(1 - sum(scaled), 4), *scaled]
+    words = f"nearest: {' and '.join(f'{each:g}' for each in whole)}"
+    return Fix(words, ({f"cost.prices.{index}.share": each for index, each in enumerate(whole)},))

@@ -1,0 +1,186 @@
+"""Read an answer's text in its parts: what the model thinks, what it says, and the tools that it calls.
+
+    thinking</think>words<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>CALL<｜tool▁call▁end｜>...<｜tool▁calls▁end｜>
+
+A CALL has one of two forms, by the model's template:
+    plain     NAME<｜tool▁sep｜>ARGUMENTS                               (DeepSeek-V3.1)
+    fenced    function<｜tool▁sep｜>NAME, a line ```json, ARGUMENTS, a line ```    (DeepSeek-V3 and R1)
+
+The text comes in pieces, which may end anywhere: whatever may begin a mark waits for its rest.
+The invariants, however the text is cut: the parts joined are the same; no character is lost but marks and the white
+space around thinking. A call that is broken off before its name is whole is told as words.
+It does not check that arguments are JSON: the model wrote them, and the caller reads them.
+
+Sources: the chat templates of DeepSeek-V3, R1 and V3.1; DeepSeek API reference for `reasoning_content`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import uuid4
+
+from runtime.gateway.detokenizer import num_held
+
+__all__ = ["AnswerForm", "AnswerReader", "CallPart", "Opening", "Said", "Thought", "ToolCallForm", "opening_of"]
+
+THINK_BEGIN, THINK_END = "<think>", "</think>"
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+FENCE, FENCE_END = "```json\n", "\n```"
+
+ToolCallForm = Literal["plain", "fenced"]
+Opening = Literal["thinking", "content", "undecided"]
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How an answer is to be read. `tool_calls` is None where there are no tools to call."""
+
+    opening: Opening = "content"
+    tool_calls: ToolCallForm | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if all of it is words."""
+        return self.opening == "content" and self.tool_calls is None
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """A piece of what the model says."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """A piece of the `index`-th call of a tool: first its id and name, then the text of its arguments."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+AnswerPart = Thought | Said | CallPart
+
+
+def opening_of(prompt: str) -> Opening:
+    """Return how the answer begins, by what the template wrote before it. Some models write <think> themselves."""
+    before = prompt.rstrip()
+    if before.endswith(THINK_BEGIN):
+        return "thinking"
+    return "content" if before.endswith(THINK_END) else "undecided"
+
+
+class AnswerReader:
+    """Reads one answer."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._text = ""  # not told yet
+        self._is_last = False
+        self._skips_space = form.opening != "content"
+        self.num_calls = 0
+        openings = {"thinking": self._thinking, "content": self._saying, "undecided": self._opening}
+        self._state: Callable[[], Sequence[AnswerPart]] = openings[form.opening]
+
+    @property
+    def is_thinking(self) -> bool:
+        """True until the model ends its thinking."""
+        return self._state == self._thinking
+
+    def push(self, text: str, *, is_last: bool = False) -> Sequence[AnswerPart]:
+        """Return the parts that this piece makes certain; `is_last` where nothing follows it."""
+        self._text += text
+        self._is_last = is_last
+        parts: list[AnswerPart] = []
+        state = None
+        while state != self._state:
+            state = self._state
+            parts += state()
+        return parts
+
+    def _opening(self) -> Sequence[AnswerPart]:
+        begun = self._text.lstrip()
+        if begun.startswith(THINK_BEGIN):
+            self._text = begun.removeprefix(THINK_BEGIN)
+            self._state = self._thinking
+        elif self._is_last or not THINK_BEGIN.startswith(begun):
+            self._state, self._skips_space = self._saying, False
+        return ()
+
+    def _thinking(self) -> Sequence[AnswerPart]:
+        """Tell thoughts without the white space before and after them."""
+        self._skip_space()
+        text, is_over = self._take(THINK_END)
+        if is_over:
+            self._state, self._skips_space = self._saying, True
+        elif not self._is_last:
+            self._text = text[len(text.rstrip()) :] + self._text
+        text = text if self._is_last and not is_over else text.rstrip()
+        return (Thought(text),) if text else ()
+
+    def _saying(self) -> Sequence[AnswerPart]:
+        self._skip_space()
+        if self._form.tool_calls is None:
+            text, self._text = self._text, ""
+        else:
+            text, is_over = self._take(CALLS_BEGIN)
+            self._state = self._between_calls if is_over else self._state
+        return (Said(text),) if text else ()
+
+    def _between_calls(self) -> Sequence[AnswerPart]:
+        self._text = self._text.lstrip()
+        if self._text.startswith(CALL_BEGIN):
+            self._text = self._text.removeprefix(CALL_BEGIN)
+            self._state = self._naming
+        elif self._text.startswith(CALLS_END):
+            self._text = self._text.removeprefix(CALLS_END)
+            self._state, self._skips_space = self._saying, True
+        elif self._is_last or not any(mark.startswith(self._text) for mark in (CALL_BEGIN, CALLS_END)):
+            self._state = self._saying
+        return ()
+
+    def _naming(self) -> Sequence[AnswerPart]:
+        """Wait for the whole name."""
+        kind, separator, rest = self._text.partition(SEPARATOR)
+        name, arguments = kind, rest
+        if self._form.tool_calls == "fenced":
+            name, separator, arguments = rest.partition(FENCE)
+        if separator:
+            self._text = arguments
+            self._state = self._arguing
+            self.num_calls += 1
+            return (CallPart(self.num_calls - 1, "", f"call_{uuid4().hex[:24]}", name.strip()),)
+        if self._is_last:
+            self._text, self._state = CALL_BEGIN + self._text, self._saying
+        return ()
+
+    def _arguing(self) -> Sequence[AnswerPart]:
+        end = CALL_END if self._form.tool_calls == "plain" else FENCE_END + CALL_END
+        text, is_over = self._take(end)
+        self._state = self._between_calls if is_over else self._state
+        return (CallPart(self.num_calls - 1, text),) if text else ()
+
+    def _skip_space(self) -> None:
+        if self._skips_space:
+            self._text = self._text.lstrip()
+            self._skips_space = not self._text
+
+    def _take(self, mark: str) -> tuple[str, bool]:
+        """Take the text before `mark`, and the mark; without one, what cannot begin it. Return it, and if it came."""
+        text, found, rest = self._text.partition(mark)
+        if found:
+            self._text = rest
+            return text, True
+        certain = len(text) - (0 if self._is_last else num_held(text, (mark,)))
+        self._text = text[certain:]
+        return text[:certain], False

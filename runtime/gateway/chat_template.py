@@ -1,0 +1,133 @@
+"""A checkpoint's chat template: a conversation as the text that the model was trained on.
+
+It is foreign code, so it runs in a sandbox that changes nothing. The environment is transformers': the same block
+settings, `break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that escapes no HTML and sorts no
+keys, because a model reads the text as it is.
+
+Read from the checkpoint's folder: `chat_template.jinja`, else the `chat_template` of tokenizer_config.json, which may
+be a list of named ones (`tool_use` is for conversations with tools; `default` otherwise).
+Source: huggingface/transformers `utils/chat_template_utils.py` and `tokenization_utils_base.py`.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.errors import CheckpointError
+from runtime.gateway.answer_parts import CALLS_BEGIN, FENCE, THINK_END, ToolCallForm
+
+__all__ = ["ChatTemplate", "NamedTemplate", "load_chat_template"]
+
+OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+DUMPED_ARGUMENTS = re.compile(r"""arguments(['"]\])?\s*\|\s*tojson""")
+
+NamedTemplate = dict[str, str]  # name, template
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, or two: `with_tools` is the same one where the checkpoint has no other."""
+
+    plain: jinja2.Template
+    with_tools: jinja2.Template
+    variables: frozenset[str]  # that the template reads
+    source: str  # of both
+    special_texts: dict[str, str]  # bos_token and eos_token
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if it says the tools that there are."""
+        return "tools" in self.variables
+
+    @property
+    def knows_tools(self) -> bool:
+        """True if it says what tools answered."""
+        return TOOL_ROLE.search(self.source) is not None
+
+    @property
+    def tool_calls(self) -> ToolCallForm | None:
+        """The form in which the model calls tools; None where it is not DeepSeek's."""
+        if CALLS_BEGIN not in self.source:
+            return None
+        return "fenced" if FENCE in self.source else "plain"
+
+    @property
+    def thinks(self) -> bool:
+        """True if the model may think before it answers."""
+        return THINK_END in self.source
+
+    @property
+    def dumps_arguments(self) -> bool:
+        """True if it wants a call's arguments as an object, which it writes as JSON itself."""
+        return DUMPED_ARGUMENTS.search(self.source) is not None
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The variables that a caller may set."""
+        return self.variables - OURS
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
+    ) -> str:
+        """Return the conversation's text, up to where the assistant speaks. It may raise whatever a template can."""
+        template = self.with_tools if tools else self.plain
+        said = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
+        return template.render(**options, **self.special_texts, **said)
+
+
+def load_chat_template(
+    folder: Path, configured: str | list[NamedTemplate] | None, special_texts: dict[str, str]
+) -> ChatTemplate | None:
+    """Return the folder's template, or None. `configured` is from tokenizer_config.json. Raise CheckpointError."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        place, sources = file, {"default": file.read_text(encoding="utf-8")}
+    else:
+        place, sources = folder / "tokenizer_config.json", _by_name(configured)
+    if "default" not in sources:
+        return None
+    plain, with_tools = sources["default"], sources.get("tool_use", sources["default"])
+    environment = _environment()
+    try:
+        trees = [environment.parse(source) for source in (plain, with_tools)]
+        return ChatTemplate(
+            plain=environment.from_string(plain),
+            with_tools=environment.from_string(with_tools),
+            variables=frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees)),
+            source=plain + with_tools,
+            special_texts=special_texts,
+        )
+    except jinja2.TemplateError as error:
+        raise CheckpointError(f"the chat_template in {place} is broken: {error}") from None
+
+
+def _by_name(configured: str | list[NamedTemplate] | None) -> dict[str, str]:
+    if configured is None or isinstance(configured, str):
+        return {} if configured is None else {"default": configured}
+    return {entry.get("name", "default"): entry.get("template", "") for entry in configured}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_from_template
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
+
+
+def _raise_from_template(message: str) -> None:
+    raise jinja2.TemplateError(message)

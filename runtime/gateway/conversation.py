@@ -1,0 +1,216 @@
+"""A chat's messages and tools, and how they are told to the model: through the checkpoint's own template.
+
+    messages, tools -> checked against what the template can say -> rendered -> a prompt's text
+                                                                           `-> the form that the answer will have
+
+What the template cannot say is refused: a role or a list of tools that it would drop in silence changes the answer.
+Our own answers may be sent back as they are (`refusal: null`, `annotations`, `reasoning_content`, ...).
+It does not know token ids (`calls.py` does) and does not read answers (`answer_parts.py` does).
+
+Sources: OpenAI API reference, "Create chat completion"; DeepSeek API reference, "Chat prefix completion" for `prefix`
+and for a `reasoning_content` in it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import jinja2
+import msgspec
+
+from runtime.gateway.answer_parts import THINK_END, AnswerForm, Opening, opening_of
+from runtime.gateway.chat_template import ChatTemplate
+from runtime.gateway.http_errors import invalid, unsupported
+
+__all__ = ["ChatPrompt", "Message", "NamedTool", "Part", "Tool", "chat_prompt"]
+
+TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+NAMELESS = ("system", "developer", "user", "assistant")  # a tool's answer may repeat the tool's name
+
+FunctionName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a body: immutable, and refusing keys that it does not know."""
+
+
+class TextPart(Part):
+    """A piece of a message; other kinds (images, audio) are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Part):
+    """The function that an assistant called; `arguments` is JSON as text. The SDK's `parsed_arguments` say it again."""
+
+    name: FunctionName
+    arguments: str
+    parsed_arguments: Any = None
+
+
+class ToolCall(Part):
+    """A call in an assistant's earlier message. `index` is what clients leave there that join streams."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(Part):
+    """One turn of a conversation. The SDK's `parsed` says the content again."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    prefix: bool | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # links of a search: no template says them
+    parsed: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+    @property
+    def text(self) -> str | None:
+        """The content as one text; None where there is none."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class Function(Part, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Part):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ToolName(Part):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Part):
+    """The wish that one tool be called."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it, and how the answer that follows is to be read."""
+
+    text: str
+    answer: AnswerForm
+
+
+def chat_prompt(
+    messages: list[Message], tools: list[Tool], options: dict[str, Any], template: ChatTemplate | None
+) -> ChatPrompt:
+    """Return the conversation up to where the assistant speaks, or goes on speaking.
+
+    `options` are the template's own. Raise ApiError.
+    """
+    if template is None:
+        raise invalid("this model has no chat template; use /v1/completions", "messages")
+    _check_tools(tools, template)
+    _check_options(options, template)
+    for number, message in enumerate(messages):
+        _check_message(message, f"messages[{number}]", template, is_last=number == len(messages) - 1)
+    *earlier, last = messages
+    said = [_for_template(message, template) for message in (earlier if last.prefix else messages)]
+    try:
+        text = template.render(said, msgspec.to_builtins(tools) or None, options)
+    except TEMPLATE_ERRORS as error:
+        raise invalid(f"the model's chat template refuses these messages: {error}", "messages") from None
+    opening = opening_of(text) if template.thinks else "content"
+    if last.prefix:
+        text, opening = _begun(last, text, opening)
+    return ChatPrompt(text, AnswerForm(opening, template.tool_calls if tools else None))
+
+
+def _check_tools(tools: list[Tool], template: ChatTemplate) -> None:
+    if tools and not template.takes_tools:
+        raise unsupported("tools is not supported: this model's chat template does not say them", "tools")
+    if tools and template.tool_calls is None:
+        raise unsupported("tools is not supported: this model's calls are in a form not read here", "tools")
+    if any(tool.function.strict for tool in tools):
+        raise unsupported("tools: strict is not supported by this server; leave it out", "tools")
+
+
+def _check_options(options: dict[str, Any], template: ChatTemplate) -> None:
+    unknown = sorted(options.keys() - template.options)
+    if unknown:
+        raise unsupported(f"this model's chat template does not read {unknown[0]!r}", "chat_template_kwargs")
+
+
+def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:
+    """Raise ApiError if the template would drop a part of the message, or fail at it."""
+    said = message.role == "assistant" or message.content is not None
+    wrong = {
+        "content: null is only for the assistant": not said,
+        "refusal is not supported": bool(message.refusal),
+        "audio is not supported": message.audio is not None,
+        "function_call is not supported; use tool_calls": message.function_call is not None,
+        "name is not supported": bool(message.name) and message.role in NAMELESS,
+        "tool_calls is only for the assistant": bool(message.tool_calls) and message.role != "assistant",
+        "prefix is only for the last message, an assistant's": bool(message.prefix)
+        and not (is_last and message.role == "assistant"),
+        "this model's chat template knows no tools": not template.knows_tools
+        and (message.role == "tool" or bool(message.tool_calls)),
+    }
+    for complaint, is_so in wrong.items():
+        if is_so:
+            raise invalid(f"{place}: {complaint}", "messages")
+
+
+def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
+    """Return the message as templates expect it: keys that are not said are absent."""
+    calls = [_call_for_template(call, template) for call in message.tool_calls or ()]
+    optional = {
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    role = "system" if message.role == "developer" else message.role  # its newer name
+    content = message.text if calls else message.text or ""
+    return {"role": role, "content": content} | {name: value for name, value in optional.items() if value is not None}
+
+
+def _call_for_template(call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    if template.dumps_arguments:
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError as error:
+            raise invalid(
+                f"messages: the arguments of {call.function.name} are not JSON: {error}", "messages"
+            ) from None
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _begun(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
+    """Return the prompt with the beginning of the answer that the caller wrote, and how the answer goes on.
+
+    Words in an answer that begins with thoughts end the thoughts.
+    """
+    said = last.text or ""
+    if opening != "thinking":
+        return prompt + said, opening
+    thought = prompt + (last.reasoning_content or "")
+    return (thought + THINK_END + said, "content") if said else (thought, opening)

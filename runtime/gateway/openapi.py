@@ -1,0 +1,91 @@
+"""The description of the HTTP routes that `/openapi.json` gives to programs.
+
+It is made from the types that check the bodies (`body.py`), so the two cannot differ. What a type cannot say, such as
+that a request fits the model, is a 400 with its reason.
+Source: OpenAPI Specification 3.1.0.
+"""
+
+from typing import Any
+
+import msgspec
+
+from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, neutral_values
+from runtime.gateway.conversation import Part
+
+__all__ = ["describe"]
+
+Json = dict[str, Any]
+
+POSTS: dict[str, tuple[type[Part], str, tuple[int, ...]]] = {
+    "/v1/completions": (CompletionBody, "Continue prompts.", (429, 503)),
+    "/v1/chat/completions": (ChatBody, "Answer as the assistant of a conversation.", (429, 503)),
+    "/tokenize": (TokenizeBody, "Return the token ids of a prompt or a conversation.", ()),
+    "/detokenize": (DetokenizeBody, "Return the text of token ids.", ()),
+}
+GETS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "/v1/models": ("List the one model that is served.", ()),
+    "/v1/models/{name}": ("Describe the model.", (404,)),
+    "/health": ("Say that the gateway lives.", ()),
+    "/readyz": ("Say whether requests can be answered, and the state of every rank.", ()),
+    "/openapi.json": ("Return this description.", ()),
+}
+MEANINGS = {
+    400: "The request is wrong, or asks for what is not done here.",
+    404: "Another model, or no such path.",
+    413: "The body is too large.",
+    429: "Every rank has as many requests as it may have; ask again after Retry-After seconds.",
+    503: "Nobody can answer now; ask again after Retry-After seconds.",
+}
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+def describe() -> Json:
+    """Return the OpenAPI document."""
+    paths = {path: {"get": _get(path, *said)} for path, said in GETS.items()}
+    paths |= {path: {"post": _post(path, *said)} for path, said in POSTS.items()}
+    paths["/readyz"]["get"]["responses"]["503"] = {"description": "Not yet.", "content": {JSON: {"schema": {}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tidemill gateway", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _schemas() -> Json:
+    kinds = [kind for kind, *_ in POSTS.values()]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for kind in kinds:
+        schemas[kind.__name__]["additionalProperties"] = {"type": "null"}  # null is absent, whatever the name
+        for name, values in neutral_values(kind).items():
+            schemas[kind.__name__]["properties"][name] = {"enum": [*values, None], "description": "Not obeyed."}
+    nullable = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    error = {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable}
+    body = {"type": "object", "required": list(error), "properties": error}
+    schemas["Error"] = {"type": "object", "required": ["error"], "properties": {"error": body}}
+    return schemas
+
+
+def _get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
+    named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    parameters = {"parameters": [named]} if "{name}" in path else {}
+    return {"summary": summary, **parameters, "responses": _responses(errors)}
+
+
+def _post(path: str, kind: type[Part], summary: str, errors: tuple[int, ...]) -> Json:
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    responses = _responses((400, 404, 413, *errors))
+    if path.startswith("/v1/"):
+        responses["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
+        "responses": responses,
+    }
+
+
+def _responses(errors: tuple[int, ...]) -> Json:
+    refused = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answered: Json = {"200": {"description": "Done.", "content": {JSON: {"schema": {"type": "object"}}}}}
+    return answered | {str(status): {"description": MEANINGS[status], "content": refused} for status in errors}

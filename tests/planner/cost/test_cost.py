@@ -1,0 +1,158 @@
+"""What a day costs and earns: DeepSeek's published day, and what rates, supplies, prices and hours change of it."""
+
+import pytest
+
+from planner.cost.cost import plan_cost
+from planner.layout.unit import Unit
+from planner.plan.cost_json import cost_json
+from planner.plan.text import plan_text
+from planner.schedule.schedule import plan_schedule
+from planner.spec.schema import Spec
+from planner.spec.yaml import read_document
+from tests.planner.test_shipped_specs import SPECS
+
+PUBLISHED = read_document(SPECS / "deepseek-h800.yaml").data
+NODES = {"prefill": 4, "decode": 18}
+TRAFFIC = {"input_tokens": 600e9, "output_tokens": 100e9, "cache_hit_rate": 0.5}
+PRICES = {"input_hit": 0.1, "input_miss": 0.5, "output": 2.0}
+NIGHT = {"timezone": "UTC", "windows": [{"at": "08:00", "prefill_units": 2, "decode_units": 1}]}
+NIGHT["windows"] += [{"at": "20:00", "prefill_units": 1, "decode_units": 1}]
+
+
+def cost_of(cost, *, schedule=None, traffic=None, **sections):
+    """The cost of two prefill units of 4 nodes and one decode unit of 18, or of the published day."""
+    data = PUBLISHED | {"schedule": schedule, "traffic": traffic, "cost": cost}
+    if schedule is None:
+        data |= {"prefill": PUBLISHED["prefill"] | {"units": 2}}
+    return cost_by(data | sections)
+
+
+def cost_by(data):
+    """The cost of a spec whose units stand anywhere."""
+    spec = Spec.model_validate(data)
+    units = [
+        Unit(f"{phase}-{index}", phase, index, tuple(f"{phase}-{index}-{node}" for node in range(number)), 8, "")
+        for phase, number in NODES.items()
+        for index in range(spec.num_units(phase))
+    ]
+    return plan_cost(spec, plan_schedule(spec, units), units)
+
+
+def test_deepseeks_day_costs_and_earns_what_was_published():
+    """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a margin of 545 %."""
+    document = cost_json(cost_by(PUBLISHED))
+
+    assert document["usd_per_day"] == 87_072
+    assert document["revenue_usd_per_day"] == pytest.approx(562_027, rel=2e-4)
+    assert round(100 * document["margin"]) == 545
+    assert document["usd_per_million_output_tokens"] == pytest.approx(87_072 / 168e3)
+    assert document["freed"] == {"node_hours_per_day": 1230, "usd_per_day": 1230 * 8 * 2}
+
+
+def test_states_and_phases_add_up_to_the_day():
+    """Every dollar, token and minute is in one state, and every node's hour is of one phase."""
+    cost = cost_by(PUBLISHED)
+
+    assert sum(each.usd for each in cost.states) == pytest.approx(cost.usd)
+    assert sum(each.usd for each in cost.phases) == pytest.approx(cost.usd)
+    assert sum(each.input_tokens for each in cost.states) == pytest.approx(608e9)
+    assert sum(each.revenue_usd for each in cost.states) == pytest.approx(cost.tokens.revenue_usd)
+    assert [each.minutes for each in cost.states] == [720, 75, 45, 45, 15, 30, 180, 30, 30, 30, 30, 210]
+    assert {each.phase: each.mean_nodes for each in cost.phases} == {"prefill": 95.5, "decode": 131.25}
+
+
+def test_rates_follow_the_hours():
+    """An expensive hour is paid by the nodes that are on in it; entries before the first hold from yesterday."""
+    flat = cost_of({"usd_per_gpu_hour": 1.0}, schedule=NIGHT)
+    hours = [{"at": "20:00", "usd_per_gpu_hour": 3.0}, {"at": "21:30", "usd_per_gpu_hour": 1.0}]
+    dear = cost_of({"usd_per_gpu_hour": 9.0, "hours": hours}, schedule=NIGHT)
+
+    assert flat.usd == 8 * 12 * (26 + 22)
+    assert dear.usd - flat.usd == 8 * 1.5 * 22 * 2
+    assert dear.freed_usd == 8 * 4 * (1.5 * 3 + 10.5)
+
+
+def test_own_nodes_are_paid_while_they_are_off_and_others_not():
+    """24 own nodes, of which the night uses 22; two more are rented by day, four at most as spot."""
+    own = {"kind": "own", "nodes": 24, "usd_per_gpu_hour": 1.0}
+    spot = {"kind": "spot", "nodes": 1, "usd_per_gpu_hour": 0.5}
+    cost = cost_of({"usd_per_gpu_hour": 3.0, "supplies": [own, spot]}, schedule=NIGHT)
+
+    assert cost.usd == 8 * (24 * 24 * 1.0 + 12 * 0.5 + 12 * 3.0)
+    assert cost.idle_usd == 8 * 12 * 2
+    assert [each.spot_nodes for each in cost.states] == [1, 0]
+    assert sum(each.usd for each in cost.phases) + cost.idle_usd == pytest.approx(cost.usd)
+
+
+def test_phases_on_other_gpus_pay_their_rate():
+    """Decode's 18 nodes of H20, prefill's of the cluster."""
+    h20 = {"kind": "rented", "gpu": "h20", "usd_per_gpu_hour": 1.0}
+    cost = cost_of({"usd_per_gpu_hour": 2.0, "supplies": [h20]}, decode=PUBLISHED["decode"] | {"gpu": "h20"})
+
+    assert {each.phase: each.usd for each in cost.phases} == {"prefill": 8 * 24 * 8 * 2, "decode": 18 * 24 * 8}
+
+
+def test_spares_are_paid_all_day():
+    """A node that waits costs what one costs that works."""
+    spares = PUBLISHED["cluster"] | {"spares": ["node-0", "node-1"]}
+
+    assert cost_of({"usd_per_gpu_hour": 2.0}, cluster=spares).spares_usd == 2 * 8 * 24 * 2
+
+
+def test_income_counts_models_discounts_and_what_is_paid():
+    """Half of the traffic asks for a model at a quarter of the price for a third of the day, and a fifth is free."""
+    night = [{"at": "00:00", "factor": 0.25}, {"at": "08:00", "factor": 1}]
+    several = [PRICES | {"share": 0.5}, PRICES | {"model": "v3", "share": 0.5, "paid_share": 0.8, "hours": night}]
+    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).tokens.revenue_usd
+    mixed = cost_of({"usd_per_gpu_hour": 1, "prices": several}, traffic=TRAFFIC).tokens.revenue_usd
+
+    assert full == pytest.approx(300e3 * 0.1 + 300e3 * 0.5 + 100e3 * 2)
+    assert mixed == pytest.approx(full * (0.5 + 0.5 * 0.8 * (2 / 3 + 0.25 / 3)))
+
+
+def test_discounts_meet_the_hours_demand():
+    """All tokens come in one hour, and half of it is sold at half the price."""
+    traffic = TRAFFIC | {"profile": [0] * 9 + [1] + [0] * 14}
+    prices = PRICES | {"hours": [{"at": "09:30", "factor": 0.5}, {"at": "12:00", "factor": 1}]}
+    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=traffic).tokens.revenue_usd
+
+    assert cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=traffic).tokens.revenue_usd == 0.75 * full
+
+
+def test_prices_may_be_in_another_currency():
+    """Income is in US dollars all the same."""
+    yuan = {key: 7 * price for key, price in PRICES.items()}
+    cost = {"usd_per_gpu_hour": 1, "prices": yuan, "currency": {"code": "CNY", "per_usd": 7}}
+
+    assert cost_of(cost, traffic=TRAFFIC).tokens.revenue_usd == pytest.approx(380e3)
+
+
+def test_hits_save_what_prefill_would_compute_without_them():
+    """At a rate of one half prefill would need twice its nodes, and customers would pay for misses."""
+    hits = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).hits
+
+    assert (hits.saved_nodes, hits.saved_usd) == (8, 8 * 8 * 24)
+    assert hits.given_up_usd == pytest.approx(300e3 * 0.4)
+
+
+def test_what_is_not_said_is_not_counted():
+    """Without traffic no tokens, without prices no income, without cost nothing; free nodes have no margin."""
+    bare = cost_of({"usd_per_gpu_hour": 2})
+    free = cost_of({"usd_per_gpu_hour": 0, "prices": PRICES}, traffic=TRAFFIC)
+
+    assert (bare.tokens, bare.hits, bare.margin) == (None, None, None)
+    assert bare.usd == 26 * 8 * 24 * 2
+    assert cost_of({"usd_per_gpu_hour": 2}, traffic=TRAFFIC).tokens.revenue_usd is None
+    assert free.margin is None
+    assert cost_of(None) is None
+
+
+def test_money_changes_nothing_that_is_deployed(plan_of, spec_text):
+    """A plan with traffic and cost has the digest of one without, says the bill in its text."""
+    sections = "traffic: {input_tokens: 2e9, output_tokens: 1e9}\ncost: {usd_per_gpu_hour: 0.5}\n"
+    plain, priced = plan_of(spec_text), plan_of(spec_text + sections)
+    (row,) = [line.split() for line in plan_text(priced).splitlines() if line.startswith("  all ")]
+
+    assert plain.digest == priced.digest
+    assert priced.as_json()["cost"]["usd_per_day"] == 3 * 2 * 24 * 0.5
+    assert row == ["all", "72", "3.00", "0.0720", "a", "million", "output", "tokens"]

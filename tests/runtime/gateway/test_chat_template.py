@@ -1,0 +1,117 @@
+"""A checkpoint's template says a conversation with tools and thoughts, or the gateway refuses them by name."""
+
+import json
+
+import msgspec
+import pytest
+
+from runtime.errors import CheckpointError
+from runtime.gateway.answer_parts import AnswerForm
+from runtime.gateway.chat_template import load_chat_template
+from runtime.gateway.conversation import Message, Tool, chat_prompt
+from runtime.gateway.http_errors import ApiError
+
+CALL = "<｜tool▁calls▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{{ call.function.arguments }};"
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %};{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}:{{ m.content }}{% if m.role == 'tool' %}={{ m.tool_call_id }}{% endif %};"
+    "{% for call in m.tool_calls %}" + CALL + "{% endfor %}{% endfor %}"
+    "{% if thinking %}<think>{% else %}</think>{% endif %}"
+)
+FUNCTION = {"name": "grind", "parameters": {"b": "<é>", "a": None}}
+TOOLS = msgspec.convert([{"type": "function", "function": FUNCTION}], list[Tool])
+CONVERSATION = [
+    {"role": "user", "content": "mill"},
+    {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "grind", "arguments": '{"kg": 3}'}}]},
+    {"role": "tool", "content": "done", "tool_call_id": "c1", "name": "grind"},
+]
+
+
+def prompt_of(folder, messages, tools=(), source=TEMPLATE, **options):
+    template = load_chat_template(folder, source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return chat_prompt(msgspec.convert(messages, list[Message]), list(tools), options, template)
+
+
+def test_tools_and_their_answers_are_said_by_the_template(tmp_path):
+    """Tools as they were sent, keys in their order and nothing escaped; calls with their arguments as text."""
+    prompt = prompt_of(tmp_path, CONVERSATION, TOOLS)
+
+    assert prompt.text == (
+        '{"type": "function", "function": {"name": "grind", "parameters": {"b": "<é>", "a": null}}};user:mill;'
+        'assistant:None;<｜tool▁calls▁begin｜>grind<｜tool▁sep｜>{"kg": 3};tool:done=c1;</think>'
+    )
+    assert prompt.answer == AnswerForm("content", "plain")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_caller_chooses_whether_the_model_thinks(tmp_path, thinking):
+    """The template's own variable says so, and the answer is read accordingly."""
+    prompt = prompt_of(tmp_path, CONVERSATION[:1], thinking=thinking)
+
+    assert prompt.answer == AnswerForm("thinking" if thinking else "content", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "begun", "opening"),
+    [
+        ({"content": "tide"}, "<think></think>tide", "content"),
+        ({"content": "tide", "reasoning_content": "hm"}, "<think>hm</think>tide", "content"),
+        ({"reasoning_content": "hm"}, "<think>hm", "thinking"),
+    ],
+)
+def test_a_prefix_may_begin_with_thoughts(tmp_path, said, begun, opening):
+    """Words end the thoughts before them."""
+    messages = [*CONVERSATION[:1], {"role": "assistant", "prefix": True} | said]
+    prompt = prompt_of(tmp_path, messages, thinking=True)
+
+    assert prompt.text == "user:mill;" + begun
+    assert prompt.answer.opening == opening
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "source", "complaint"),
+    [
+        (CONVERSATION[:1], TOOLS, "{{ messages }}", "does not say them"),
+        (CONVERSATION[:1], TOOLS, "{{ messages }}{{ tools }}", "in a form not read here"),
+        (CONVERSATION[:1], (), "{{ messages[3].content }}", "refuses these messages"),
+        (CONVERSATION[:1], (), "{{ messages[0].content + 1 }}", "refuses these messages"),
+        (CONVERSATION[:1], (), "{{ messages.append(1) }}", "refuses these messages"),
+        (CONVERSATION, (), "{{ messages }}", r"messages\[1\]: this model's chat template knows no tools"),
+    ],
+)
+def test_what_the_template_cannot_say_is_refused(tmp_path, messages, tools, source, complaint):
+    """Also where the template itself fails: it is a 400, and no failure of ours."""
+    with pytest.raises(ApiError, match=complaint) as error:
+        prompt_of(tmp_path, messages, tools, source)
+
+    assert error.value.status == 400
+
+
+def test_a_template_may_want_arguments_as_an_object(tmp_path):
+    """Where it writes the JSON itself, the text is read first; text that is no JSON is the caller's mistake."""
+    source = "{% for call in messages[1].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}'tool'"
+    broken = [{"id": "c1", "function": {"name": "grind", "arguments": "{"}}]
+
+    assert prompt_of(tmp_path, CONVERSATION, source=source).text == "{\"kg\": 3}'tool'"
+    with pytest.raises(ApiError, match="arguments of grind are not JSON"):
+        prompt_of(tmp_path, [CONVERSATION[0], CONVERSATION[1] | {"tool_calls": broken}, CONVERSATION[2]], source=source)
+
+
+def test_a_template_may_be_a_file_or_one_of_several(tmp_path):
+    """`tool_use` is for conversations with tools; a file of its own wins over tokenizer_config.json."""
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": TEMPLATE}]
+
+    assert prompt_of(tmp_path, CONVERSATION[:1], source=named).text == "plain"
+    assert prompt_of(tmp_path, CONVERSATION[:1], TOOLS, named).text.endswith("user:mill;</think>")
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }} from a file")
+    assert prompt_of(tmp_path, CONVERSATION[:1], source=named).text == "<s> from a file"
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is broken"):
+        prompt_of(tmp_path, CONVERSATION[:1])
+
+
+def test_a_template_that_jinja_knows_is_the_one_of_transformers(tmp_path):
+    """`break` and `tojson` with its options work as there."""
+    source = "{% for m in messages %}{{ m | tojson(indent=1) }}{% break %}{% endfor %}"
+
+    assert prompt_of(tmp_path, CONVERSATION[:1] * 2, source=source).text == json.dumps(CONVERSATION[0], indent=1)

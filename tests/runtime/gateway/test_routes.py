@@ -1,0 +1,124 @@
+"""The routes beside OpenAI's, and what is answered to no HTTP at all."""
+
+import json
+import socket
+
+import jsonschema
+import pytest
+
+from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, neutral_values, parse_body
+from runtime.gateway.http_errors import ApiError
+from runtime.gateway.openapi import describe
+from tests.runtime.gateway.conftest import ADDRESS, BOS, BOS_ID, MAX_REQUEST_TOKENS, PATIENCE_S
+
+CHAT = {"messages": [{"role": "user", "content": "mill"}]}
+SAID = {
+    CompletionBody: {"model": "m", "prompt": "x"},
+    ChatBody: {"model": "m"} | CHAT,
+    TokenizeBody: {"prompt": "x"},
+    DetokenizeBody: {"tokens": [5]},
+}
+WISHES = [
+    {},
+    {"n": 0},
+    {"stop": ["a"] * 16},
+    {"stop": ["a"] * 17},
+    {"logit_bias": {"5": 1.5}},
+    {"logit_bias": {"5": 101}},
+    {"stream_options": {"include_usage": None}, "stream": True},
+    {"temperature": None},
+    {"top_p": 0},
+    {"messages": []},
+    {"messages": [{"role": "robot", "content": "x"}]},
+    {"messages": [{"role": "assistant", "content": None, "refusal": None, "tool_calls": None}]},
+    {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+    {"thinking": {"type": "maybe"}},
+    {"tokens": ["x"]},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}}},
+    {"response_format": {"type": "json_schema"}},
+    {"metadata": {"a": 1}},
+    {"top_a": 1},
+]
+
+
+def post(gateway, path, body):
+    """(status, body as JSON)."""
+    status, text = gateway.call("POST", path, json.dumps(body))
+    return status, json.loads(text)
+
+
+def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
+    """A prompt with its BOS, or without; a conversation through the template; ids back to the same text."""
+    _, prompt = post(gateway, "/tokenize", {"prompt": "mill 日", "return_token_strs": True})
+    _, bare = post(gateway, "/tokenize", {"prompt": "mill 日", "add_special_tokens": False})
+    _, chat = post(gateway, "/tokenize", CHAT)
+
+    assert prompt["tokens"] == [BOS_ID, *bare["tokens"]] == tokenizer.encode("mill 日")
+    assert (prompt["count"], prompt["max_model_len"]) == (len(prompt["tokens"]), MAX_REQUEST_TOKENS)
+    assert prompt["token_strs"][0] == BOS
+    assert chat["tokens"] == tokenizer.encode_whole(f"{BOS}<｜User｜>mill<｜Assistant｜>")
+    assert post(gateway, "/detokenize", {"tokens": prompt["tokens"]}) == (200, {"prompt": BOS + "mill 日"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "x"} | CHAT, 400),
+        ("/tokenize", {"prompt": "x", "model": "other"}, 404),
+        ("/tokenize", {"prompt": "mill " * 10_000}, 400),
+        ("/tokenize", {"messages": [{"role": "user", "content": "mill " * 10_000}]}, 400),
+        ("/tokenize", {"add_special_tokens": True} | CHAT, 400),
+        ("/detokenize", {"tokens": [2**40]}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+    ],
+)
+def test_what_is_no_text_or_no_token_is_refused(gateway, path, body, status):
+    """In the shape of every other error."""
+    answered, said = post(gateway, path, body)
+
+    assert (answered, set(said["error"])) == (status, {"message", "type", "param", "code"})
+
+
+@pytest.mark.parametrize("kind", SAID)
+@pytest.mark.parametrize("wishes", WISHES, ids=str)
+def test_the_description_says_what_is_checked(kind, wishes):
+    """A body fits the schema exactly if it is read; each value that asks for nothing fits too."""
+    document = describe()
+    root = {"$ref": f"#/components/schemas/{kind.__name__}", "components": document["components"]}
+    validator = jsonschema.Draft202012Validator(root)
+    for body in [
+        SAID[kind] | wishes,
+        *(SAID[kind] | {name: v} for name, vs in neutral_values(kind).items() for v in vs),
+    ]:
+        assert validator.is_valid(body) == is_read(body, kind), body
+
+
+def is_read(body, kind):
+    try:
+        parse_body(json.dumps(body).encode(), kind)
+    except ApiError:
+        return False
+    return True
+
+
+def test_the_description_names_every_route(gateway):
+    """And is served."""
+    status, text = gateway.get("/openapi.json")
+
+    assert status == 200
+    assert json.loads(text) == json.loads(json.dumps(describe()))
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= set(json.loads(text)["paths"])
+
+
+@pytest.mark.parametrize("said", [b"mill\r\n\r\n", b"GET / HTTP/1.1\r\nHost x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+def test_what_is_no_http_gets_openais_error(gateway, said):
+    """A 400 in JSON, and the end of the connection."""
+    with socket.create_connection((ADDRESS, gateway.ports["http"]), timeout=PATIENCE_S) as connection:
+        connection.sendall(said)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
