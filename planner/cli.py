@@ -266,8 +266,8 @@ def _read_spec(path: Path) -> ResolvedSpec:
     given = read_given(path)
     if isinstance(given, ResolvedSpec):
         return given
-    rule, fix = "S912 must be a spec", "give it to render, up or status, or give its spec"
-    raise CallError([Violation("", None, rule, "it is a plan, which is not planned again", fix).at(str(path))])
+    rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
+    raise CallError([Violation("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def _schema(_: argparse.Namespace) -> None:

@@ -143,7 +143,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 
 
 def _stay(folder: RunFolder) -> None:
-    """In the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
     _say("Ctrl-C stops it")
     said: set[str] = set()
     for record in follow(folder):
