@@ -13,8 +13,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +22,15 @@ from typing import Any, NoReturn, get_args
 from pydantic.json_schema import GenerateJsonSchema
 
 from planner.compiler import Fit, check_fit, compile_plan, deployable_from
-from planner.expert_map import ExpertMap, prepare
+from planner.estimate.throughput.calibration import read_calibration
+from planner.expert_map import ExpertMap
 from planner.expert_map.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
 from planner.plan.given import read_given
+from planner.plan.performance_text import explained
 from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
@@ -51,7 +52,6 @@ __all__ = [
     "add_format",
     "add_given",
     "add_previous",
-    "announce_compiling",
     "main",
     "new_parser",
     "print_json",
@@ -153,6 +153,10 @@ def add_commands(commands: Any) -> None:
         help="write each phase's expert map beside -o, in a file that this engine reads",
     )
     add_previous(plan)
+    plan.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="your own measurements, in JSON, which correct predictions"
+    )
+    plan.add_argument("--explain", action="store_true", help="also the stages of a layer, as a table and a timeline")
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -223,19 +227,6 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return int(arguments.command(arguments) or 0)
 
 
-@contextmanager
-def announce_compiling() -> Iterator[None]:
-    """Tell who waits when, inside, the search for expert maps is compiled, as for the first maps ever."""
-    from planner.expert_map.compiled import on_compiling  # numba: who only validates should not wait for it
-
-    def tell() -> None:
-        sentence = "compiling what this search for expert maps is the first to need: up to a minute, once"
-        print(sentence, file=sys.stderr, flush=True)
-
-    with on_compiling(tell):
-        yield
-
-
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
     fits: dict[Path, Fit] = {}
@@ -278,11 +269,11 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.export and not arguments.output:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
+    calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = _read_spec(arguments.spec)
     if arguments.output:
         _require_writable(arguments.output)
-    with announce_compiling():
-        plan = compile_plan(spec, previous)
+    plan = compile_plan(spec, previous, calibration)
     if arguments.output:
         _write(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -291,6 +282,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
+        if arguments.explain:
+            print(f"\n{explained(plan)}")
 
 
 def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:
@@ -306,18 +299,10 @@ def _experts(arguments: argparse.Namespace) -> None:
     job = check_call(call_from(arguments))
     if arguments.output:
         _require_writable(arguments.output)
-    with announce_compiling():
-        prepare(  # compiling, and loading what is compiled, is not computing
-            with_previous=job.previous is not None,
-            with_domains=bool(job.domains),
-            with_groups=job.sizes.num_groups > 1 and job.sizes.num_nodes > 1,
-            with_windows=len(job.windows) > 1 and job.quantile is not None,
-            split=job.split,
-        )
-        began = time.perf_counter()
-        expert_map = make_map(job)
-        seconds = round(time.perf_counter() - began, 6)
-        answer = with_one_more_slot(job, expert_map)
+    began = time.perf_counter()
+    expert_map = make_map(job)
+    seconds = round(time.perf_counter() - began, 6)
+    answer = with_one_more_slot(job, expert_map)
     document = answer_json(job, answer)
     if arguments.output:
         _write(arguments.output, _map_file(arguments, job, expert_map, document))
@@ -337,8 +322,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.manifests.folder import write_folder  # these two need Jinja: who only validates should not wait for it
     from planner.manifests.render import render_files
 
-    with announce_compiling():
-        plan = deployable_from(arguments.given, arguments.previous)
+    plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     if arguments.format == "json":

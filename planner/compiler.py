@@ -22,6 +22,8 @@ from planner.estimate.coverage import (
 )
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
+from planner.estimate.performance import predict_phases, require_points_fit
+from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
 from planner.facts.drawn import draw_loads
@@ -42,7 +44,8 @@ from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
 from planner.problems.fix import applied
 from planner.schedule.schedule import plan_schedule
-from planner.search.auto import DEFAULT, Decision, decide
+from planner.search.auto import decide
+from planner.search.decision import DEFAULT, Decision
 from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
 
@@ -58,12 +61,17 @@ class Fit:
     warnings: tuple[Problem, ...]
 
 
-def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Plan:
+def compile_plan(
+    spec: ResolvedSpec, previous: PreviousPlan | None = None, calibration: Calibration | None = None
+) -> Plan:
     """The plan for `spec`, near the `previous` one: units stay where they were, and few slots of expert maps change.
+
+    Predictions are corrected by `calibration`, a user's own measurements.
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
-    spec, decisions = decide(spec, _memory_of)
+    decided = decide(spec, _memory_of, _layout_of)
+    spec, decisions = decided.spec, decided.decisions
     try:
         layouts, memory = _fit(spec)
         placement = place_units(spec, layouts, previous.nodes if previous else None)
@@ -72,6 +80,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         require_coverage(spec, layouts, places, _mean_of(loads))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
     schedule = plan_schedule(spec.written, placement.units)
     maps = {
         each.phase: _map_for(
@@ -91,6 +100,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         gpu=spec.gpu,
         phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
         decisions=decisions,
+        search=decided.search,
         layouts=layouts,
         memory=memory,
         placement=placement,
@@ -101,6 +111,7 @@ def compile_plan(spec: ResolvedSpec, previous: PreviousPlan | None = None) -> Pl
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
+        outlooks=predict_phases(spec, layouts, memory, maps, loads, calibration),
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=refusals,
@@ -128,12 +139,13 @@ def check_fit(spec: ResolvedSpec) -> Fit:
 
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
     """
-    spec, _ = decide(spec, _memory_of)
+    spec = decide(spec, _memory_of, _layout_of).spec
     try:
         layouts, memory = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:
@@ -150,13 +162,18 @@ def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[st
 
 
 def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
-    layouts = tuple(lay_out(phase, spec.written, spec.model) for phase in spec.phases)
+    layouts = tuple(_layout_of(spec, phase) for phase in spec.phases)
     return layouts, fit_memory(spec, layouts)
+
+
+def _layout_of(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
+    """One phase's shape, whether or not it fits."""
+    return lay_out(phase, spec.written, spec.model)
 
 
 def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu_of(phase).usable_bytes else None
+    return split_memory(spec, _layout_of(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def _is_feasible(spec: ResolvedSpec) -> bool:

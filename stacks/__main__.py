@@ -2,15 +2,13 @@
 
 import pulumi
 
-from planner.cli import announce_compiling
 from planner.problems.errors import TidemillError
 from stacks.program.config import configured_plan
 from stacks.program.deployment import deploy
 
 config = pulumi.Config()
 try:
-    with announce_compiling():
-        plan = configured_plan(config.get("spec"), config.get("plan"), config.get("previous"))
+    plan = configured_plan(config.get("spec"), config.get("plan"), config.get("previous"))
     deployment = deploy(plan, context=config.get("context"))
 except TidemillError as error:
     raise pulumi.RunError(str(error)) from None

@@ -24,7 +24,6 @@ from planner.cli import (
     add_format,
     add_given,
     add_previous,
-    announce_compiling,
     new_parser,
     print_json,
     reported,
@@ -94,8 +93,7 @@ def _add_local_commands(commands: Any) -> None:
 
 def _up(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
-    with announce_compiling():
-        plan = deployable_from(arguments.given or DEMO, arguments.previous)
+    plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
     running = _same_plan_running(plan)
@@ -213,8 +211,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _cluster_status(arguments: argparse.Namespace) -> None:
     from stacks.live.status import ask_cluster  # loads the Kubernetes client, which nothing else here needs
 
-    with announce_compiling():
-        plan = deployable_from(arguments.given or DEMO)
+    plan = deployable_from(arguments.given or DEMO)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
         _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
@@ -236,8 +233,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stacks.doctor.examination import examine  # loads the Kubernetes client, as above
     from stacks.doctor.findings import findings_json, findings_lines
 
-    with announce_compiling():
-        plan = deployable_from(arguments.given)
+    plan = deployable_from(arguments.given)
     found = examine(plan, arguments.context, with_probe=arguments.probe, report=_say)
     if found.probed is not None:
         _say(found.probed)

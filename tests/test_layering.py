@@ -51,7 +51,7 @@ FORBIDDEN = {
 PASSES = {
     *("decide", "lay_out", "fit_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule"),
     *("balance", "require_covered", "expected_traffic", "warnings_of", "launch_documents"),
-    *("report_failures", "runtime_refusals", "plan_cost"),
+    *("report_failures", "runtime_refusals", "predict_phases", "require_points_fit", "plan_cost"),
 }
 
 

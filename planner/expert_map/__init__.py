@@ -7,16 +7,14 @@ Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked exam
     max over mean      load of the fullest GPU / mean load of all GPUs; 1.0 is perfect, and it is what a step waits for
     bound              what max over mean no map can be below, for these loads and sizes
 
-The search begins as DeepSeek's EPLB does and goes on: give replicas to hot experts (`replicate`), pack slots onto GPUs
-(`pack`), then relieve the fullest GPU as long as anything helps (`descend`, `search`). `bound` says how much better a
-map could be at most.
+The search begins as DeepSeek's EPLB does and goes on: give replicas to hot experts, pack slots onto GPUs, then relieve
+the fullest GPU as long as anything helps (`maps`, `native`). `bound` says how much better a map could be at most.
 
 Source: github.com/deepseek-ai/EPLB.
 """
 
 from planner.expert_map.balance import balance, max_over_mean_sampled
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
-from planner.expert_map.prepare import prepare
 from planner.expert_map.stages import LinkTotal, Stage, link_totals, stage_moves
 from planner.expert_map.types import Domains, Effort, ExpertMap, FrontPoint, Gate, Policy, Sizes, SplitRule, slots_bind
 
@@ -37,7 +35,6 @@ __all__ = [
     "fewest_slots_per_gpu",
     "link_totals",
     "max_over_mean_sampled",
-    "prepare",
     "slots_bind",
     "stage_moves",
 ]

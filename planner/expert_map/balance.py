@@ -1,8 +1,7 @@
 """Loads in, expert map out: the pass that makes one.
 
-Experts are numbered by their load first (`numbering`). Then `policy` does the work, or `coverage` where experts must
-survive the loss of a domain. Both are imported when they are called, because they need numpy and numba: `validate` must
-not wait for those imports.
+Experts are numbered by their load first (`numbering`). Then `maps` does the work. It is imported when it is called,
+because it needs numpy: `validate` must not wait for that import.
 """
 
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from planner.expert_map.types import Domains, Effort, ExpertMap, Gate, Policy, S
 from planner.facts.loads import Loads
 
 if TYPE_CHECKING:
-    from planner.expert_map.weigh import Floats, Ints
+    from planner.expert_map.problem import Problem
+    from planner.expert_map.weigh import Floats
 
-__all__ = ["balance", "max_over_mean_sampled"]
+__all__ = ["balance", "max_over_mean_sampled", "numbered"]
 
 AS_DEEPSEEK_V3 = Gate()
 
@@ -47,55 +47,38 @@ def balance(
     Effort `refined` kicks the result of the first descent, again and again; `fast` does so only where that result is
     worse than EPLB's.
 
-    With `domains`, every expert gets replicas in at least two of them (`covered`), provided that there are enough slots
-    (`fewest_slots_per_gpu`). Groups then do not stay on nodes, and moving stops at the balance of a fresh covered map.
+    With `domains`, every expert gets replicas in at least two of them, provided that there are enough slots
+    (`fewest_slots_per_gpu`). Groups then do not stay on nodes.
     """
     import numpy as np
 
-    from planner.expert_map.hierarchy import choose_policy
-    from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
+    from planner.expert_map.problem import Problem, alike
 
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
-    loads_LE = np.asarray(loads, dtype=np.float64)
-    stay_together = not domains and choose_policy(sizes, policy)[0] == "hierarchical"
-    order_LE = order_by_load(loads_LE[None], num_groups if stay_together else 1, previous)
+    problem = Problem(alike([loads]), sizes, effort, policy, domains=domains, split=split)
+    return numbered(problem, np.array([loads], dtype=np.float64), previous, keep_within)
+
+
+def numbered(
+    problem: "Problem", keys_WLE: "Floats", previous: Sequence[Sequence[int]] | None, keep_within: float
+) -> ExpertMap:
+    """Return the map for `problem`. It is searched for with experts numbered by the keys, their loads (`numbering`)."""
+    from planner.expert_map.hierarchy import choose_policy
+    from planner.expert_map.maps import make_map
+    from planner.expert_map.numbering import as_experts, as_numbers, in_order, order_by_load
+
+    sizes = problem.sizes
+    stay_together = not problem.domains and choose_policy(sizes, problem.policy)[0] == "hierarchical"
+    order_LE = order_by_load(keys_WLE, sizes.num_groups if stay_together else 1, previous)
     previous_LGS = None if previous is None else as_numbers(previous, order_LE, sizes)
-    found = _balance(in_order(loads_LE, order_LE), sizes, effort, policy, previous_LGS, keep_within, domains, split)
+    ordered = replace(problem, loads_WLE=in_order(problem.loads_WLE, order_LE[None]))
+    found = make_map(ordered, previous_LGS, keep_within)
     rows = as_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
     return replace(found, physical_to_logical=rows)
 
 
 def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num_pairs: int) -> tuple[float, ...]:
     """Return the expected max over mean within a single step of `num_pairs` token-expert pairs, `[num_moe_layers]`."""
-    from planner.expert_map import sampled  # numba, as in `balance`
+    from planner.expert_map import sampled  # numpy, as in `balance`
 
     return sampled.max_over_mean_sampled(expert_map, loads, sizes, num_pairs)
-
-
-def _balance(
-    loads_LE: "Floats",
-    sizes: Sizes,
-    effort: Effort,
-    policy: Policy,
-    previous_LGS: "Ints | None",
-    keep_within: float,
-    domains: Domains,
-    split: SplitRule,
-) -> ExpertMap:
-    """Return the map, for experts that are already named by their numbers."""
-    from planner.expert_map.coverage import make_covered_map
-    from planner.expert_map.local_first import keep_good, settle
-    from planner.expert_map.policy import make_map
-
-    if domains:
-        expert_map = make_covered_map(loads_LE, sizes, domains, effort, previous_LGS, keep_within)
-    else:
-        expert_map = make_map(loads_LE, sizes, effort, policy, previous_LGS, keep_within, may_spill=split == "equal")
-    if split == "equal":
-        return expert_map
-    within_nodes = bool(domains) or expert_map.policy == "hierarchical"
-    settled = settle(expert_map, loads_LE, sizes, split, within_nodes=within_nodes)
-    if previous_LGS is None:
-        return settled
-    fresh = _balance(loads_LE, sizes, effort, policy, None, 0.0, domains, split)
-    return keep_good(settled, fresh, loads_LE, sizes, previous_LGS, keep_within, domains)

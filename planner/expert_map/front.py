@@ -18,7 +18,7 @@ from math import comb
 
 import numpy as np
 
-from planner.expert_map.compiled import compiled
+from planner.expert_map import native
 from planner.expert_map.reach import reached
 from planner.expert_map.types import FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
@@ -41,7 +41,7 @@ def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
 def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
     """Return max over mean and cross-node dispatch bytes of each map, as means of all layers."""
     num_maps, num_layers = slots_QLGS.shape[:2]
-    carried, served = _carried_by(loads_LE, slots_QLGS, sizes.num_groups, sizes.num_nodes)
+    carried, served = native.serve(loads_LE, slots_QLGS, sizes.num_nodes, sizes.num_groups, SOME_LOAD)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     ratios_QL = np.divide(carried.max(axis=2), mean_L, out=np.ones((num_maps, num_layers)), where=mean_L > 0)
     crossings_QL = _crossings_where_served(served.reshape(-1, *served.shape[2:]), sizes).reshape(num_maps, num_layers)
@@ -59,7 +59,7 @@ def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequenc
 
 def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
     """Return how many nodes a token crosses to, on average, in each layer, `[L]`."""
-    _, served = _carried_by(loads_LE, slots_LGS[None], sizes.num_groups, sizes.num_nodes)
+    _, served = native.serve(loads_LE, slots_LGS[None], sizes.num_nodes, sizes.num_groups, SOME_LOAD)
     return _crossings_where_served(served[0], sizes)
 
 
@@ -67,28 +67,6 @@ def _crossings_where_served(served: Floats, sizes: Sizes) -> Floats:
     """Return the same, from what each node serves of each group, `[L, groups, M]`."""
     crossings: Floats = reached(served, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings
-
-
-@compiled
-def _carried_by(loads_LE: Floats, slots_QLGS: Ints, num_groups: int, num_nodes: int) -> tuple[Floats, Floats]:
-    """Return the load of each GPU, `[Q, L, G]`, and what each node serves of each group's load, `[Q, L, groups, M]`."""
-    num_maps, num_layers, num_gpus, _ = slots_QLGS.shape
-    num_experts = loads_LE.shape[1]
-    gpus_per_node, experts_per_group = num_gpus // num_nodes, num_experts // num_groups
-    carried = np.zeros((num_maps, num_layers, num_gpus))
-    served = np.zeros((num_maps, num_layers, num_groups, num_nodes))
-    for index in range(num_maps):
-        for layer in range(num_layers):
-            counts = np.zeros(num_experts, np.int64)
-            for gpu in range(num_gpus):
-                for expert in slots_QLGS[index, layer, gpu]:
-                    counts[expert] += 1
-            for gpu in range(num_gpus):
-                for expert in slots_QLGS[index, layer, gpu]:
-                    part = max(loads_LE[layer, expert], SOME_LOAD) / counts[expert]
-                    carried[index, layer, gpu] += part
-                    served[index, layer, expert // experts_per_group, gpu // gpus_per_node] += part
-    return carried, served
 
 
 def _crossings_of_whole_groups(sizes: Sizes) -> float:

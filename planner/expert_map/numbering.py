@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.outcome import as_rows, as_slots
 from planner.expert_map.types import Sizes
-from planner.expert_map.weigh import Floats, Ints
+from planner.expert_map.weigh import Floats, Ints, as_rows, as_slots
 
 __all__ = ["as_experts", "as_numbers", "in_order", "order_by_load"]
 
@@ -37,8 +36,8 @@ def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> 
 
 
 def in_order(loads_LE: Floats, order_LE: Ints) -> Floats:
-    """Return the loads in the order of the numbers."""
-    return np.take_along_axis(loads_LE, order_LE, axis=1)
+    """Return the loads in the order of the numbers; of one window or of several."""
+    return np.take_along_axis(loads_LE, order_LE, axis=-1)
 
 
 def as_numbers(rows: Rows, order_LE: Ints, sizes: Sizes) -> Ints:

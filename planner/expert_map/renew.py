@@ -1,73 +1,113 @@
-"""A map for new loads beside the one in service: as even as EPLB would make it anew, with few slots changed.
+"""A map for new loads beside the one in service: as even as a fresh map, with few slots changed.
 
-Each layer starts from its previous map (`moves`). Where nothing near that is good enough, the layer gets a fresh map,
-whose nodes and GPUs are numbered anew so that most stays where it is. A layer that is good enough as it is stays.
+Every slot that gets another expert costs a copy of its weights, over the network, beside the traffic. So the search
+starts from the map in service and stops as soon as it is even enough. A layer that is good enough as it is stays. Where
+nothing near it is, the layer gets the fresh map, whose nodes and GPUs are numbered anew so that most stays where it is.
+
+The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.expert_map.eplb import eplb_fullest_of_layers
+from planner.expert_map import native
+from planner.expert_map.domains import count_uncovered
 from planner.expert_map.front import homes_of_groups
-from planner.expert_map.moves import relocate
-from planner.expert_map.outcome import holds_everything
-from planner.expert_map.spill import respill
+from planner.expert_map.native import Flags, Search
+from planner.expert_map.problem import Problem
 from planner.expert_map.types import Sizes
-from planner.expert_map.weigh import Floats, Ints, max_over_mean
+from planner.expert_map.weigh import Floats, Ints, as_rows, holds_everything
 
-__all__ = ["align", "keeps_groups_whole", "match", "part_repeats", "renew"]
+__all__ = ["align", "match", "on_their_nodes", "part_repeats", "renew"]
 
 ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
+KICKS = 600  # assumed, as what the benchmark's goals of moves and of time leave room for; 300 left a layer in 150 out
+KICKS_IF_SLOW = 40  # where more than one window, failure domains or another split are looked at
 
 
 def renew(
-    loads_LE: Floats,
+    problem: Problem,
     previous_LGS: Ints,
     fresh_LGS: Ints,
-    sizes: Sizes,
     keep_within: float,
     *,
     within_nodes: bool,
-    may_spill: bool = False,
+    keeps_groups_whole: bool,
 ) -> Ints:
     """Return slots `[L, G, S]`; what is kept stays in its slot.
 
-    A layer is good enough when its fullest GPU carries at most `1 + keep_within` times what EPLB's would. Where the
-    fresh map's carries more, that counts instead; it can only be so where EPLB puts an expert on a GPU twice. Where
-    groups stay on nodes, a previous layer that splits a group is no start and gets a fresh map. With `may_spill` it is
-    a start, and experts get replicas on a second node where nothing else helps.
+    A layer is good enough when it is as even as the fresh map, but for the share `keep_within`. With one window it may
+    also be only as even as the published EPLB would make it, for equal shares and without failure domains: that is what
+    others would have, and costs fewer moves. A layer that is not covered, or splits a group where groups stay whole, is
+    never good enough.
+
+    `within_nodes`: experts stay on the nodes that they are on. If they may leave them, it is where nothing else helps.
     """
-    if holds_everything(sizes, loads_LE.shape[1]):  # repeats cannot be parted
-        most_L = max_over_mean(loads_LE, fresh_LGS) * (1 + ROUNDING) * (1 + keep_within)
-        is_kept_L = max_over_mean(loads_LE, previous_LGS) <= most_L
-        return align(np.where(is_kept_L[:, None, None], previous_LGS, fresh_LGS), previous_LGS)
-    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
-    eplb_L = eplb_fullest_of_layers(loads_LE, sizes, within_nodes=within_nodes)
-    enough_L = np.maximum(eplb_L, max_over_mean(loads_LE, fresh_LGS) * mean_L) * (1 + ROUNDING)
-    num_nodes = sizes.num_nodes if within_nodes else 1
-    start_LGS = part_repeats(loads_LE, previous_LGS, num_nodes)
-    if may_spill:
-        homes_LE = homes_of_groups(loads_LE, start_LGS, sizes)
-        near_LGS, reached_L = respill(loads_LE, start_LGS, homes_LE, enough_L * (1 + keep_within), num_nodes)
-    else:
-        near_LGS, reached_L = relocate(loads_LE, start_LGS, enough_L * (1 + keep_within), num_nodes)
-    previous_ratio_L = max_over_mean(loads_LE, previous_LGS)
-    slots_LGS = np.empty_like(previous_LGS)
-    is_kept_L = previous_ratio_L * mean_L <= enough_L * (1 + keep_within)
-    if within_nodes and not may_spill:
-        is_kept_L &= keeps_groups_whole(previous_LGS, sizes, loads_LE.shape[1])
-        reached_L &= keeps_groups_whole(near_LGS, sizes, loads_LE.shape[1])
-    for index in range(len(loads_LE)):
-        if is_kept_L[index]:
-            slots_LGS[index] = previous_LGS[index]
-        elif reached_L[index]:
-            slots_LGS[index] = near_LGS[index]
-        else:
-            slots_LGS[index] = match(fresh_LGS[index], previous_LGS[index], num_nodes)
+    sizes, loads_LE = problem.sizes, problem.mean_loads
+    enough_L = problem.ratio(fresh_LGS)
+    if len(problem.loads_WLE) == 1 and not holds_everything(sizes, loads_LE.shape[1]):
+        nodes = (sizes.num_nodes, sizes.num_groups) if within_nodes else (1, 1)
+        eplb_L = native.eplb_fullest(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, *nodes)
+        enough_L = np.maximum(enough_L, eplb_L / np.where(problem.gpu_mean > 0, problem.gpu_mean, 1.0))
+    enough_L = enough_L * (1 + ROUNDING) * (1 + keep_within)
+
+    def is_enough(slots_LGS: Ints) -> NDArray[np.bool_]:
+        is_even_L = problem.ratio(slots_LGS) <= enough_L * (1 + ROUNDING)
+        is_covered_L = [
+            not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)
+        ]
+        is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, sizes, loads_LE.shape[1])
+        return is_even_L & is_covered_L & is_whole_L
+
+    choices = [previous_LGS, fresh_LGS]
+    if not holds_everything(sizes, loads_LE.shape[1]):  # else repeats cannot be parted
+        num_nodes = sizes.num_nodes if within_nodes or problem.split != "equal" else 1
+        start_LGS = part_repeats(loads_LE, previous_LGS, num_nodes)
+        near_LGS = _search_near(problem, start_LGS, enough_L, within_nodes and not keeps_groups_whole, within_nodes)
+        matched_LGS = np.stack([match(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
+        choices[1:1] = [near_LGS, matched_LGS]
+    slots_LGS = choices.pop()
+    for each in reversed(choices):
+        slots_LGS = np.where(is_enough(each)[:, None, None], each, slots_LGS)
     return align(slots_LGS, previous_LGS)
 
 
-def keeps_groups_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> NDArray[np.bool_]:
+def _search_near(problem: Problem, start_LGS: Ints, enough_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
+    may_spill = may_split and problem.is_plain
+    allowed_LEG = on_their_nodes(problem, start_LGS, only_most=may_spill) if within_nodes else None
+    search = Search(
+        enough_L=enough_L * problem.gpu_mean,
+        num_kicks=0 if may_spill else KICKS if problem.is_plain else KICKS_IF_SLOW,
+        num_nodes=problem.sizes.num_nodes,
+        split=problem.split,
+        allowed_LEG=allowed_LEG,
+        domains=problem.domains,
+        num_counted=problem.num_counted,
+        in_service=True,
+        may_spill=may_spill,
+    )
+    return native.improve(problem.loads_WLE.swapaxes(0, 1), start_LGS, search)[0]
+
+
+def on_their_nodes(problem: Problem, slots_LGS: Ints, *, only_most: bool = False) -> Flags:
+    """Return where experts may go, `[L, E, G]`: to the GPUs of nodes that they are on.
+
+    `only_most`: to those of the node with most slots of their group; and each GPU keeps what it holds.
+    """
+    num_nodes, num_experts = problem.sizes.num_nodes, problem.mean_loads.shape[1]
+    per_node = problem.sizes.num_gpus // num_nodes
+    held_LEG = np.zeros((len(slots_LGS), num_experts, problem.sizes.num_gpus), np.bool_)
+    layers, gpus = np.ogrid[: len(slots_LGS), : problem.sizes.num_gpus]
+    held_LEG[layers[..., None], slots_LGS, gpus[..., None]] = True
+    if only_most:
+        homes_LE = homes_of_groups(problem.mean_loads, slots_LGS, problem.sizes)
+        is_home_LEG: Flags = homes_LE[..., None] == np.arange(problem.sizes.num_gpus) // per_node
+        return held_LEG | is_home_LEG
+    on_LEM = held_LEG.reshape(len(slots_LGS), num_experts, num_nodes, per_node).any(axis=3)
+    return np.repeat(on_LEM, per_node, axis=2)
+
+
+def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> NDArray[np.bool_]:
     """Return for each layer whether every node holds only its own number of groups, `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1

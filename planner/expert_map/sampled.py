@@ -9,24 +9,19 @@ with Wilson and Hilferty's cube root for P, and some k at a time where n p is la
 independently, and GPUs as independent of each other. Within 2 % of counted multinomial draws where a GPU gets 20 pairs
 or more in a step, and 4 % where it gets 3 (tests).
 
-A formula, not draws: it needs no seed, and gives the same for the same map.
+A formula, not draws: it needs no seed, and gives the same for the same map. The sum is C (`native/search.c`).
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from planner.expert_map.compiled import compiled
-from planner.expert_map.local_first import carried_under
-from planner.expert_map.outcome import as_slots
+from planner.expert_map import native
+from planner.expert_map.split import carried_under
 from planner.expert_map.types import ExpertMap, Sizes
-from planner.expert_map.weigh import Floats, count_replicas, gpu_loads, scale
+from planner.expert_map.weigh import as_slots, count_replicas, gpu_loads, scale
 
 __all__ = ["max_over_mean_sampled"]
-
-POINTS = 128
-DEVIATIONS = 8.0  # beyond which nothing is left of a distribution
 
 
 def max_over_mean_sampled(
@@ -42,29 +37,5 @@ def max_over_mean_sampled(
         carried_LG = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS)
     total_L = carried_LG.sum(axis=1, keepdims=True)
     shares_LG = np.divide(carried_LG, total_L, out=np.full_like(carried_LG, 1 / sizes.num_gpus), where=total_L > 0)
-    fullest_L = _expected_fullest(shares_LG, float(num_pairs))
+    fullest_L = native.expected_fullest(shares_LG, float(num_pairs))
     return tuple((fullest_L * sizes.num_gpus / num_pairs).round(4).tolist())
-
-
-@compiled
-def _expected_fullest(shares_LG: Floats, num_pairs: float) -> Floats:
-    """Return the expected pairs of the fullest GPU, `[L]`.
-
-    The sum runs from where some GPU surely has more pairs to where surely none has.
-    """
-    fullest_L = np.zeros(shares_LG.shape[0])
-    for layer in range(shares_LG.shape[0]):
-        means = shares_LG[layer] * num_pairs
-        deviations = np.sqrt(means) + 1.0
-        low = max(np.floor((means - DEVIATIONS * deviations).max()), 0.0)
-        width = max(np.ceil(((means + DEVIATIONS * deviations).max() - low) / POINTS), 1.0)
-        fullest = low
-        for point in range(POINTS):
-            count = low + point * width + (width + 1) / 2  # k + 1, in the middle of so many
-            all_below = 1.0
-            for gpu in range(means.size):
-                root = 1 - 1 / (9 * count) - (means[gpu] / count) ** (1 / 3)
-                all_below *= 0.5 * math.erfc(-3 * math.sqrt(count) * root / math.sqrt(2.0))
-            fullest += (1 - all_below) * width
-        fullest_L[layer] = fullest
-    return fullest_L

@@ -1,10 +1,10 @@
-"""Loads as numbers that add up exactly, so that every comparison comes out alike on any machine.
+"""Loads as numbers that add up exactly, so that every comparison comes out alike on any machine; and maps as arrays.
 
 Token counts become whole numbers below 2^44 a layer, kept in float64. Sums of them are exact in whatever order a
 machine adds them up, and matrix products too; a quotient of two is rounded the same way everywhere (IEEE 754).
 
 Shapes, here and in the modules that work on all layers at once: L layers, E logical experts, N slots, G GPUs, S slots
-of one GPU; N = G x S.
+of one GPU, W windows of load; N = G x S.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.expert_map.types import Sizes
+
 __all__ = [
-    "Floats",
-    "Ints",
-    "count_replicas",
-    "fullest_in_whole_numbers",
-    "gpu_loads",
-    "max_over_mean",
-    "scale",
+    *("Floats", "Ints", "as_bounds", "as_ratios", "as_rows", "as_slots", "count_moves", "count_replicas", "gpu_loads"),
+    *("holds_everything", "max_over_mean", "scale", "slots_of_everything"),
 ]
 
+DIGITS = 6  # of a ratio
 TOTAL_BITS = 44  # of float64's 53: sums and differences of sums stay exact
 
 Floats = NDArray[np.float64]
@@ -56,15 +54,53 @@ def max_over_mean(loads_LE: Floats, slots_LGS: Ints) -> Floats:
     return ratios
 
 
-def fullest_in_whole_numbers(loads_LE: Floats, slots_LGS: Ints) -> Floats:
-    """Return the load of the fullest GPU, `[L]`, each replica's load rounded down as searches count it (`layer`)."""
-    weights_LE = np.floor(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]))
-    fullest_L: Floats = gpu_loads(weights_LE, slots_LGS).max(axis=1)
-    return fullest_L
-
-
 def count_replicas(slots_LGS: Ints, num_experts: int) -> Ints:
     """Return how many slots hold each expert, `[L, E]`."""
     num_layers = len(slots_LGS)
     apart = slots_LGS.reshape(num_layers, -1) + num_experts * np.arange(num_layers)[:, None]
     return np.bincount(apart.ravel(), minlength=num_layers * num_experts).reshape(num_layers, num_experts)
+
+
+def count_moves(slots_LGS: Ints, previous_LGS: Ints) -> int:
+    """Return how many slots hold an expert that their GPU did not hold before, or not as often."""
+    keys = [_told_apart(each) for each in (slots_LGS, previous_LGS)]
+    return int((~(keys[0][..., :, None] == keys[1][..., None, :]).any(axis=3)).sum())
+
+
+def _told_apart(slots_LGS: Ints) -> Ints:
+    """Return numbers that are equal where an expert is, and is on its GPU for the same time."""
+    is_earlier = np.tri(slots_LGS.shape[2], k=-1, dtype=bool)
+    nth = ((slots_LGS[..., :, None] == slots_LGS[..., None, :]) & is_earlier).sum(axis=3)
+    told_apart: Ints = slots_LGS * slots_LGS.shape[2] + nth
+    return told_apart
+
+
+def as_rows(slots_LGS: Ints) -> tuple[tuple[int, ...], ...]:
+    """Return the expert in each slot, `[L][N]`."""
+    return tuple(map(tuple, slots_LGS.reshape(len(slots_LGS), -1).tolist()))
+
+
+def as_slots(rows: Sequence[Sequence[int]], sizes: Sizes) -> Ints:
+    """Return rows as slots, `[L, G, S]`: the reverse of `as_rows`."""
+    return np.array(rows, dtype=np.int64).reshape(len(rows), sizes.num_gpus, sizes.slots_per_gpu)
+
+
+def as_ratios(ratio_L: Floats) -> tuple[float, ...]:
+    """Return max over mean of each layer, rounded."""
+    return tuple(ratio_L.round(DIGITS).tolist())
+
+
+def as_bounds(bound_L: Floats) -> tuple[float, ...]:
+    """Return bounds on max over mean, rounded down."""
+    return tuple((np.floor(bound_L * 10**DIGITS) / 10**DIGITS).tolist())
+
+
+def holds_everything(sizes: Sizes, num_experts: int) -> bool:
+    """Return whether every GPU has a slot for every expert, so that there is nothing to search."""
+    return sizes.slots_per_gpu >= num_experts
+
+
+def slots_of_everything(num_layers: int, sizes: Sizes, num_experts: int) -> Ints:
+    """Return the map for that case, `[L, G, S]`. Slots beyond one for each expert are filled but not needed."""
+    slots = np.arange(sizes.slots_per_gpu) % num_experts
+    return np.tile(slots, (num_layers, sizes.num_gpus, 1))

@@ -95,7 +95,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
 def make_map(job: ExpertsJob) -> ExpertMap:
     """Return the map for `job`."""
-    from planner.expert_map import windows as several  # needs numpy and numba: who only asks what is wrong waits not
+    from planner.expert_map import windows as several  # needs numpy: who only asks what is wrong waits not
 
     if len(job.windows) > 1 and job.quantile is not None:
         return several.balance_windows(
@@ -117,7 +117,7 @@ def make_map(job: ExpertsJob) -> ExpertMap:
     )
     if len(job.windows) == 1 or job.split != "equal":
         return expert_map
-    return replace(expert_map, windows=several.outcome_of_windows(expert_map, job.windows, job.sizes, None))
+    return replace(expert_map, windows=several.outcome_of_windows(expert_map, job.windows, job.sizes))
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:

@@ -14,6 +14,7 @@ from planner.cost.cost import DayCost
 from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
+from planner.estimate.performance import PhaseOutlook
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.catalog import ASSUMED, Gpu
@@ -28,10 +29,13 @@ from planner.plan.cost_json import cost_json
 from planner.plan.deployable import Deployable, document_digest, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json, policy_json
+from planner.plan.performance_json import performance_json
 from planner.plan.pods import pods_of
+from planner.plan.search_json import search_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
-from planner.search.auto import Decision
+from planner.search.decision import Decision
+from planner.search.layouts import LayoutSearch
 from planner.spec.schema import Spec
 
 __all__ = ["PLAN_VERSION", "Plan"]
@@ -50,6 +54,7 @@ class Plan:
     gpu: Gpu
     phase_gpus: Mapping[Phase, Gpu]  # of phases that run on another
     decisions: tuple[Decision, ...]  # what the spec leaves open
+    search: LayoutSearch | None  # none where no speed decided
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     placement: Placement
@@ -60,6 +65,7 @@ class Plan:
     sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
     places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
+    outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
     failures: tuple[FailureReport, ...]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why its engine cannot run it
@@ -156,10 +162,14 @@ class Plan:
         sections: dict[str, Any] = {}
         if self.schedule:
             sections["schedule"] = _schedule_json(self.schedule)
+        if self.search:
+            sections["search"] = search_json(self.search)
         if self.cost:
             sections["cost"] = cost_json(self.cost)
         if self.phase_gpus:
             sections["phase_gpus"] = {phase: _gpu_json(gpu) for phase, gpu in self.phase_gpus.items()}
+        if self.outlooks:
+            sections["performance"] = {each.phase: performance_json(each, self.spec.slo) for each in self.outlooks}
         if self.traffic:
             sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
         return sections

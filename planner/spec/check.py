@@ -313,6 +313,9 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
         "nvlink_domain": spec.nvlink_domain,
         "nic_gbps": spec.nic,
         "gpus_per_nic": spec.gpus_per_nic,
+        "fp8_tflops": spec.fp8_tflops,
+        "bf16_tflops": spec.bf16_tflops,
+        "memory_gb_per_s": spec.memory_bandwidth and spec.memory_bandwidth / BITS_PER_BYTE,
         "kubernetes_resource": spec.kubernetes_resource,
     }
     known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}

@@ -211,16 +211,14 @@ _WINDOW = "a window lasts until the next one starts"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
 _SCALED = "units are not scaled with load yet, but a schedule can set their number for each time of day"
-_LATENCY = "latencies are not planned yet"
+_LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
 _NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
     "schedule: auto": "windows are not derived from traffic yet",
-    "slo": _LATENCY,
-    "throughput": "throughput is not planned yet",
-    "operating_point": "throughput is not planned yet",
+    "throughput": "it is predicted at operating_point, and not written",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _NICS),

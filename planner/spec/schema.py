@@ -38,6 +38,7 @@ from planner.facts.terms import (
 from planner.families import MODELS
 from planner.spec.cost import CostSpec
 from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.section import Section
 from planner.spec.traffic import TrafficSpec
 
@@ -63,9 +64,11 @@ __all__ = [
 AUTO = "auto"  # a number that memory and shapes decide
 
 MAX_NODES = 20_000
+MAX_TFLOPS = 1_000_000
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
+MAX_BATCH_TOKENS = 10_000_000
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 _A_MODEL = next(iter(MODELS))
@@ -146,6 +149,19 @@ class GpuSpec(Section):
         default=None, description="Bandwidth one way of each NIC.", examples=["400Gbps"]
     )
     gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
+    fp8_tflops: float | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TFLOPS,
+        description="Rate of dense FP8 matmuls, in TFLOPS; without rates no speed is predicted.",
+        examples=[1979],
+    )
+    bf16_tflops: float | None = Field(
+        default=None, ge=1, le=MAX_TFLOPS, description="Rate of dense BF16 matmuls, in TFLOPS.", examples=[989]
+    )
+    memory_bandwidth: Annotated[float, *quantity("link")] | None = Field(
+        default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
+    )
     kubernetes_resource: str = Field(
         default="nvidia.com/gpu",
         min_length=1,
@@ -276,9 +292,13 @@ def _or_auto(least: int, most: int) -> tuple[Any, Any]:
 
 
 class PhaseSpec(Section):
-    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
+    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
 
-    units: int = Field(default=1, ge=1, le=1000, description="Number of units that run the phase.", examples=[1])
+    units: Annotated[int, Field(ge=1, le=1000), *_or_auto(1, 1000)] = Field(
+        default=1,
+        description="Number of units that run the phase. With auto, they fill the nodes that there are.",
+        examples=[1, AUTO],
+    )
     gpu: Annotated[str, _one_of(GPUS)] | None = Field(
         default=None,
         description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
@@ -289,13 +309,11 @@ class PhaseSpec(Section):
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
-    attention_tp: int = Field(
+    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *_or_auto(1, MAX_ATTENTION_TP)] = Field(
         default=1,
-        ge=1,
-        le=MAX_ATTENTION_TP,
         description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
         "GPU its own requests (dp_size is ep_size / attention_tp).",
-        examples=[4],
+        examples=[4, AUTO],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
         default=0,
@@ -331,13 +349,11 @@ class PhaseSpec(Section):
         description="Most tokens of one request, prompt and output together.",
         examples=[2048],
     )
-    max_batch_tokens: int = Field(
+    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *_or_auto(1, MAX_BATCH_TOKENS)] = Field(
         default=4096,
-        ge=1,
-        le=10_000_000,
         description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
         " effect in decode.",
-        examples=[4096],
+        examples=[4096, AUTO],
     )
     max_kv_tokens: int | None = Field(
         default=None,
@@ -495,6 +511,14 @@ class Spec(Section):
     )
     expert_load: ExpertLoadSpec = Field(
         default=ExpertLoadSpec(), description="Load that the expert maps balance.", examples=[{"file": "loads.npy"}]
+    )
+    operating_point: OperatingPointSpec = Field(
+        default=OperatingPointSpec(),
+        description="The load at which phases are predicted.",
+        examples=[{"decode": {"requests": 88, "kv_tokens": 4989}}],
+    )
+    slo: SloSpec = Field(
+        default=SloSpec(), description="The latencies that are promised.", examples=[{"ttft_ms": 2000, "tpot_ms": 50}]
     )
     coverage: Coverage = Field(
         default="none",

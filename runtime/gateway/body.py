@@ -22,8 +22,10 @@ import msgspec
 from runtime.gateway.conversation import Message, NamedTool, Part, Tool
 from runtime.gateway.http_errors import ApiError, invalid, unsupported
 from runtime.protocol.bounds import Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
+from runtime.protocol.json_grammar import ANY_OBJECT
 
 __all__ = [
+    "MAX_CHOICES",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
@@ -102,10 +104,27 @@ class Thinking(Part):
     type: Literal["enabled", "disabled"]
 
 
-class ResponseFormat(Part):
-    """The form of the answer. Only free text is written here."""
+class TextFormat(Part, tag_field="type", tag="text"):
+    """The answer is whatever the model says."""
 
-    type: Literal["text"]
+
+class ObjectFormat(Part, tag_field="type", tag="json_object"):
+    """The answer is an object in JSON."""
+
+
+class NamedSchema(Part):
+    """A JSON Schema. It is always obeyed, `strict` or not."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Part, tag_field="type", tag="json_schema"):
+    """The answer is JSON that a schema allows."""
+
+    json_schema: NamedSchema
 
 
 class GenerationBody(Part):
@@ -155,6 +174,10 @@ class CompletionBody(GenerationBody, kw_only=True):
         """The number of likeliest tokens to report; None means no logprobs at all."""
         return self.logprobs
 
+    @property
+    def json_schema(self) -> None:
+        """Nothing: a completion is whatever the model says."""
+
 
 class ChatBody(GenerationBody, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens.
@@ -169,9 +192,16 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def json_schema(self) -> str | None:
+        """The schema that the answer is held to, as text."""
+        if isinstance(self.response_format, SchemaFormat):
+            return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
+        return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -55,6 +55,7 @@ class Engine:
         """Load what this rank holds. Raise CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
         if config.deterministic:
             torch.set_num_threads(1)  # before the backend is chosen, which depends on it
+        self.checkpoint = config.checkpoint
         self.config = read_model_config(config.checkpoint)
         _check_expert_map(config.expert_map, self.config)
         self.backend = choose_backend(config.device, config.dtype, config.deterministic)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from runtime.protocol.json_grammar import MAX_SCHEMA_BYTES
 from runtime.protocol.messages import Sampling
 
 __all__ = [
@@ -54,6 +55,7 @@ class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_logprobs: NumLogprobs | None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
     logit_bias: dict[int, Bias]
+    json_schema: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA_BYTES)] | None
 
 
 def why_not_computable(

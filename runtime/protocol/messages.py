@@ -49,7 +49,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     once for each time, the presence's once. The repetition's (1: none) divides those of the prompt's tokens as well, or
     multiplies them where they are negative. `num_logprobs`: each token comes with its logprob, and this many of the
     likeliest. `stop_ids` cannot be drawn before `min_tokens` are there. `logit_bias` is added to the logits of these
-    token ids.
+    token ids. With a `json_schema`, as text, the answer is JSON that it allows.
     """
 
     max_tokens: int
@@ -64,6 +64,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_logprobs: int | None = None
     min_tokens: int = 0
     logit_bias: dict[int, float] = {}  # msgspec gives each its own
+    json_schema: str | None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

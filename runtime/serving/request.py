@@ -10,6 +10,7 @@ is computed.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +18,15 @@ from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.messages import Sampling
 
-__all__ = ["Request"]
+__all__ = ["Constraint", "Request"]
+
+
+@dataclass
+class Constraint:
+    """The matcher of one answer that must be JSON, and how many of its tokens it has seen."""
+
+    matcher: Any  # an llguidance.LLMatcher, made by `constraint.py`
+    num_seen: int = 0
 
 
 @dataclass(eq=False)
@@ -35,6 +44,7 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
+    constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
 
     @property
     def num_tokens(self) -> int:

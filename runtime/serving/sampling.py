@@ -1,7 +1,7 @@
 """Drawing the next token of one request.
 
-    logits -> bias, no stop yet -> penalties -> temperature -> top_k -> top_p -> a draw
-       `----> logprobs                  `-> the best, at temperature 0
+    logits -> what is allowed -> bias, no stop yet -> penalties -> temperature -> top_k -> top_p -> a draw
+       `----> logprobs                                   `-> the best, at temperature 0
 
 The draw at a position depends on the request's seed, that position and, under penalties, on the tokens before it, so a
 request continues the same way whichever rank it moves to. Logprobs are the model's own: of the logits before penalties
@@ -32,16 +32,22 @@ def sample(
     position: int,
     generated: Sequence[int] = (),
     prompt_ids: Sequence[int] = (),
+    allowed_V: Tensor | None = None,
 ) -> int:
     """Return the token that follows `position`, where the request has `generated` these tokens after its prompt.
 
-    Raise RequestFailure where the logits are not numbers.
+    `allowed_V` is `[vocab_size]` of bool, None where every token may come. Raise RequestFailure where the logits are
+    not numbers, or nothing is left to draw.
     """
     _check_finite(logits_V)
+    if allowed_V is not None:
+        logits_V = logits_V.masked_fill(~allowed_V, -torch.inf)
     logits_V = _biased(logits_V, sampling)
     logits_V = _not_over_yet(logits_V, sampling, len(generated))
     logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
     logits_V = _penalised(logits_V, sampling, generated)
+    if allowed_V is not None and logits_V.max() == -torch.inf:
+        raise RequestFailure("no token is left that may come next")
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN

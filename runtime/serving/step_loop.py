@@ -16,6 +16,7 @@ from runtime.model.engine import Engine
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.messages import Abort, Failed, Handover, Token
+from runtime.serving.constraint import Constraints
 from runtime.serving.request import Request
 from runtime.serving.sampling import finish_reason, logprobs, sample
 from runtime.serving.scheduler import Scheduler
@@ -51,6 +52,7 @@ class Phase(ABC, Generic[Arriving]):
     def __init__(self, engine: Engine, launch: UnitLaunch, outbox: Outbox, counters: StepCounters) -> None:
         self._engine, self._launch, self._outbox, self._counters = engine, launch, outbox, counters
         self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
+        self._constraints = Constraints(engine.checkpoint, engine.config.vocab_size)
         counters.watch_requests(self._scheduler)
 
     def receive(self, message: Arriving | Abort) -> None:
@@ -102,7 +104,7 @@ class Phase(ABC, Generic[Arriving]):
         if request.is_prefilling:
             return
         try:
-            token = _next_token(request, logits_V)
+            token = _next_token(request, logits_V, self._constraints)
         except RequestFailure as error:
             self._scheduler.end(request)
             self._outbox.say(Failed(request.id, str(error)))
@@ -115,10 +117,12 @@ class Phase(ABC, Generic[Arriving]):
             self._scheduler.end(request)
 
 
-def _next_token(request: Request, logits_V: Tensor) -> Token:
+def _next_token(request: Request, logits_V: Tensor, constraints: Constraints) -> Token:
     """Draw the request's next token. Raise RequestFailure: what goes wrong here is one request's, not the unit's."""
     try:
-        token_id = sample(logits_V, request.sampling, request.num_cached - 1, request.generated, request.prompt_ids)
+        allowed_V = constraints.allowed(request)
+        position = request.num_cached - 1
+        token_id = sample(logits_V, request.sampling, position, request.generated, request.prompt_ids, allowed_V)
         said = logprobs(logits_V, token_id, request.sampling)
     except RuntimeError as error:  # torch's, for whatever it cannot draw from
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error

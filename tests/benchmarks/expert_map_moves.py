@@ -11,7 +11,7 @@ No times are compared: the reference is `eplb_reference.py`, which makes maps of
 
 import numpy as np
 
-from planner.expert_map.moves import count_moves
+from planner.expert_map.weigh import count_moves
 from tests.benchmarks.drifting_loads import drift, max_over_mean
 from tests.benchmarks.expert_map_configs import ALPHAS, RHOS, SEEDS, ours_for, timed
 from tests.benchmarks.fewest_moves import fewest_moves
@@ -93,4 +93,4 @@ def min_share(config, loads, before, ratios):
 def share_moved(config, before, after):
     """Share of slots whose expert differs, order inside a GPU ignored."""
     old, new = (np.array(slots).reshape(len(slots), config.num_gpus, -1) for slots in (before, after))
-    return count_moves(new, old, 256) / new.size
+    return count_moves(new, old) / new.size

@@ -25,7 +25,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from planner.expert_map import balance, prepare
+from planner.expert_map import balance
 from tests.benchmarks.drifting_loads import draw, max_over_mean
 from tests.benchmarks.eplb_published import rebalance_experts
 from tests.benchmarks.expert_map_configs import ALPHAS, CONFIGS, SEEDS, ours_for, timed, timed_once
@@ -42,7 +42,6 @@ def main(arguments):
     """Print the tables that are asked for, all without a word; the exit status."""
     asked = parse(arguments)
     torch.set_num_threads(1)
-    prepare(with_previous=True, with_groups=True)
     goals = Goals()
     configs = [config for config in CONFIGS if config.name in asked.config]
     tables = {"balance": balance_table, "front": front_table, "moves": moves_table}

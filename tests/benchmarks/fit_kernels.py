@@ -23,6 +23,7 @@ import numpy as np
 
 from planner.estimate.throughput import operations as ops
 from planner.estimate.throughput.dimensions import Bytes
+from planner.estimate.throughput.intervals import SCALED_WIDTH
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.machine import Machine, machine_with
 from planner.estimate.throughput.work import work_of
@@ -43,6 +44,8 @@ H800_LOW_LATENCY = {8: (77, 114), 16: (118, 195), 32: (155, 273), 64: (173, 314)
 H800_NORMAL_NVLINK = (153, 158)
 H800_NORMAL_NIC = {32: (58, 57), 64: (51, 50)}
 FLASH_MLA_TFLOPS, FLASH_MLA_GB_PER_S = 660, 3000  # github.com/deepseek-ai/FlashMLA 066b5ba6 README.md, on H800
+
+FLASH_MLA_H20_TFLOPS = 128  # github.com/deepseek-ai/FlashMLA issue 30: 120 to 130, batch 128 over 8,192 tokens
 
 V3 = work_of(MODELS["deepseek-v3"], "fp8", "fp8")
 MOE, DENSE = (next(each for each in V3.layers if bool(each.expert) is wanted) for wanted in (True, False))
@@ -290,6 +293,23 @@ def fitted(gpu: str, groups: dict[str, tuple[list[str], list[Point]]], base: Ker
     return {"constants": constants, "residuals": residuals}
 
 
+def left_out(wheel: zipfile.ZipFile, gpus: dict[str, Row]) -> Row:
+    """Return how many points the range of scaled constants covers, when the tables of a point's GPU are left out.
+
+    Constants are then those of the reference, and of the reference itself those of the kind that is nearest to it.
+    """
+    num_points = num_covered = 0
+    for gpu in SYSTEMS:
+        other = Kernels(**(gpus["h100"]["constants"] | (gpus["h200"]["constants"] if gpu == "h100" else {})))
+        machine = machine_with(GPUS[gpu], gpu, other, {})
+        for _, points in families(Tables(wheel, gpu)).values():
+            for predict, measured in points:
+                num_points += 1
+                num_covered += 1 - SCALED_WIDTH <= predict(machine) / measured <= 1 + SCALED_WIDTH
+    print(f"left out: {num_covered} of {num_points} points covered, {num_covered / num_points:.1%}")
+    return {"width": SCALED_WIDTH, "points": num_points, "covered": num_covered}
+
+
 def rows_shares(gpu: str, constants: dict[str, float]) -> dict[str, float]:
     """Return the rate at which processors handle rows: what they reach within one node, where nothing else delays."""
     nvlink, memory = GPUS[gpu].nvlink_gb_per_s, GPUS[gpu].memory_gb_per_s
@@ -315,6 +335,7 @@ def main() -> None:
     h800 = fitted("h800", h800_families(), replace(start, **gpus["h100"]["constants"]))
     h800["constants"] |= flash
     gpus["h800"] = {"same_silicon_as": "h100"} | h800
+    gpus["h20"] = {"constants": {"core_share": round(FLASH_MLA_H20_TFLOPS / GPUS["h20"].bf16_tflops, 4)}}
     document = {
         "written_by": "python -m tests.benchmarks.fit_kernels",
         "sources": {
@@ -322,8 +343,10 @@ def main() -> None:
             "wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes",
             "h800": "github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (links); github.com/deepseek-ai/FlashMLA "
             "066b5ba6 README.md (core attention); all else as its equal chip",
+            "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); all else scaled",
         },
         "reference": "h100",
+        "left_out": left_out(wheel, gpus),
         "gpus": gpus,
     }
     OUTPUT.write_text(json.dumps(document, indent=1) + "\n")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from planner.expert_map import balance
-from planner.expert_map.local_first import carried_local_first
+from planner.expert_map.split import carried_local_first
 from planner.expert_map.weigh import count_replicas, gpu_loads
 from planner.facts.drawn import draw_loads
 from runtime.model.moe import ReplicaTable

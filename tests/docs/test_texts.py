@@ -102,8 +102,8 @@ def test_a_decision_has_its_parts(path):
 
 # What a docstring does not begin with: such a sentence has no subject, and reads as a riddle.
 NO_BEGINNING = re.compile(
-    r'^ *"""(?:Of|By|With|Without|In|On|At|For|From|To|As|Over|Under|Between|Beside|Below|Above|After|Before|Within|Into'
-    r"|Until|Than|Against|Through|Among|Beyond|Near|That|Which|Whose|Where|Who)\b.*",
+    r'^ *"""(?:Of|By|With|Without|In|On|At|For|From|To|As|Over|Under|Between|Beside|Below|Above|After|Before|Within'
+    r"|Into|Until|Than|Against|Through|Among|Beyond|Near|That|Which|Whose|Where|Who)\b.*",
     re.M,
 )
 PROSE_LATER = ("planner/expert_map", "planner/experts", "planner/estimate/throughput", "runtime/gateway")

@@ -6,7 +6,6 @@ from importlib import metadata
 import pytest
 
 from planner.cli import main
-from planner.expert_map import compiled
 from planner.facts.digest import pretty_json
 from planner.facts.loads import read_loads
 from planner.plan.deployable import document_digest
@@ -56,30 +55,6 @@ def test_the_version_is_the_installed_one(capsys):
         main(["--version"])
 
     assert (ended.value.code, capsys.readouterr().out) == (0, f"tidemill {metadata.version('tidemill')}\n")
-
-
-def test_compiling_is_told_wherever_stderr_goes(monkeypatch, spec_file, capsys):
-    """A log shows why the first plan after an installation takes a minute, and stdout stays clean."""
-    monkeypatch.setattr(compiled.event, "install_listener", TellsAtOnce)
-    main(["plan", str(spec_file()), "--format", "json"])
-    out, err = capsys.readouterr()
-
-    assert err == "compiling what this search for expert maps is the first to need: up to a minute, once\n"
-    assert json.loads(out)["name"] == "river"
-
-
-class TellsAtOnce:
-    """Stands for numba's listener where something has to be compiled."""
-
-    def __init__(self, _, listener):
-        self.listener = listener
-
-    def __enter__(self):
-        self.listener.on_start(None)
-        self.listener.on_start(None)
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.mark.parametrize(

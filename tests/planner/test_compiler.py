@@ -112,6 +112,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
         "assumed",
         "balance",
         "decisions",
+        "performance",
         "document_digest",
         "failures",
         "gpu",

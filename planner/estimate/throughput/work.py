@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.estimate.throughput.dimensions import Bytes, Flops
-from planner.facts.attention import Attention, GroupedAttention, LatentAttention
+from planner.facts.attention.grouped import GroupedAttention
+from planner.facts.attention.kind import Attention
+from planner.facts.attention.latent import LatentAttention
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import FORMATS, Format
 from planner.facts.terms import Precision

@@ -7,10 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance
-from planner.expert_map.layer import new_layer
-from planner.expert_map.pack import pack
-from planner.expert_map.replicate import replicate
+from planner.expert_map import balance, native
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from tests.benchmarks.drifting_loads import drift, max_over_mean
@@ -63,6 +60,12 @@ def test_max_over_mean_is_between_perfect_and_all_on_one(problem):
     assert 1 - 1e-6 <= imbalance <= num_gpus + 1e-6
 
 
+def replicate(loads, num_slots, num_gpus):
+    """The replicas of each expert in the first map."""
+    (slots,) = native.pack(np.array([loads]), num_gpus, num_slots // num_gpus, least=1)
+    return np.bincount(slots.ravel(), minlength=len(loads))
+
+
 @settings(max_examples=200, deadline=None)
 @given(problems())
 def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
@@ -91,12 +94,14 @@ def test_hot_experts_get_the_redundant_slots():
     assert counts == [[1, 3, 1, 1], [2, 2, 1, 1]]
 
 
-def test_packing_makes_room_rather_than_holding_an_expert_twice():
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_packing_makes_room_rather_than_holding_an_expert_twice(problem):
     """When only the GPU that holds an expert has a free slot, another expert moves there."""
-    layer = new_layer(np.array([90.0, 80.0, 20.0]), 2, 2)
-    pack(layer, np.array([1, 1, 2]))
+    loads, num_slots, num_gpus = problem
+    (slots,) = native.pack(scale([loads]), num_gpus, num_slots // num_gpus, least=1)
 
-    assert sorted(sorted(gpu) for gpu in layer.slots.tolist()) == [[0, 2], [1, 2]]
+    assert all(len(set(gpu)) == len(gpu) for gpu in slots.tolist())
 
 
 @pytest.mark.parametrize("effort", ["fast", "refined"])

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, stage_moves
-from planner.expert_map.eplb import eplb_fullest_of_layers
-from planner.expert_map.layer import new_layer, take
+from planner.expert_map import Sizes, balance, native, stage_moves
 from planner.expert_map.renew import align, match, part_repeats
-from planner.expert_map.seat_cover import seat_cover
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.eplb_reference import rebalance_experts
@@ -67,8 +64,7 @@ def test_drifted_loads_move_few_slots(num_slots, num_gpus, most):
     new[:, ::8] = old[:, ::8][:, ::-1]
     before = balance(old.tolist(), num_slots, num_gpus).physical_to_logical
     after = balance(new.tolist(), num_slots, num_gpus, previous=before)
-    sizes = Sizes(num_slots, num_gpus)
-    eplb = eplb_fullest_of_layers(scale(new), sizes, within_nodes=False) / (scale(new).sum(axis=1) / num_gpus)
+    eplb = native.eplb_fullest(scale(new), num_gpus, num_slots // num_gpus, 1, 1) / (scale(new).sum(axis=1) / num_gpus)
 
     assert (np.array(after.max_over_mean) <= eplb + 1e-6).all()
     assert after.moved_slots <= most * 4 * num_slots
@@ -76,11 +72,10 @@ def test_drifted_loads_move_few_slots(num_slots, num_gpus, most):
 
 def test_two_gpus_exchange_one_expert_each():
     """The first carries 12 where 9 are enough; only the 1 of the second fits beside its 8, and its 4 beside the 5."""
-    layer = new_layer(np.array([8.0, 4.0, 5.0, 1.0, 4.0, 3.0]), 3, 2)
-    take(layer, np.array([[0, 1], [2, 3], [4, 5]]))
+    found = native.change_seats(np.array([8.0, 4.0, 5.0, 1.0, 4.0, 3.0]), np.array([[0, 1], [2, 3], [4, 5]]), 9.0)
 
-    assert seat_cover(layer, 9.0)
-    assert layer.slots.tolist() == [[0, 3], [2, 1], [4, 5]]
+    assert found is not None
+    assert found.tolist() == [[0, 3], [2, 1], [4, 5]]
 
 
 @settings(max_examples=200, deadline=None)
@@ -91,17 +86,18 @@ def test_seats_change_one_slot_of_a_gpu_at_most(problem, random):
     (before,) = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
     random.shuffle(loads)
     scaled = scale([loads])
-    enough = eplb_fullest_of_layers(scaled, Sizes(num_slots, num_gpus), within_nodes=False)[0]
-    layer = new_layer(scaled[0], num_gpus, num_slots // num_gpus)
-    take(layer, np.array(before).reshape(num_gpus, -1))
-    found = seat_cover(layer, enough)
-    after = layer.slots.tolist()
+    enough = native.eplb_fullest(scaled, num_gpus, num_slots // num_gpus, 1, 1)[0]
+    found = native.change_seats(scaled[0], np.array(before).reshape(num_gpus, -1), enough)
+    if found is None:
+        return
+    after = found.tolist()
     changes = zip(gpus_of(before, num_slots // num_gpus), map(Counter, after), strict=True)
+    weights = np.floor(scaled[0] / np.bincount(found.ravel(), minlength=len(loads)))
 
-    assert max((new - old).total() for old, new in changes) <= found
-    assert set(layer.slots.ravel().tolist()) == set(range(len(loads)))
+    assert max((new - old).total() for old, new in changes) <= 1
+    assert set(found.ravel().tolist()) == set(range(len(loads)))
     assert all(len(set(gpu)) == len(gpu) for gpu in after)
-    assert not found or layer.carried.max() <= enough
+    assert weights[found].sum(axis=1).max() <= enough
 
 
 def test_a_map_that_is_good_enough_is_kept():
@@ -121,9 +117,8 @@ def test_eplbs_level_is_computed_as_eplb_reaches_it(num_groups, num_nodes):
     slots = rebalance_experts(loads, 80, num_groups, num_nodes, 16)
     counts = np.stack([np.bincount(row, minlength=64) for row in slots])
     carried = np.take_along_axis(loads / counts, slots, axis=1).reshape(6, 16, 5).sum(axis=2).max(axis=1)
-    sizes = Sizes(80, 16, num_nodes, num_groups)
 
-    assert eplb_fullest_of_layers(loads.astype(float), sizes, within_nodes=True) == pytest.approx(carried, rel=1e-5)
+    assert native.eplb_fullest(loads.astype(float), 16, 5, num_nodes, num_groups) == pytest.approx(carried, rel=1e-5)
 
 
 def test_a_fresh_map_is_numbered_like_the_old_one():

@@ -4,11 +4,11 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance
-from planner.expert_map.moves import count_moves
+from planner.expert_map.weigh import count_moves
 from planner.expert_map.windows import balance_windows, mean_loads
 from planner.facts.drawn import draw_windows
 from tests.benchmarks.drifting_loads import max_over_mean
@@ -33,6 +33,7 @@ def objective(rows, windows, num_gpus, quantile):
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
+@example(([[0, 0, 0, 1, 0], [0, 0, 0, 1, 7], [0, 1, 17, 0, 28]], 6, 2, 0.5))  # of three pairs of windows, try each
 def test_bound_is_below_the_best_of_all_maps_and_ours_is_near_it(problem):
     """Bound <= optimum <= ours <= the mean's map; for the worst window within 2 % of the optimum, else 10 %."""
     loads, num_slots, num_gpus, quantile = problem
@@ -105,7 +106,7 @@ def test_the_next_windows_change_few_slots(sizes, policy):
     )
 
     assert (objective(near.physical_to_logical, windows[1:], 16, 1.0) <= np.array(fresh.max_over_mean) + 2e-6).all()
-    assert near.moved_slots == count_moves(new, old, 64) < count_moves(anew, old, 64)
+    assert near.moved_slots == count_moves(new, old) < count_moves(anew, old)
     assert policy == "auto" or all(len(set(node)) == 2 for node in (new.reshape(16, -1) // 8).tolist())
 
 

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 from planner.cli import main
-from planner.expert_map import prepare
 
-__all__ = ["mutated_specs", "outcome", "warm_up"]
+__all__ = ["mutated_specs", "outcome"]
 
 SPECS = Path(__file__).parents[3] / "stacks" / "specs"
 MAX_SECONDS = 2.0  # of CPU time: what else the machine does is not the spec's doing
@@ -134,13 +133,6 @@ ENCODINGS = (
 )
 
 
-def warm_up():
-    """Compile what plans need, which happens once after an installation and is no spec's doing."""
-    for split in ("equal", "local_first"):
-        prepare(with_domains=True, split=split)
-        prepare(split=split)
-
-
 def outcome(content, folder):
     """The exit status of `plan` for a spec, and the CPU seconds that it took; raises what would be a traceback."""
     path = folder / "fuzzed.yaml"
@@ -153,7 +145,6 @@ def outcome(content, folder):
 
 def _search(count):
     folder, statuses, slowest = Path(tempfile.mkdtemp()), {}, 0.0
-    warm_up()
     for number, content in enumerate(mutated_specs(1, count)):
         try:
             status, seconds = outcome(content, folder)

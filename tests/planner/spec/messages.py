@@ -142,4 +142,9 @@ OTHERS = {
     "S911": lambda folder: _rendered(folder, _plan(folder), "--previous", "plan.json"),
     "S912": lambda folder: _validated("plan.json", pretty_json(_plan(folder)))(folder),
     "S913": _changed_by_hand,
+    "S914": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--calibration", "none.json"),
+    "S915": lambda folder: answers(
+        folder,
+        *("plan", _written(folder, "spec.yaml", SPEC), "--calibration", _written(folder, "measured.json", "[1]")),
+    ),
 }

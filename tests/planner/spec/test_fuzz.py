@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.planner.spec.fuzzing import MAX_SECONDS, mutated_specs, outcome, warm_up
+from tests.planner.spec.fuzzing import MAX_SECONDS, mutated_specs, outcome
 
 
 @pytest.mark.slow
 def test_mutated_specs_are_planned_or_refused(tmp_path):
     """500 of a fixed seed: planned, wrong or infeasible, never a traceback; and some of each are among them."""
-    warm_up()
     outcomes = [outcome(content, tmp_path) for content in mutated_specs(seed=0, count=500)]
     statuses = [status for status, _ in outcomes]
 

@@ -34,6 +34,9 @@ WISHES = [
     {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     {"thinking": {"type": "maybe"}},
     {"tokens": ["x"]},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}}},
+    {"response_format": {"type": "json_schema"}},
     {"metadata": {"a": 1}},
     {"top_a": 1},
 ]
@@ -64,6 +67,8 @@ def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
         ("/tokenize", {}, 400),
         ("/tokenize", {"prompt": "x"} | CHAT, 400),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404),
+        ("/tokenize", {"prompt": "mill " * 10_000}, 400),
+        ("/tokenize", {"messages": [{"role": "user", "content": "mill " * 10_000}]}, 400),
         ("/tokenize", {"add_special_tokens": True} | CHAT, 400),
         ("/detokenize", {"tokens": [2**40]}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),

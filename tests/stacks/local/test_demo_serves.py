@@ -1,5 +1,6 @@
 """The bundled demo, really up: six ranks, a gateway, the public OpenAI client."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -121,6 +122,23 @@ def test_a_question_that_the_model_knows_is_answered_rightly(client):
 
     assert chat.choices[0].message.content == "Return a string representing the current working directory."
     assert chat.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="llguidance is not installed")
+def test_an_answer_is_json_of_a_schema(client):
+    """Both units hold it to the schema: the prefill rank its first token, the decode rank the others."""
+    schema = {"type": "object", "properties": {"kg": {"type": "integer", "maximum": 99}}, "required": ["kg"]}
+    asked = {
+        "type": "json_schema",
+        "json_schema": {"name": "flour", "schema": schema | {"additionalProperties": False}},
+    }
+
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "What is a list?"}], response_format=asked, seed=1
+    )
+
+    assert chat.choices[0].finish_reason == "stop"
+    assert json.loads(chat.choices[0].message.content)["kg"] <= 99
 
 
 @pytest.mark.whole

@@ -1,16 +1,9 @@
 """What a stack's configuration deploys."""
 
-import runpy
-from pathlib import Path
-
-import numba
-import pulumi
 import pytest
 
-import stacks
 from planner.cli import main
 from planner.problems.errors import CallError
-from stacks.program import config
 from stacks.program.config import configured_plan
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -65,17 +58,3 @@ def test_a_spec_is_no_plan(plan):
         configured_plan(None, str(DEMO_SPEC), None)
 
     assert error.value.problems[0].rule.startswith("S906")
-
-
-def test_the_program_tells_who_waits_for_compilation(monkeypatch, capsys):
-    """`pulumi up` shows what the program says on stderr: half a minute of silence looks like a hang."""
-
-    def compile_something(*_):
-        numba.njit(lambda number: number + 1)(1)
-        raise CallError([])
-
-    monkeypatch.setattr(config, "configured_plan", compile_something)
-    with pytest.raises(pulumi.RunError):
-        runpy.run_path(str(Path(stacks.__file__).parent / "__main__.py"))
-
-    assert "compiling" in capsys.readouterr().err

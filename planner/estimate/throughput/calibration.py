@@ -1,0 +1,185 @@
+"""A user's own measurements, and what they change: one factor a phase, with the error before and after.
+
+The file is JSON, one of
+    rows                    [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": 47.6}, ...]
+    SGLang's bench_serving  one result, or a line for each: `mean_tpot_ms`, `mean_ttft_ms`, `random_input_len`, ...
+    aiperf's export         `inter_token_latency`, `time_to_first_token`, each with `avg` in ms
+
+A row has its phase and `tokens_per_s_per_gpu`, or `tpot_ms` of decode and mixed units. Fields of an operating point say
+where it was measured; what it leaves out is the plan's point. The factor is the geometric mean of measured over
+predicted. It replaces what is known of the engine, and a plan says that it did.
+
+Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/bench_serving.py (what it writes); aiperf's names of metrics
+are assumed to be those of genai-perf's export.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import exp, fsum, isfinite, log
+from pathlib import Path
+from typing import Any
+
+from planner.estimate.throughput.intervals import Evidence
+from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.predict import Case, saturated_rate
+from planner.facts.digest import digest_of_bytes
+from planner.facts.files import read_file
+from planner.facts.terms import PHASES, Phase
+from planner.problems.errors import CallError, Violation
+
+__all__ = ["Calibration", "Correction", "calibrated", "read_calibration"]
+
+MAX_BYTES = 10_000_000
+POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - {"is_derived", "utilisation"}
+MILLI = 1e-3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row. `phase` is None where the file does not say it: a benchmark of a whole service has decode's TPOT."""
+
+    phase: Phase | None
+    point: Mapping[str, Any]  # fields of an operating point
+    tokens_per_s_per_gpu: float | None
+    tpot_ms: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A file of measurements."""
+
+    name: str  # as the user calls it
+    digest: str
+    rows: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a file changed of a phase: errors are means of |predicted / measured - 1|."""
+
+    file: str
+    digest: str
+    num_rows: int
+    factor: float
+    error_before: float
+    error_after: float
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Return the measurements in the file at `path`. Raises CallError where there are none."""
+    try:
+        content = read_file(path, MAX_BYTES)
+    except OSError as error:
+        raise _wrong(path, "S914 must be a readable file", error.strerror or str(error), "choose another") from None
+    try:
+        rows = tuple(_measurements(_documents(content.decode())))
+    except (ValueError, RecursionError) as error:
+        rule = "S915 must hold measurements, as JSON"
+        raise _wrong(path, rule, str(error) or "it has another form", "see docs/calibration.md") from None
+    if not rows:
+        raise _wrong(path, "S915 must hold measurements, as JSON", "it has none", "see docs/calibration.md")
+    return Calibration(str(path), digest_of_bytes(content), rows)
+
+
+def calibrated(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
+    """Return the case with the file's factor, what it now rests on, and the change.
+
+    A file without rows of the phase changes nothing.
+    """
+    rows = [
+        row for row in calibration.rows if row.phase == case.phase or (row.phase is None and case.phase != "prefill")
+    ]
+    ratios = [_measured(row, case) / saturated_rate(_at(row, case)) for row in rows]
+    if not ratios:
+        return case, evidence, None
+    factor = exp(fsum(map(log, ratios)) / len(ratios))
+    old = case.engine.factor.get(case.phase, 1.0)
+    engine = replace(case.engine, factor={**case.engine.factor, case.phase: old * factor})
+    correction = Correction(
+        file=calibration.name,
+        digest=calibration.digest,
+        num_rows=len(ratios),
+        factor=factor,
+        error_before=_mean_error(ratios, 1.0),
+        error_after=_mean_error(ratios, factor),
+    )
+    why = f"calibrated with {len(ratios)} measurement{'' if len(ratios) == 1 else 's'} of {calibration.name}"
+    return replace(case, engine=engine), replace(evidence, family="same engine and GPU", why=why), correction
+
+
+def _documents(text: str) -> list[Any]:
+    """Return the file's JSON: a list, one document, or one a line."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return found if isinstance(found, list) else [found]
+
+
+def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
+    for each in documents:
+        if not isinstance(each, Mapping):
+            raise ValueError(f"{each!r:.40} is no measurement")
+        if "mean_tpot_ms" in each:
+            yield Measurement(None, _point_of_sglang(each), None, _positive(each["mean_tpot_ms"], "mean_tpot_ms"))
+        elif "inter_token_latency" in each:
+            average = each["inter_token_latency"]
+            latency = average.get("avg") if isinstance(average, Mapping) else None
+            yield Measurement(None, {}, None, _positive(latency, "inter_token_latency.avg"))
+        else:
+            yield _own(each)
+
+
+def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean KV of its requests, where it says their lengths; whose concurrency is the whole service's."""
+    lengths = (each.get("random_input_len"), each.get("random_output_len"))
+    if not all(isinstance(length, int | float) for length in lengths):
+        return {}
+    return {"kv_tokens": lengths[0] + lengths[1] / 2}  # type: ignore[operator]
+
+
+def _own(row: Mapping[str, Any]) -> Measurement:
+    phase = row.get("phase")
+    if phase not in PHASES:
+        raise ValueError(f"phase is {phase!r}, and must be {', '.join(PHASES)}")
+    unknown = row.keys() - POINT_FIELDS - {"phase", "tokens_per_s_per_gpu", "tpot_ms"}
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: not known")
+    rate, tpot = row.get("tokens_per_s_per_gpu"), row.get("tpot_ms")
+    if (rate is None) == (tpot is None) or (tpot is not None and phase == "prefill"):
+        raise ValueError("a row has tokens_per_s_per_gpu or, of decode and mixed units, tpot_ms")
+    point = {name: _positive(row[name], name) for name in POINT_FIELDS & row.keys()}
+    return Measurement(
+        phase,
+        point,
+        None if rate is None else _positive(rate, "tokens_per_s_per_gpu"),
+        None if tpot is None else _positive(tpot, "tpot_ms"),
+    )
+
+
+def _positive(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value!r}, and must be a number above 0")
+    return float(value)
+
+
+def _at(row: Measurement, case: Case) -> Case:
+    """Return the case where the row was measured."""
+    return replace(case, point=replace(case.point, **row.point))
+
+
+def _measured(row: Measurement, case: Case) -> float:
+    """Return the tokens/s of one GPU that the row says."""
+    if row.tokens_per_s_per_gpu is not None:
+        return row.tokens_per_s_per_gpu
+    assert row.tpot_ms is not None
+    return _at(row, case).point.requests / case.unit.attention_tp / (row.tpot_ms * MILLI)
+
+
+def _mean_error(ratios: Sequence[float], factor: float) -> float:
+    return fsum(abs(factor / each - 1) for each in ratios) / len(ratios)
+
+
+def _wrong(path: Path, rule: str, reason: str, fix: str) -> CallError:
+    return CallError([Violation("--calibration", str(path), rule, reason, fix).at("tidemill plan")])

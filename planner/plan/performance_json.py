@@ -1,0 +1,96 @@
+"""What phases do, as JSON: rates, latencies, what binds, and what the figures rest on."""
+
+from dataclasses import asdict
+from typing import Any
+
+from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.intervals import Estimate
+from planner.estimate.throughput.predict import Prediction
+from planner.spec.operating_point import SloSpec
+
+__all__ = ["performance_json"]
+
+POINTS = {
+    "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "utilisation"),
+    "decode": ("requests", "kv_tokens"),
+    "mixed": ("requests", "kv_tokens", "step_tokens", "prompt_tokens", "output_tokens"),
+}
+MILLI, MICRO = 1e3, 1e6
+DIGITS = 5  # figures are estimates
+
+
+def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
+    """Return a phase's figures, or why there are none."""
+    if outlook.prediction is None:
+        return {"not_predicted": outlook.why_not}
+    found = outlook.prediction
+    rate = found.tokens_per_s_per_gpu
+    document = {
+        "engine": found.engine,
+        "operating_point": _point(found),
+        "tokens_per_s_per_gpu": _estimate(rate),
+        "tokens_per_s_per_node": _estimate(rate.times(outlook.gpus_per_node)),
+        "tokens_per_s_per_unit": _estimate(rate.times(found.num_gpus)),
+        **_latencies(found),
+        "step_ms": _round(found.step.seconds * MILLI),
+        "kv_tokens_in_use": outlook.kv_tokens_in_use,
+        "imbalance": _round(found.imbalance.gpus),
+        "binding": found.binding.resource,
+        "with_10_percent_more": _round(found.binding.tokens_per_s_per_gpu),
+        "stages_us": {name: _round(seconds * MICRO) for name, seconds in _stages(found).items()},
+        "exposed_us": _round(found.step.timelines[0][0].exposed * MICRO) if found.step.timelines else 0.0,
+        "evidence": {
+            "family": found.evidence.family,
+            "why": found.evidence.why,
+            "scaled": list(found.evidence.scaled),
+        },
+    }
+    if (hits := found.tokens_per_s_with_hits) is not None:
+        document["tokens_per_s_per_node_with_hits"] = _estimate(hits.times(outlook.gpus_per_node))
+    if outlook.correction is not None:
+        document["calibration"] = asdict(outlook.correction)
+    return document | ({"slo": promises} if (promises := _slo(found, slo)) else {})
+
+
+def _point(found: Prediction) -> dict[str, Any]:
+    point = asdict(found.point)
+    return {field: point[field] for field in POINTS[found.phase]} | {"derived": found.point.is_derived}
+
+
+def _latencies(found: Prediction) -> dict[str, Any]:
+    """Return TPOT of phases that produce tokens, TTFT of those that compute prompts; `latency_ms` is the first."""
+    named = {
+        "tpot_ms": found.tpot_seconds,
+        "tpot_p99_ms": found.tpot_99_seconds,
+        "ttft_ms": found.ttft_seconds,
+        "ttft_p99_ms": found.ttft_99_seconds,
+    }
+    known = {name: _estimate(each.times(MILLI)) for name, each in named.items() if each is not None}
+    more: dict[str, Any] = {"latency_ms": next(iter(known.values()))}
+    if found.tpot_seconds is not None:
+        more["tokens_per_s_per_user"] = _estimate(found.tpot_seconds.inverse(1.0))
+    if found.kv_transfer_seconds is not None:
+        more["kv_transfer_ms"] = _round(found.kv_transfer_seconds * MILLI)
+    return more | known
+
+
+def _stages(found: Prediction) -> dict[str, float]:
+    return dict(found.step.spans[0]) if found.step.spans else {}
+
+
+def _slo(found: Prediction, slo: SloSpec) -> dict[str, Any]:
+    """Return each promise that the phase has a part in, and whether it is kept on average."""
+    parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
+    return {
+        name: {"promised": promised, "predicted": _round(each.mid * MILLI), "met": each.mid * MILLI <= promised}
+        for name, each in parts.items()
+        if (promised := getattr(slo, name)) is not None and each is not None
+    }
+
+
+def _estimate(each: Estimate) -> dict[str, float]:
+    return {name: _round(value) for name, value in asdict(each).items()}
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,145 @@
+"""What phases do, as text: a table of rates and latencies, and sentences about what they rest on.
+
+`explained` adds the stages of a layer, as a table and as a timeline.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.kernels import Kernels
+from planner.estimate.throughput.overlap import LayerTimeline
+from planner.estimate.throughput.predict import Prediction
+from planner.plan.columns import WIDTH, filled, table
+from planner.plan.plan import Plan
+
+__all__ = ["explained", "performance_text"]
+
+MICRO = 1e6
+NAME_WIDTH = 16
+MARKS = {"attention 1": "a", "attention 2": "A", "gate": "g", "shared expert": "s", "experts": "E", "sum": "+"}
+LINK_MARKS = {"dispatch": "D", "combine": "C"}
+WAITING, EXCHANGING = ".", "x"  # a wait, and the kernels of an exchange
+
+
+def performance_text(plan: Plan) -> str:
+    """The rates and latencies of each phase, with the range that their evidence gives them."""
+    rows: list[tuple[str, ...]] = [("tokens/s", "a GPU", "a node", "from", "to", "ms", "from", "to")]
+    notes: list[str] = []
+    for outlook in plan.outlooks:
+        if outlook.prediction is None:
+            notes += filled(f"{outlook.phase.capitalize()} is not predicted: {outlook.why_not}.")
+            continue
+        rows += _rows(outlook, outlook.prediction)
+        notes += _notes(outlook, outlook.prediction)
+        notes += _promises(plan, outlook.prediction)
+    return "\n".join([*([table(rows)] if len(rows) > 1 else []), *notes])
+
+
+def explained(plan: Plan) -> str:
+    """The stages of a MoE layer of each phase: microseconds, and when they run."""
+    parts = []
+    for outlook in plan.outlooks:
+        found = outlook.prediction
+        if found is not None and found.step.spans and found.step.timelines:
+            timeline, count = max(found.step.timelines, key=lambda each: each[1])
+            parts.append("\n".join(_explained(found, timeline, count)))
+    return "\n\n".join(parts)
+
+
+def _rows(outlook: PhaseOutlook, found: Prediction) -> Iterator[tuple[str, ...]]:
+    rate, node = found.tokens_per_s_per_gpu, found.tokens_per_s_per_gpu.times(outlook.gpus_per_node)
+    latency = found.tpot_seconds or found.ttft_seconds
+    assert latency is not None
+    what = "TPOT" if found.tpot_seconds else "TTFT"
+    rates = (f"{each:,.0f}" for each in (rate.mid, node.mid, node.low, node.high))
+    yield found.phase, *rates, f"{what} {_ms(latency.mid)}", _ms(latency.low), _ms(latency.high)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:,.1f}"
+
+
+def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
+    point = found.point
+    at = {
+        "decode": f"{point.requests:,} requests of {point.kv_tokens:,} tokens of KV",
+        "prefill": f"steps of {point.step_tokens:,} tokens, prompts of {point.prompt_tokens:,}",
+        "mixed": f"{point.requests:,} requests of {point.prompt_tokens:,} tokens, answered in {point.output_tokens:,}",
+    }[found.phase]
+    origin = ", which its limits allow: the spec has no operating_point" if point.is_derived else ""
+    used = f" at utilisation {point.utilisation:g}" if point.utilisation < 1 else ""
+    users = f", {1 / found.tpot_seconds.mid:,.1f} tokens/s a user" if found.tpot_seconds else ""
+    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}{users}: {at} a rank or group{origin}.")
+    if (hits := found.tokens_per_s_with_hits) is not None and point.cache_hit_rate:
+        counted = hits.times(outlook.gpus_per_node).mid
+        yield from filled(
+            f"With the {point.cache_hit_rate * 100:g} % that caches hold, {counted:,.0f} tokens/s a node."
+        )
+    binding = found.binding
+    worth = f"10 % more of {binding.resource}: {binding.gain * 100:+.1f} %"
+    yield from filled(f"The fullest GPU gets {found.imbalance.gpus:.2f} x the mean. {worth}.")
+    if (changed := outlook.correction) is not None:
+        yield from filled(
+            f"{changed.file} changes it by {changed.factor - 1:+.1%}: on its measurements the mean error was "
+            f"{changed.error_before:.1%}, and is {changed.error_after:.1%}."
+        )
+    yield from filled(f"Range: {_reason(found)}.")
+
+
+def _reason(found: Prediction) -> str:
+    evidence = found.evidence
+    scaled = ""
+    if evidence.scaled:
+        part = "all" if len(evidence.scaled) == len(fields(Kernels)) else "some"
+        scaled = f"; {part} of its GPU's constants are scaled from another's"
+    return f"{evidence.why}{scaled}"
+
+
+def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
+    slo = plan.spec.slo
+    for name, promised, each in (
+        ("TTFT", slo.ttft_ms, found.ttft_seconds),
+        ("TPOT", slo.tpot_ms, found.tpot_seconds),
+    ):
+        if promised is not None and each is not None:
+            kept = "keeps" if each.mid * 1e3 <= promised else "misses"
+            yield from filled(f"{found.phase.capitalize()} {kept} the {name} of {promised:g} ms that slo promises.")
+
+
+def _explained(found: Prediction, timeline: LayerTimeline, count: int) -> Iterator[str]:
+    step = found.step
+    rows = [(f"{found.phase}, us", *(f"micro-batch {index}" for index in range(len(step.spans))))]
+    names = dict.fromkeys(name for spans in step.spans for name in spans)
+    rows += [(name, *(f"{spans.get(name, 0.0) * MICRO:,.1f}" for spans in step.spans)) for name in names]
+    yield table(rows)
+    whole, exposed = timeline.seconds * MICRO, timeline.exposed * MICRO
+    yield from filled(
+        f"A layer takes {whole:,.1f} us, of which {exposed:,.1f} wait for exchanges. {count} such layers "
+        f"{timeline.seconds * count * 1e3:,.2f} ms, dense layers {step.dense_layers * 1e3:,.2f}, head "
+        f"{step.head * 1e3:,.2f}, host {step.host * 1e3:,.2f}: a step of {step.seconds * 1e3:,.2f} ms."
+    )
+    yield from _drawn(timeline, len(step.spans))
+
+
+def _drawn(timeline: LayerTimeline, num_micro_batches: int) -> Iterator[str]:
+    """A line for each micro-batch's compute and for its exchanges, all of one layer long."""
+    width = WIDTH - NAME_WIDTH - 2
+    per_column = timeline.seconds / width if timeline.seconds else 1.0
+    for index in range(num_micro_batches):
+        for track in ("compute", "link"):
+            columns = [" "] * width
+            for span in timeline.spans:
+                if span.micro_batch == index and span.track == track:
+                    first = round(span.begins / per_column)
+                    for column in range(first, round((span.begins + span.lasts) / per_column)):
+                        columns[column % width] = _mark(span.name, track)
+            yield f"  {f'{track} {index}':{NAME_WIDTH}}{''.join(columns)}".rstrip()
+    marks = ", ".join(f"{mark} {name}" for name, mark in (MARKS | LINK_MARKS).items())
+    yield from filled(f"{marks}, {EXCHANGING} kernels of an exchange, {WAITING} waiting for one.")
+
+
+def _mark(name: str, track: str) -> str:
+    if track == "link":
+        return LINK_MARKS[name]
+    return MARKS.get(name) or (WAITING if name.endswith("wait") else EXCHANGING)

@@ -1,0 +1,93 @@
+"""What a spec says of load and of promises: the point at which phases are predicted, and the latencies that are owed.
+
+Counts are of one GPU, or of a group of GPUs that share attention.
+"""
+
+from pydantic import Field
+
+from planner.spec.section import Section
+
+__all__ = ["DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
+
+MAX_TOKENS = 10_000_000
+MAX_MS = 10_000_000
+
+
+class DecodePointSpec(Section):
+    """The load of decode at which it is predicted."""
+
+    requests: int = Field(
+        ge=1, le=65_536, description="Requests that one rank, or attention group, works on at a time.", examples=[88]
+    )
+    kv_tokens: int = Field(
+        ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[4989]
+    )
+
+
+class PrefillPointSpec(Section):
+    """The load of prefill at which it is predicted."""
+
+    step_tokens: int = Field(
+        ge=1, le=MAX_TOKENS, description="Prompt tokens that one rank computes in one step.", examples=[16_384]
+    )
+    prompt_tokens: int = Field(
+        ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average, hits included.", examples=[3000]
+    )
+    cache_hit_rate: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.999,
+        description="Share of prompts' tokens whose KV is read from a cache, and not computed.",
+        examples=[0.563],
+    )
+    utilisation: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=1,
+        description="Share of the saturated rate that the service uses, where 1 keeps every GPU busy all the time.",
+        examples=[0.57],
+    )
+
+
+class MixedPointSpec(Section):
+    """The load of mixed units at which they are predicted."""
+
+    requests: int = Field(
+        ge=1, le=65_536, description="Requests that one rank, or attention group, works on at a time.", examples=[32]
+    )
+    kv_tokens: int = Field(
+        ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[2500]
+    )
+    prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
+    output_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each answer, on average.", examples=[1000])
+
+
+class OperatingPointSpec(Section):
+    """The load at which phases are predicted; that of a phase without one follows from its limits."""
+
+    prefill: PrefillPointSpec | None = Field(
+        default=None, description="Of prefill.", examples=[{"step_tokens": 16_384, "prompt_tokens": 3000}]
+    )
+    decode: DecodePointSpec | None = Field(
+        default=None, description="Of decode.", examples=[{"requests": 88, "kv_tokens": 4989}]
+    )
+    mixed: MixedPointSpec | None = Field(
+        default=None,
+        description="Of mixed units.",
+        examples=[{"requests": 32, "kv_tokens": 2500, "prompt_tokens": 2000, "output_tokens": 1000}],
+    )
+
+
+class SloSpec(Section):
+    """What a service promises, which predictions are held against."""
+
+    ttft_ms: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=MAX_MS,
+        description="Time to the first token, on average, in milliseconds.",
+        examples=[2000],
+    )
+    tpot_ms: float | None = Field(
+        default=None, ge=0.1, le=MAX_MS, description="Time between two tokens of an answer, on average.", examples=[50]
+    )

@@ -1,0 +1,94 @@
+"""What plans predict: DeepSeek's published system, what is derived, and what is not predicted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stacks
+from planner.cli import main
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec, with_values
+from tests.planner.layout.test_memory import PAIR
+
+SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
+NODE = 14_800  # published output of a decode node
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The plan of one prefill unit and one decode unit of the published system."""
+    return compile_plan(check_spec(SPEC))
+
+
+@pytest.fixture(scope="module")
+def performance(pair):
+    """Its predictions."""
+    return pair.as_json()["performance"]
+
+
+def test_the_published_decode_is_predicted(performance):
+    """14.8k tokens/s a node within 8 %, at 45 to 52 ms: nothing is fitted to them."""
+    decode = performance["decode"]
+
+    assert decode["tokens_per_s_per_node"]["mid"] == pytest.approx(NODE, rel=0.08)
+    assert 45 <= decode["latency_ms"]["mid"] <= 52
+    assert decode["kv_tokens_in_use"] == 88 * 4989
+    assert 1.5 < decode["imbalance"] < 1.9  # two slots a GPU
+
+
+def test_the_published_prefill_follows_from_its_utilisation(performance):
+    """73.7k tokens/s a node, hits counted; the spec's utilisation is fitted to it."""
+    prefill = performance["prefill"]
+
+    assert prefill["tokens_per_s_per_node_with_hits"]["mid"] == pytest.approx(73_700, rel=0.01)
+    assert prefill["operating_point"]["utilisation"] == 0.539
+
+
+def test_an_engine_that_nobody_measured_has_no_narrow_range(performance):
+    """A factor of two below, and no more above than its kernels give."""
+    for each in performance.values():
+        rates = each["tokens_per_s_per_gpu"]
+
+        assert each["evidence"]["family"] == "none"
+        assert rates["low"] == pytest.approx(rates["mid"] / 2, rel=1e-3)
+        assert rates["mid"] < rates["high"] <= 2 * rates["mid"]
+
+
+def test_predictions_are_not_deployed(pair):
+    """Another operating point, other predictions, the same digest."""
+    other = compile_plan(with_values(check_spec(SPEC), {"operating_point.decode.requests": 44, "slo.tpot_ms": 45}))
+
+    assert other.digest == pair.digest
+    assert other.as_json()["performance"]["decode"]["slo"]["tpot_ms"]["met"] is True
+    assert pair.as_json()["performance"]["decode"] != other.as_json()["performance"]["decode"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"cluster": {"gpu": {"name": "own", "memory": "190GB"}, "nodes": 60, "gpus_per_node": 8}}, "rates of own"),
+        ({"model": "deepseek-v3.2"}, "a part of the context"),
+    ],
+)
+def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
+    """No figure, but a reason."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(json.dumps(PAIR | change))
+    status = main(["plan", str(path), "--format", "json"])
+    performance = json.loads(capsys.readouterr().out)["performance"]
+
+    assert status == 0
+    assert why in performance["decode"]["not_predicted"]
+
+
+def test_the_plan_explains_a_layer(capsys):
+    """Stages as a table, and a timeline whose lines fit a terminal; a point that nobody wrote is said to be derived."""
+    main(["plan", str(SPEC), "--explain"])
+    text = capsys.readouterr().out
+    drawn = text[text.index("decode, us") :]
+
+    assert "attention 1     6" in drawn
+    assert max(map(len, text.splitlines())) <= 80
+    assert drawn.count("compute") == 2
+    assert "73,7" in text

@@ -1,0 +1,94 @@
+"""A user's own measurements: what they change, and what is no measurement."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stacks
+from planner.cli import main
+from planner.estimate.throughput.calibration import calibrated, read_calibration
+from planner.estimate.throughput.intervals import Evidence
+from planner.estimate.throughput.predict import saturated_rate
+from planner.estimate.throughput.stages import Imbalance
+from tests.benchmarks.throughput_rows import PROFILE_PREFILL, service_decode
+
+SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
+NONE = Evidence("none", "nobody has measured it", ())
+DECODE, PREFILL = service_decode(88, Imbalance(1.5)).case(), PROFILE_PREFILL.case()
+
+
+def written(tmp_path, document):
+    """A calibration file."""
+    path = tmp_path / "measured.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return read_calibration(path)
+
+
+def test_one_row_is_met_and_others_move_with_it(tmp_path):
+    """The factor is the row's ratio; the evidence is now of this engine on this GPU."""
+    file = written(tmp_path, [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": 40}])
+    case, evidence, correction = calibrated(DECODE, NONE, file)
+
+    assert 88 / saturated_rate(case) == pytest.approx(0.040)
+    assert evidence.family == "same engine and GPU"
+    assert (correction.num_rows, correction.error_after) == (1, pytest.approx(0, abs=1e-9))
+    assert correction.error_before == pytest.approx(1 - 1 / correction.factor)
+    assert calibrated(PREFILL, NONE, file)[2] is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"mean_tpot_ms": 60, "random_input_len": 4000, "random_output_len": 1000, "request_throughput": 3},
+        '{"mean_tpot_ms": 55}\n{"mean_tpot_ms": 65}\n',
+        {"inter_token_latency": {"avg": 60, "unit": "ms"}, "time_to_first_token": {"avg": 900}},
+    ],
+)
+def test_what_benchmarks_write_is_read(document, tmp_path):
+    """SGLang's, alone and by lines, and aiperf's: TPOT of decode."""
+    _, _, correction = calibrated(DECODE, NONE, written(tmp_path, document))
+
+    assert correction.factor < 1
+    assert correction.error_after < 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "says"),
+    [
+        ("[]", "S915", "it has none"),
+        ("no json", "S915", "Expecting value"),
+        ('[{"phase": "train", "tpot_ms": 3}]', "S915", "phase is 'train'"),
+        ('[{"phase": "decode", "tpot_ms": -3}]', "S915", "tpot_ms is -3.0, and must be a number above 0"),
+        ('[{"phase": "decode", "tpot_ms": true}]', "S915", "must be a number above 0"),
+        ('[{"phase": "prefill", "tpot_ms": 3}]', "S915", "a row has tokens_per_s_per_gpu"),
+        ('[{"phase": "decode", "tpot_ms": 3, "batch": 4}]', "S915", "batch: not known"),
+        ("[3]", "S915", "3 is no measurement"),
+        ('{"inter_token_latency": 3}', "S915", "inter_token_latency.avg is None"),
+        (None, "S914", "No such file"),
+    ],
+)
+def test_what_is_no_measurement_is_refused(text, rule, says, tmp_path, capsys):
+    """Exit status 2, with the reason and no traceback."""
+    path = tmp_path / "measured.json"
+    if text is not None:
+        path.write_text(text)
+    status = main(["plan", str(SPEC), "--calibration", str(path)])
+    error = capsys.readouterr().err
+
+    assert status == 2
+    assert says.replace("-3.0", "-3") in error
+    assert rule in error
+
+
+def test_a_plan_says_which_file_was_used(tmp_path, capsys):
+    """In JSON with its digest, factor, and error before and after."""
+    path = tmp_path / "measured.json"
+    path.write_text('[{"phase": "decode", "tpot_ms": 47.6}]')
+    main(["plan", str(SPEC), "--calibration", str(path), "--format", "json"])
+    decode = json.loads(capsys.readouterr().out)["performance"]["decode"]
+
+    assert decode["latency_ms"]["mid"] == pytest.approx(47.6, rel=1e-3)
+    assert decode["calibration"]["digest"].startswith("sha256:")
+    assert decode["calibration"]["error_after"] < decode["calibration"]["error_before"]
+    assert decode["evidence"]["family"] == "same engine and GPU"

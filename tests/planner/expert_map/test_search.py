@@ -1,0 +1,161 @@
+"""The compiled search against the same steps counted slowly, and its library against its sources."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import chain, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.expert_map import native
+from planner.expert_map.native import Search
+from planner.expert_map.native import build as native_build
+from planner.expert_map.split import carried_under
+
+FREE = 0.2  # slots that a step without cost counts as
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer: loads of each window, the experts on each GPU, and what the search has to keep to."""
+
+    loads: np.ndarray  # [W, E]
+    gpus: list[list[int]]
+    search: Search
+
+    def carried(self, gpus):
+        """What each GPU carries in each window, `[W, G]`, each replica's part rounded down."""
+        return np.array([self._carried_in(loads, gpus) for loads in self.loads])
+
+    def _carried_in(self, loads, gpus):
+        total = np.zeros(len(gpus))
+        for expert in range(len(loads)):
+            alone = np.where(np.arange(len(loads)) == expert, loads, 0.0)
+            if self.search.split != "equal":
+                total += np.floor(carried_under(self.search.split, alone, np.array(gpus), self.search.num_nodes))
+                continue
+            holders = [gpu for gpu, held in enumerate(gpus) if expert in held]
+            total[holders] += np.floor(loads[expert] / len(holders))
+        return total
+
+    def may_be(self, gpus):
+        """Whether every expert is where it may be, once on a GPU, and in two domains of every partition."""
+        experts = range(self.loads.shape[1])
+        holders = [[gpu for gpu, held in enumerate(gpus) if expert in held] for expert in experts]
+        allowed = self.search.allowed_LEG
+        return (
+            all(holders)
+            and all(len(set(held)) == len(held) for held in gpus)
+            and (allowed is None or all(allowed[0, expert, gpu] for expert in experts for gpu in holders[expert]))
+            and all(len({domains[gpu] for gpu in on}) > 1 for domains in self.search.domains for on in holders)
+        )
+
+    def num_changed(self, gpus):
+        """How many slots hold an expert that their GPU did not hold at first."""
+        return sum(len(set(now) - set(before)) for now, before in zip(gpus, self.gpus, strict=True))
+
+    def steps(self, gpus, worst, hot):
+        """Every map that one step makes of this one, GPU by GPU.
+
+        A slot of the hot GPU is swapped with one of an emptier GPU. Or an expert of the hot GPU takes a slot anywhere,
+        or any expert takes one of the hot GPU's.
+        """
+        carried, slots = self.carried(gpus)[worst], range(len(gpus[0]))
+        for gpu in range(len(gpus)):
+            for slot, other in product(slots, slots) if carried[gpu] < carried[hot] else ():
+                after = [list(held) for held in gpus]
+                after[hot][slot], after[gpu][other] = gpus[gpu][other], gpus[hot][slot]
+                yield after
+            for slot, comer in product(slots, range(self.loads.shape[1]) if gpu == hot else gpus[hot]):
+                after = [list(held) for held in gpus]
+                after[gpu][slot] = comer
+                yield after
+
+    def gain(self, before, after, top):
+        """How much lower the GPUs that the step touches are, in all windows, for each slot that it changes."""
+        moved = {expert for one, other in zip(before, after, strict=True) for expert in set(one) ^ set(other)}
+        counts = [Counter(chain(*gpus)) for gpus in (before, after)]
+        only_swaps = self.search.split == "equal" and counts[0] == counts[1]
+        touched = [
+            gpu
+            for gpu, (one, other) in enumerate(zip(before, after, strict=True))
+            if set(one) != set(other) or (moved & set(one) and not only_swaps)
+        ]
+        most = self.carried(after)[:, touched].max()
+        if not self.search.in_service:
+            return top - most
+        cost = max(self.num_changed(after) - self.num_changed(before), FREE)
+        return (top - max(most, self.search.enough_L[0])) / cost if most < top else 0.0
+
+
+def slowly(case):
+    """Step by step: of all that relieve the fullest GPU the one that gains most, with everything counted anew."""
+    gpus = case.gpus
+    while True:
+        carried = case.carried(gpus)
+        top, worst = carried.max(), int(carried.max(axis=1).argmax())
+        hot = int(carried[worst].argmax())
+        if top <= case.search.enough_L[0]:
+            return gpus
+        steps = [each for each in case.steps(gpus, worst, hot) if each != gpus and case.may_be(each)]
+        found = [(gain, each) for each in steps if (gain := case.gain(gpus, each, top)) > 0]
+        if not found:
+            return gpus
+        gpus = max(found, key=lambda each: each[0])[1]
+
+
+@st.composite
+def cases(draw):
+    """Small layers with some of the constraints each."""
+    num_nodes, per_node, per_gpu = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    num_gpus = max(num_nodes * per_node, 2)
+    num_nodes = num_nodes if num_gpus % num_nodes == 0 else 1
+    num_experts = draw(st.integers(per_gpu + 1, max(num_gpus * per_gpu, per_gpu + 1)))
+    windows = draw(st.integers(1, 3))
+    one_window = st.lists(st.integers(0, 1000), min_size=num_experts, max_size=num_experts)
+    loads = draw(st.lists(one_window, min_size=windows, max_size=windows))
+    start = native.pack(np.array(loads[:1], dtype=float), num_gpus, per_gpu, least=1)[0].tolist()
+    domains = draw(st.sampled_from([(), (tuple(range(num_gpus)),), (tuple(gpu // 2 for gpu in range(num_gpus)),)]))
+    share, random = draw(st.sampled_from([0.5, 1.0])), draw(st.randoms(use_true_random=False))
+    allowed = [[expert in held or random.random() < share for held in start] for expert in range(num_experts)]
+    search = Search(
+        enough_L=np.array([draw(st.floats(0.5, 1.5)) * max(map(sum, loads)) / num_gpus]),
+        num_nodes=num_nodes,
+        split=draw(st.sampled_from(["equal", "local_first", "first_on_node"])),
+        allowed_LEG=np.array([allowed]),  # also where all is allowed: else the quick search would do it
+        num_counted=windows,
+        in_service=draw(st.booleans()),
+    )
+    case = Case(np.array(loads, dtype=float), start, search)
+    covered = replace(case, search=replace(search, domains=domains))
+    return covered if covered.may_be(start) else case
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_the_search_makes_the_steps_that_counting_everything_anew_finds(case):
+    """A descent of the compiled search ends no higher than the slow one, and keeps to every constraint."""
+    (found,), (is_covered,) = native.improve(case.loads[None], np.array([case.gpus]), case.search)
+    expected = slowly(case)
+    ours, theirs = case.carried(found.tolist()).max(), case.carried(expected).max()
+
+    assert case.may_be(found.tolist())
+    assert is_covered
+    assert ours == theirs or max(ours, theirs) <= case.search.enough_L[0]
+    assert case.search.in_service or [set(held) for held in found.tolist()] == [set(held) for held in expected]
+
+
+def test_a_library_built_from_other_sources_is_refused(monkeypatch):
+    """Whoever edits the C files and does not build is told the command."""
+    monkeypatch.setattr(native, "digest", lambda: "another")
+    with pytest.raises(ImportError, match=r"was built from other C files .*: run python .*build\.py"):
+        native._load()
+
+
+def test_no_steps_are_fused_and_sources_have_one_digest():
+    """The flags that make maps the same on every machine; and the digest is that of the library that is loaded."""
+    assert "-ffp-contract=off" in native_build.FLAGS
+    assert not any("fast" in flag or "march" in flag for flag in native_build.FLAGS)
+    assert native._library.digest().decode() == native_build.digest()

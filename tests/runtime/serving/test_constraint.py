@@ -1,0 +1,124 @@
+"""An answer that must be JSON is, whatever the model finds likely, on whichever rank it goes on."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import tokenizers
+import torch
+
+import runtime
+from runtime.errors import RequestFailure
+from runtime.protocol import json_grammar
+from runtime.protocol.json_grammar import ANY_OBJECT, MAX_SCHEMA_BYTES, why_no_grammar
+from runtime.protocol.messages import Sampling
+from runtime.serving.constraint import Constraints
+from runtime.serving.request import Request
+from runtime.serving.sampling import sample
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="llguidance is not installed")
+
+DEMO = Path(runtime.__file__).parent / "demo"
+VOCAB_SIZE, END = 4096, 1
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "grain": {"enum": ["rye", "oats"]},
+        "kg": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    },
+    "required": ["grain", "kg"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def request(schema=SCHEMA, seed=0, stop_ids=(END,), generated=()):
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    sampling = Sampling(200, 1.0, 1.0, seed, list(stop_ids), json_schema=text)
+    return Request("r", [5], sampling, generated=list(generated))
+
+
+def go_on(constraints, asked, num_tokens):
+    """Let it draw so many tokens from logits that depend on the position alone, until it stops."""
+    while len(asked.generated) < num_tokens and asked.generated[-1:] != [END]:
+        position = len(asked.generated)
+        logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(position))
+        asked.generated.append(sample(logits, asked.sampling, position, allowed_V=constraints.allowed(asked)))
+    return asked.generated
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_draw_is_json_of_the_schema(encoder, seed):
+    """It ends by itself, where the JSON ends; another rank that takes it over goes on with the same tokens."""
+    tokens = go_on(Constraints(DEMO, VOCAB_SIZE), request(seed=seed), 200)
+
+    assert tokens[-1] == END
+    jsonschema.validate(json.loads(encoder.decode(tokens)), SCHEMA)
+    again = go_on(Constraints(DEMO, VOCAB_SIZE), request(seed=seed, generated=tokens[:3]), 200)
+    assert again == tokens
+
+
+def test_an_unconstrained_request_pays_nothing():
+    """No tokenizer is read, no mask made."""
+    assert Constraints(Path("/nowhere"), 8).allowed(Request("r", [5], Sampling(1, 0.0, 1.0, 0, []))) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        (request({"type": "strin"}), "held to a JSON schema: Invalid type: strin"),
+        (request(stop_ids=()), "no token to end with"),
+        (request(generated=[END, END]), "can no longer be held"),
+    ],
+)
+def test_what_cannot_be_held_fails_alone(asked, complaint):
+    """Also where the gateway did not check it."""
+    with pytest.raises(RequestFailure, match=complaint):
+        Constraints(DEMO, VOCAB_SIZE).allowed(asked)
+
+
+def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
+    """It takes seconds for a large one, and a step must not wait for it."""
+    constraints = Constraints(DEMO, VOCAB_SIZE)
+    monkeypatch.setattr("llguidance.LLTokenizer", None)
+
+    assert constraints.allowed(request()).any()
+
+
+def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):
+    """And not the unit."""
+    with pytest.raises(RequestFailure, match=r"tokenizer\.json cannot be used"):
+        Constraints(tmp_path, VOCAB_SIZE).allowed(request())
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (ANY_OBJECT, None),
+        ('{"not": {}}', "Unimplemented keys"),
+        ('{"pattern": "(", "type": "string"}', "unclosed group"),
+        ('{"$ref": "http://mill/tide"}', "not present"),
+        ("[]", ""),
+        ("{", ""),
+        (json.dumps({"enum": ["x" * MAX_SCHEMA_BYTES]}), "is over 65,536 bytes"),
+    ],
+)
+def test_a_schema_is_checked_in_one_line(schema, reason):
+    """What the library does not obey is refused: nothing is left out in silence."""
+    found = why_no_grammar(schema)
+
+    assert (found is None) == (reason is None)
+    assert reason is None or (reason in found and "\n" not in found)
+
+
+def test_without_the_library_it_is_named(monkeypatch):
+    """The sentence says what to install."""
+    monkeypatch.setattr(json_grammar.importlib.util, "find_spec", lambda name: None)
+
+    assert why_no_grammar(ANY_OBJECT) == json_grammar.MISSING
