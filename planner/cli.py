@@ -58,6 +58,8 @@ __all__ = [
     "reported",
     "run",
     "wants_json",
+    "warn",
+    "warnings_json",
 ]
 
 EXIT_STATUSES = (
@@ -325,8 +327,10 @@ def _render(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
+    warn(plan.warnings)
     if arguments.format == "json":
-        print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
+        told = {"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)}
+        print_json(told | warnings_json(plan.warnings))
     else:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
 
@@ -358,6 +362,17 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
     else:
         for problem in problems:
             print(problem, file=sys.stderr)
+
+
+def warn(warnings: Sequence[Problem]) -> None:
+    """Say the warnings of a plan that is carried out, each on a line of stderr."""
+    for problem in warnings:
+        print(f"warning: {problem}", file=sys.stderr)
+
+
+def warnings_json(warnings: Sequence[Problem]) -> dict[str, Any]:
+    """Return the key of `--format json` that holds `warnings`; none where there are none, as in `validate`."""
+    return {"warnings": [problem.as_json() for problem in warnings]} if warnings else {}
 
 
 def print_json(document: Any) -> None:

@@ -29,6 +29,8 @@ from planner.cli import (
     reported,
     run,
     wants_json,
+    warn,
+    warnings_json,
 )
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
@@ -96,16 +98,18 @@ def _up(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
+    warn(plan.warnings)
     running = _same_plan_running(plan)
     if running is not None:
         _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")
-        _say_up(running, arguments)
+        _say_up(running, plan, arguments)
         return
     planned = time.monotonic() - began
     folder = start(plan, arguments.host, detached=arguments.detach)
     with suppress(KeyboardInterrupt):
         record = _wait_until_ready(folder)
-        _say_ready(record, planned, time.monotonic() - began, arguments)
+        _say_ready(record, planned, time.monotonic() - began)
+        _say_up(record, plan, arguments)
         if arguments.detach:
             return
         _stay(folder)
@@ -151,15 +155,14 @@ def _stay(folder: RunFolder) -> None:
                 said.add(unit.name)
 
 
-def _say_ready(record: Record, planned: float, total: float, arguments: argparse.Namespace) -> None:
+def _say_ready(record: Record, planned: float, total: float) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
     _say(f"ready in {total:.1f} s ({stages})")
-    _say_up(record, arguments)
 
 
-def _say_up(record: Record, arguments: argparse.Namespace) -> None:
+def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
-        print_json(_record_json(record))
+        print_json(_record_json(record) | warnings_json(plan.warnings))
         return
     print(f"endpoint: {record.endpoint}")
     print(f"plan: {record.plan_digest}")

@@ -186,6 +186,22 @@ def test_no_section_of_the_schema_is_left_out():
     assert {section.__name__ for section in SECTIONS} == Spec.model_json_schema()["$defs"].keys() | {"Spec"}
 
 
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_render_says_the_warnings_that_validate_says(command, spec_file, spec_text, tmp_path, capsys):
+    """In both formats, of a spec and of its plan; W106 is of weights that no pod mounts."""
+    text = spec_text.replace("gpu: cpu", "gpu: h100").replace("bundled:demo", "/models/river")
+    spec, plan, folder = str(spec_file(text, "warned.yaml")), str(tmp_path / "plan.json"), str(tmp_path / "out")
+    main(["plan", spec, "-o", plan])
+    capsys.readouterr()
+    for file in (spec, plan) if command == "render" else (spec,):
+        words = [command, file] + (["-o", folder] if command == "render" else [])
+
+        assert main(words) == 0
+        assert "[W106]" in "".join(capsys.readouterr())
+        assert main([*words, "--format", "json"]) == 0
+        assert "W106" in [each["rule"][:4] for each in json.loads(capsys.readouterr().out)["warnings"]]
+
+
 def test_render_writes_the_same_bytes_every_time(spec_file, tmp_path):
     """Two folders, and one folder twice: equal files."""
     for folder in ("a", "b", "b"):
