@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.cli import (
+    add_command,
     add_commands,
     add_format,
     add_given,
@@ -63,21 +64,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_local_commands(commands: Any) -> None:
-    up = commands.add_parser("up", help="run a plan on this machine")
+    up = add_command(
+        commands,
+        "up",
+        "run a plan on this machine",
+        "Start every unit of a plan and its gateway as processes here, and say where the gateway answers.",
+    )
     add_given(up, default="the bundled demo")
     add_previous(up)
     up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
     up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
     up.set_defaults(command=_up)
 
-    down = commands.add_parser("down", help="stop what `up` started")
+    down = add_command(commands, "down", "stop what `up` started", "Stop every process of a deployment here.")
     down.set_defaults(command=_down)
 
-    status = commands.add_parser("status", help="show what runs on this machine, or in a cluster")
+    status = add_command(
+        commands,
+        "status",
+        "show what runs on this machine, or in a cluster",
+        "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
+    )
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
 
-    doctor = commands.add_parser("doctor", help="find what in a cluster stands in a plan's way")
+    doctor = add_command(
+        commands,
+        "doctor",
+        "find what in a cluster stands in a plan's way",
+        "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
+        "with 3.",
+    )
     add_given(doctor)
     doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
     doctor.add_argument(
@@ -320,3 +337,7 @@ def _because(reason: str | None) -> str:
 
 def _say(sentence: str) -> None:
     print(printable(sentence), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -129,7 +129,9 @@ class GpuSpec(Section):
 
     name: str = Field(min_length=1, max_length=63, description="What plans call it.", examples=["a-gpu-96"])
     memory: Annotated[int, *quantity("bytes")] = Field(
-        description="What its driver lets a process allocate, which is less than it is sold as.", examples=["94GiB"]
+        description="What its driver lets a process allocate, where makers mean GiB by GB (79.1GiB of an H100 with 80 "
+        "GB).",
+        examples=["94GiB"],
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(
         default=None,
@@ -312,8 +314,10 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, mxfp4 and w4a16 have routed "
-        "experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in BF16.",
+        description="Precision of weights, matmuls and dispatch, that of the checkpoint unless given (its config's "
+        "quantization_config, or what the catalog's model was published in), where fp4 is NVFP4, mxfp4 and w4a16 have "
+        "routed experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in "
+        "BF16.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(
