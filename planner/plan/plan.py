@@ -31,10 +31,12 @@ from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 from planner.plan.performance_json import performance_json
 from planner.plan.pods import pods_of
+from planner.plan.search_json import search_json
 from planner.plan.warned import warning_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
-from planner.search.auto import Decision
+from planner.search.decision import Decision
+from planner.search.layouts import LayoutSearch
 from planner.spec.schema import Spec
 
 __all__ = ["PLAN_VERSION", "Plan"]
@@ -53,6 +55,7 @@ class Plan:
     gpu: Gpu
     phase_gpus: Mapping[Phase, Gpu]  # of phases that run on another
     decisions: tuple[Decision, ...]  # what the spec leaves open
+    search: LayoutSearch | None  # none where no speed decided
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     placement: Placement
@@ -161,6 +164,8 @@ class Plan:
         sections: dict[str, Any] = {}
         if self.schedule:
             sections["schedule"] = _schedule_json(self.schedule)
+        if self.search:
+            sections["search"] = search_json(self.search)
         if self.cost:
             sections["cost"] = cost_json(self.cost)
         if self.phase_gpus:

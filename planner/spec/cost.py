@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from planner.facts.catalog import GPUS
 from planner.spec.section import Section
 
 __all__ = ["CostSpec", "CurrencySpec", "PriceHourSpec", "PriceSpec", "RateHourSpec", "SupplyKind", "SupplySpec"]
 
 MAX_USD = 1e6  # for a GPU-hour or a million tokens
+_A_GPU = next(name for name in GPUS if name != "cpu")
 TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 SupplyKind = Literal["own", "rented", "spot"]
@@ -34,7 +36,7 @@ class SupplySpec(Section):
         examples=["own"],
     )
     gpu: str | None = Field(
-        default=None, min_length=1, description="Their GPUs, the cluster's unless given.", examples=["h20"]
+        default=None, min_length=1, description="Their GPUs, the cluster's unless given.", examples=[_A_GPU]
     )
     nodes: int | None = Field(
         default=None, ge=1, le=20_000, description="How many there are, without limit unless given.", examples=[128]
@@ -69,7 +71,7 @@ class PriceSpec(Section):
         default=None,
         min_length=1,
         description="The name that these prices are asked for, where several are served.",
-        examples=["deepseek-v3"],
+        examples=["my-model"],
     )
     share: float = Field(
         default=1.0, ge=0, le=1, description="Share of the traffic that asks for this model.", examples=[0.4]

@@ -68,6 +68,7 @@ MAX_TFLOPS = 1_000_000
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
+MAX_BATCH_TOKENS = 10_000_000
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 _A_MODEL = next(iter(MODELS))
@@ -283,9 +284,13 @@ def _or_auto(least: int, most: int) -> tuple[Any, Any]:
 
 
 class PhaseSpec(Section):
-    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
+    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
 
-    units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    units: Annotated[int, Field(ge=1, le=1000), *_or_auto(1, 1000)] = Field(
+        default=1,
+        description="How many units run the phase, where auto fills the nodes that there are.",
+        examples=[1, AUTO],
+    )
     gpu: Annotated[str, _one_of(GPUS)] | None = Field(
         default=None,
         description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
@@ -296,13 +301,11 @@ class PhaseSpec(Section):
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
-    attention_tp: int = Field(
+    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *_or_auto(1, MAX_ATTENTION_TP)] = Field(
         default=1,
-        ge=1,
-        le=MAX_ATTENTION_TP,
         description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
         "GPU its own requests (dp_size is ep_size / attention_tp).",
-        examples=[4],
+        examples=[4, AUTO],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
         default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32, AUTO]
@@ -334,13 +337,11 @@ class PhaseSpec(Section):
     max_request_tokens: int = Field(
         default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]
     )
-    max_batch_tokens: int = Field(
+    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *_or_auto(1, MAX_BATCH_TOKENS)] = Field(
         default=4096,
-        ge=1,
-        le=10_000_000,
         description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
         " effect in decode.",
-        examples=[4096],
+        examples=[4096, AUTO],
     )
     max_kv_tokens: int | None = Field(
         default=None,

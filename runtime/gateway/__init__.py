@@ -14,8 +14,8 @@ A request's life, in the order of the files:
     7. answer_parts.py finds thoughts and calls of tools in a chat's text
     8. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
 tokenizing.py answers for token ids, openapi.py describes the routes to programs, http1.py refuses what is no HTTP.
-serve.py binds the three ports and runs it all. metrics.py measures. client.py is the client's side of a call:
-a body of bounded size, and noticing that the client left.
+serve.py binds the three ports and runs it all. metrics.py measures, pace.py guesses when there will be room. client.py
+is the client's side of a call: a body of bounded size, and noticing that the client left.
 
 It does not queue requests, check keys, cache, or move a request off a lost rank.
 """

@@ -27,7 +27,7 @@ from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import Tokenizer
 from runtime.protocol.messages import Abort, Failed, Prefill, Token
 
-__all__ = ["Delta", "Generation", "InFlightRequest"]
+__all__ = ["Delta", "Generation", "InFlightRequest", "check_room"]
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, some 10 MB with 20 logprobs a token
@@ -53,7 +53,7 @@ class Generation:
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
         """Begin all prompts of the call. Raise ApiError when nobody can take them."""
-        _check_room(len(call.requests), registry, metrics)
+        check_room(len(call.requests), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
         self._num_token_ids = tokenizer.num_token_ids
@@ -113,13 +113,14 @@ class Generation:
             self._arrivals.put_nowait((index, message))
 
 
-def _check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
+def check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
+    """Raise ApiError if nobody can take so many more requests now."""
     room = registry.room()
     if room is None:
         raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
     if num_requests > room:
         metrics.rejected.inc(num_requests)
-        raise overloaded(num_requests, room)
+        raise overloaded(num_requests, room, metrics.pace.wait_s(registry.num_requests(), num_requests - room))
 
 
 class Answer:

@@ -26,6 +26,7 @@ class ApiError(Exception):
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
+    retry_after_s: int = RETRY_AFTER_S
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON document, the same in an HTTP answer and in a stream."""
@@ -33,7 +34,7 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Return Retry-After where asking again may help."""
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -52,10 +53,10 @@ def unknown_model(asked: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def overloaded(num_asked: int, num_free: int) -> ApiError:
-    """Return the error for more requests than the ranks may have at a time."""
+def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
+    """Return the error for more requests than the ranks may have at a time, with when there may be room."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
-    return ApiError(429, message, type="rate_limit_error", code="overloaded")
+    return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
 
 
 def unavailable(message: str) -> ApiError:

@@ -13,6 +13,8 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from runtime.gateway.pace import Pace
+
 __all__ = ["GatewayMetrics", "RequestClock"]
 
 LABELS = ("model_name",)
@@ -41,6 +43,7 @@ class GatewayMetrics:
         self.e2e = histogram("e2e_request_latency_seconds", "Time to the last token, if it came.", E2E_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
         self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
+        self.pace = Pace()
         self.generation_tokens = counter("generation_tokens_total", "Tokens generated.")
 
 
@@ -75,4 +78,6 @@ class RequestClock:
         self._has_ended = True
         (self._metrics.waiting if self._last_token is None else self._metrics.running).dec()
         if answered:
-            self._metrics.e2e.observe(time.monotonic() - self._started)
+            seconds = time.monotonic() - self._started
+            self._metrics.e2e.observe(seconds)
+            self._metrics.pace.ended(seconds)

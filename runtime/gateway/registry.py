@@ -107,6 +107,10 @@ class Registry:
         first, rest = self._loads()
         return room(rest, self._max_requests_per_rank) if first and rest else None
 
+    def num_requests(self) -> int:
+        """Return how many requests there are, each counted where it stays to its end."""
+        return sum(load.num_requests for load in self._loads()[1])
+
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
 

@@ -27,6 +27,9 @@ from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat
 
 __all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
 
+CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the beginning of a text that is too long is enough
+SLACK_TOKENS = 16  # assumed: of the word that is cut
+
 
 @dataclass(frozen=True)
 class Spelling:
@@ -62,9 +65,18 @@ class Tokenizer:
     def encode_whole(self, text: str) -> list[int]:
         """Return the ids of a text that has its BOS already, as a chat's has.
 
-        Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it.
+        Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it. The fast form
+        keeps no place in the text for each token, which takes most of the memory.
         """
-        return self.encoder.encode_batch([text], add_special_tokens=False)[0].ids
+        return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def is_too_long(self, text: str, max_tokens: int) -> bool:
+        """Return whether the text is surely over `max_tokens`, by its beginning alone: True spares encoding it all.
+
+        A text that is cut in a word differs in that word's tokens only, for which there is slack.
+        """
+        beginning = text[: max_tokens * CHARACTERS_A_TOKEN]
+        return len(beginning) < len(text) and len(self.encode_whole(beginning)) > max_tokens + SLACK_TOKENS
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of these ids, special tokens by their names."""

@@ -1,13 +1,14 @@
 """Text to token ids and back, as the model has it: what `/tokenize` and `/detokenize` answer.
 
-A chat's ids are those that /v1/chat/completions would send, tools and the template's options included.
+A chat's ids are those that /v1/chat/completions would send, tools and the template's options included. What is far too
+long for the model is refused here as there.
 Source: vLLM, "OpenAI-compatible server", for the two routes and their keys.
 """
 
 from typing import Any
 
 from runtime.gateway.body import DetokenizeBody, TokenizeBody, parse_body
-from runtime.gateway.calls import ServedModel, check_model, checked_ids
+from runtime.gateway.calls import ServedModel, check_length, check_model, checked_ids
 from runtime.gateway.conversation import chat_prompt
 from runtime.gateway.http_errors import invalid
 
@@ -36,9 +37,11 @@ def _ids(body: TokenizeBody, model: ServedModel) -> list[int]:
         raise invalid("give either prompt or messages", "prompt")
     if body.messages is None:
         assert body.prompt is not None
+        check_length(body.prompt, model)
         plain = model.tokenizer.encode_whole if body.add_special_tokens is False else model.tokenizer.encode
         return plain(body.prompt)
     if body.add_special_tokens:
         raise invalid("add_special_tokens is only for prompt: a chat template writes its own", "add_special_tokens")
     chat = chat_prompt(body.messages, body.tools or [], body.chat_template_kwargs or {}, model.tokenizer.chat_template)
+    check_length(chat.text, model)
     return model.tokenizer.encode_whole(chat.text)

@@ -342,6 +342,32 @@ def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
     assert error.value.response.headers["retry-after"] == "1"
 
 
+def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
+    """There is no room: that is said before the body's meaning is looked at, which may take the tokenizer long."""
+    pair.prefill.on_prefill = None
+    most = MAX_REQUESTS + MAX_QUEUED_REQUESTS
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.completions.create, model=MODEL, prompt=["mill"] * most)
+        flying = [pair.prefill.hear() for _ in range(most)]
+        status, _ = gateway.call("POST", "/v1/completions", '{"model": "org/tiny"}')
+        for prompt in flying:
+            pair.prefill.say(Token(prompt.request_id, EOS_ID, "stop"))
+
+    assert status == 429
+    assert len(answer.result().choices) == most
+
+
+def test_more_choices_than_there_can_be_are_not_made(gateway, pair):
+    """6.4 million requests would take gigabytes; a 429 comes first, and the process has not grown."""
+    before = gateway.memory_mib()
+    status, _ = gateway.call(
+        "POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": [[1]] * 50_000, "n": 128})
+    )
+
+    assert status == 429
+    assert gateway.memory_mib() < before + 100
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

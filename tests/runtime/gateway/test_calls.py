@@ -5,8 +5,9 @@ import json
 import pytest
 
 from runtime.gateway import calls
-from runtime.gateway.calls import ServedModel, chat_call, completion_call
+from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
+from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer
 
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "grind", "arguments": "{}"}}]
 TOOLS = [{"type": "function", "function": {"name": "grind", "parameters": {"type": "object"}}}]
@@ -18,12 +19,12 @@ def model(tokenizer):
 
 
 def completion(model, /, **wishes):
-    return completion_call(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model)
+    return read_completion(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model).prepare()
 
 
 def chat(model, /, **wishes):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "mill"}]} | wishes
-    return chat_call(json.dumps(body).encode(), model)
+    return read_chat(json.dumps(body).encode(), model).prepare()
 
 
 def test_defaults_are_openais(model):
@@ -168,6 +169,16 @@ def test_seeds_differ_unless_said(model):
 def test_a_prompt_has_four_forms(model, prompt, num_requests):
     """A text, texts, token ids, lists of token ids: one request for each prompt."""
     assert len(completion(model, prompt=prompt).requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_choices"), [("mill", 2), ([5, 6, 7], 2), (["mill", "tide"], 4), ([[1]] * 5_000, 10_000)]
+)
+def test_choices_are_counted_before_they_are_made(model, prompt, num_choices):
+    """Whoever has no room for so many needs no memory for them."""
+    body = {"model": "tiny", "prompt": prompt, "n": 2}
+
+    assert read_completion(json.dumps(body).encode(), model).num_choices == num_choices
 
 
 def test_token_ids_are_taken_as_they_are(model):
@@ -316,6 +327,32 @@ def test_too_long_a_request_is_refused_with_the_numbers(model):
     assert error.value.message == (
         "this model takes 64 tokens, prompt and answer together; 70 were asked for (60 in the prompt, 10 to generate)"
     )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model, text: completion(model, prompt=text),
+        lambda model, text: chat(model, messages=[{"role": "user", "content": text}]),
+    ],
+)
+def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
+    """Its beginning tells. One that is long in characters only is encoded as a whole, and refused by its tokens."""
+    encoded, encode = [], Tokenizer.encode_whole
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: encoded.append(len(text)) or encode(self, text))
+
+    with pytest.raises(ApiError, match=r"of 1,000,0.* characters has more") as error:
+        ask(model, "mill " * 200_000)
+
+    assert error.value.code == "context_length_exceeded"
+    assert encoded == [model.max_request_tokens * CHARACTERS_A_TOKEN]
+
+
+def test_a_long_text_of_few_tokens_is_taken(model, monkeypatch):
+    """Only tokens count in the end."""
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: [5] * 9)
+
+    assert len(completion(model, prompt="m" * 5000).requests[0].prompt_ids) == 10
 
 
 def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):

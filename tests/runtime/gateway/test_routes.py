@@ -67,6 +67,8 @@ def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
         ("/tokenize", {}, 400),
         ("/tokenize", {"prompt": "x"} | CHAT, 400),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404),
+        ("/tokenize", {"prompt": "mill " * 10_000}, 400),
+        ("/tokenize", {"messages": [{"role": "user", "content": "mill " * 10_000}]}, 400),
         ("/tokenize", {"add_special_tokens": True} | CHAT, 400),
         ("/detokenize", {"tokens": [2**40]}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
