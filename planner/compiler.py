@@ -115,7 +115,7 @@ def compile_plan(
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=refusals,
-        warnings=warnings_of(spec, memory, _memory_of),
+        warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
     )
 
 
@@ -152,7 +152,8 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_changes(error, spec, _is_feasible, _memory_of).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    return Fit(left, runtime_refusals(spec), warnings_of(spec, memory, _memory_of))
+    refusals = runtime_refusals(spec)
+    return Fit(left, refusals, warnings_of(spec, memory, _memory_of, is_runnable=not refusals))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

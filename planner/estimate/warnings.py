@@ -16,7 +16,7 @@ from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import Change, Fix, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.schema import PhaseSpec, Spec
@@ -32,20 +32,24 @@ MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
 
 
-def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> tuple[Problem, ...]:
+def warnings_of(
+    spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf, *, is_runnable: bool
+) -> tuple[Problem, ...]:
     """Return every warning about `spec`, whose phases have `memory`, with its line.
 
-    `memory_of` says what a phase of another spec would have.
+    `memory_of` says what a phase of another spec would have. The engine runs the plan where it `is_runnable`.
     """
     nodes = tuple(node for node in nodes_for(spec) if node.unusable is None or node.is_spare)
     found = chain(
         _limits(spec, memory, memory_of),
         _overlaps(spec),
         _unpacked(spec),
+        _in_another_precision(spec),
+        _larger_nodes(spec),
         _split_racks(spec, nodes),
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
-        _image_for_cpus(spec.written),
+        _image_for_cpus(spec.written) if is_runnable else (),
         _image_of_another(spec.written),
         _no_rdma(spec),
         loosened_by(spec.written.kubernetes.patches),
@@ -67,7 +71,9 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
         rule = f"W101 is more than memory holds: KV for {full} of full length ({plan.max_request_tokens:,} tokens)"
         mean = plan.kv_tokens // section.max_requests
         reason = f"at that many at once, each has {mean:,} tokens on average, and others wait or are preempted"
-        fix = nearest(_most_held(spec, plan.phase, memory_of))
+        held = _most_held(spec, plan.phase, memory_of)
+        share = f"1/{1 / USUAL_SHARE:.0f} of full length"
+        fix = Fix(f"nearest: {held}, as many as have KV for {share} each", ({HERE: held},))
         yield Violation(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
 
 
@@ -108,6 +114,41 @@ def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
             reason = "weights stay as small in memory, but are unpacked for each matmul, which costs time"
             fix = "plan with a checkpoint in fp8, or on GPUs that compute in FP4"
             yield Violation(f"{phase}.precision", precision, rule, reason, fix)
+
+
+def _in_another_precision(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield precisions that the checkpoint's own config.json contradicts.
+
+    An entry of the catalog is left out, since checkpoints of that model are published in several precisions.
+    """
+    other, own = spec.other_quantization, spec.model.weights_in
+    if other is None and (own == "bf16" or isinstance(spec.written.model, str) or spec.written.model.config is None):
+        return
+    said, fix = spec.model.quantisation.words, nearest(own)
+    for phase in spec.phases:
+        precision = spec.phase(phase).precision
+        if other is not None or precision != own:
+            rule = f"W113 is not what model.config says ({other or said})"
+            reason = f"memory is planned for weights in {precision}, and this checkpoint's are others"
+            other_fix = "give the config.json of the checkpoint that is meant"
+            yield Violation(f"{phase}.precision", precision, rule, reason, other_fix if other else fix)
+
+
+def _larger_nodes(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield nodes of more GPUs than nodes with this GPU have."""
+    written, nodes = spec.cluster.gpus_per_node, spec.cluster.nodes
+    for _, name, gpu in spec.named_gpus():
+        usual = gpu.node_gpus if gpu.nvlink_leaves_node else gpu.nvlink_domain
+        if usual is None or written <= usual:
+            continue
+        rule, reason = f"W112 is more than {usual}, as nodes with {name} have", "links are planned as inside one node"
+        fix: Fix | str = f"write {usual}, and each node by itself"
+        if isinstance(nodes, int) and written % usual == 0:
+            more = nodes * (written // usual)
+            change = {HERE: usual, "cluster.nodes": more}
+            fix = Fix(f"write gpus_per_node: {usual} and nodes: {more}", (change,))
+        yield Violation("cluster.gpus_per_node", written, rule, reason, fix)
+        return
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:

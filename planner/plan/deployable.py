@@ -45,6 +45,7 @@ class Deployable:
     switches_units: bool  # its schedule turns some off at some time, which nothing does yet
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why its engine cannot run it
+    warnings: tuple[Problem, ...]  # what is hardly meant, though it runs
 
     @property
     def endpoint(self) -> str:

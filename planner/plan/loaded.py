@@ -35,6 +35,7 @@ from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with
 from planner.plan.plan import PLAN_VERSION
 from planner.plan.pods import pods_of
 from planner.plan.told import told_otherwise
+from planner.plan.warned import warning_from
 from planner.problems.errors import CallError, Problem, Violation
 from planner.schedule.schedule import switches_units
 from planner.spec.check import mistakes_in
@@ -51,7 +52,7 @@ PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
     "list_type": "a list",
     "string_type": "text",
-    "string_pattern_mismatch": "a digest",
+    "string_pattern_mismatch": "a digest, or a rule with its id",
     "int_type": "a whole number",
     "bool_type": "true or false",
     "literal_error": "a word that belongs there",
@@ -141,6 +142,15 @@ class _Memory(_Part):
     gpu_bytes: Annotated[int, Field(ge=1)]
 
 
+class _Warning(_Part):
+    path: str
+    value: Any
+    rule: Annotated[str, Field(pattern=r"^W[0-9]{3} ")]
+    reason: str
+    fix: str
+    changes: list[dict[str, Any]] = []
+
+
 class _Step(_Part):
     units: list[str]
 
@@ -165,6 +175,7 @@ class _Plan(_Part):
     memory: dict[Phase, _Memory]
     runnable: bool
     why_not: list[str]
+    warnings: list[_Warning]
     schedule: _Schedule | None = None
 
 
@@ -216,6 +227,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         switches_units=plan.schedule is not None and switches_units(step.units for step in plan.schedule.steps),
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
+        warnings=tuple(warning_from(each.model_dump(exclude_unset=True), path) for each in plan.warnings),
     )
     return LoadedPlan(data, deployable, {unit.phase: maps[unit.expert_map] for unit in plan.units})
 

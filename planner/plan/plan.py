@@ -32,6 +32,7 @@ from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 from planner.plan.performance_json import performance_json
 from planner.plan.pods import pods_of
 from planner.plan.search_json import search_json
+from planner.plan.warned import warning_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.search.decision import Decision
@@ -100,6 +101,7 @@ class Plan:
             switches_units=self.schedule is not None and self.schedule.switches,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
+            warnings=self.warnings,
         )
 
     @cached_property
@@ -139,7 +141,7 @@ class Plan:
             "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
-            "warnings": [_warning_json(problem) for problem in self.warnings],
+            "warnings": [warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
@@ -217,11 +219,6 @@ class Plan:
             "unit_digest": self.launch_documents[names.launch_file(unit.name)]["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
-
-
-def _warning_json(warning: Problem) -> dict[str, Any]:
-    """Return a warning without its place: a plan depends on what a spec says, not on where it says it."""
-    return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class ResolvedSpec:
     model: Model
     config_digest: str | None  # of the checkpoint's config.json; None where neither a file nor the spec says it
     weights_digest: str | None  # of the manifest beside it, likewise
+    other_quantization: str | None  # what the config.json's quantization_config says that no precision does
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
@@ -106,6 +107,7 @@ def check_document(document: Document) -> ResolvedSpec:
         model=named.resolved["model.shapes"],
         config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
         weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
+        other_quantization=named.resolved.get("model.other_quantization"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
         inputs=named.inputs,

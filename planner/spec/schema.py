@@ -132,7 +132,9 @@ class GpuSpec(Section):
 
     name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
     memory: Annotated[int, *quantity("bytes")] = Field(
-        description="Memory that a process can allocate, which is less than the advertised size.", examples=["94GiB"]
+        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB (79.1GiB "
+        "of an H100 with 80 GB).",
+        examples=["94GiB"],
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(
         default=None,
@@ -329,8 +331,10 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of weights, matmuls and dispatch, where fp4 is NVFP4, mxfp4 and w4a16 have routed "
-        "experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in BF16.",
+        description="Precision of weights, matmuls and dispatch, that of the checkpoint unless given (its config's "
+        "quantization_config, or what the catalog's model was published in), where fp4 is NVFP4, mxfp4 and w4a16 have "
+        "routed experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in "
+        "BF16.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(

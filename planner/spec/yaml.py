@@ -70,7 +70,10 @@ def read_content(path: Path) -> bytes:
     try:
         return read_file(path)
     except OSError as error:
-        raise _refused(path, "S101 must be a readable file", error.strerror or str(error), "check the path") from None
+        is_stdin = str(path) == "-"
+        reason = "a spec names files beside it, so it is not read from stdin" if is_stdin else error.strerror
+        fix = "save it to a file, and give its path" if is_stdin else "check the path"
+        raise _refused(path, "S101 must be a readable file", reason or str(error), fix) from None
 
 
 def decode_document(content: bytes, path: Path) -> Document:
