@@ -13,7 +13,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,7 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
 __all__ = [
+    "add_command",
     "add_commands",
     "add_format",
     "add_given",
@@ -58,6 +59,8 @@ __all__ = [
     "reported",
     "run",
     "wants_json",
+    "warn",
+    "warnings_json",
 ]
 
 EXIT_STATUSES = (
@@ -96,10 +99,12 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
 
 def reported(command: Callable[[], int], words: Sequence[str]) -> int:
     """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
+    if sys.stdout is None:  # as it is where the caller closed it: the first file that is opened would be stdout
+        print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)
+        return 1
     try:
         status = _told(command, words)
-        if sys.stdout is not None:  # as it is where the caller closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:  # of stdout: commands report those of their files
         if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
             print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
@@ -120,7 +125,7 @@ def _told(command: Callable[[], int], words: Sequence[str]) -> int:
 
 def add_commands(commands: Any) -> None:
     """Add the planner's commands to what `add_subparsers` returned."""
-    validate = _command(
+    validate = add_command(
         commands,
         "validate",
         "find every mistake in specs",
@@ -130,7 +135,7 @@ def add_commands(commands: Any) -> None:
     add_format(validate)
     validate.set_defaults(command=_validate)
 
-    schema = _command(
+    schema = add_command(
         commands,
         "schema",
         "print the spec's JSON Schema, for editors",
@@ -139,7 +144,7 @@ def add_commands(commands: Any) -> None:
     add_format(schema)
     schema.set_defaults(command=_schema)
 
-    plan = _command(
+    plan = add_command(
         commands,
         "plan",
         "show what a spec becomes",
@@ -156,13 +161,15 @@ def add_commands(commands: Any) -> None:
     plan.add_argument(
         "--calibration", type=Path, metavar="FILE", help="your own measurements, in JSON, which correct predictions"
     )
-    plan.add_argument("--explain", action="store_true", help="also the stages of a layer, as a table and a timeline")
+    plan.add_argument(
+        "--explain", action="store_true", help="also show the stages of a layer, as a table and a timeline"
+    )
     add_format(plan)
     plan.set_defaults(command=_plan)
 
     _add_experts(commands)
 
-    render = _command(
+    render = add_command(
         commands,
         "render",
         "write a plan's Kubernetes manifests",
@@ -172,22 +179,22 @@ def add_commands(commands: Any) -> None:
     add_given(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
-    render.add_argument("--overwrite", action="store_true", help="also files that somebody changed since the last time")
+    render.add_argument("--overwrite", action="store_true", help="overwrite even files that somebody has edited")
     add_format(render)
     render.set_defaults(command=_render)
 
 
-def _command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
     """A command with a line in the list of all, and a description of its own."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
     return parser
 
 
 def _add_experts(commands: Any) -> None:
-    experts = _command(
+    experts = add_command(
         commands,
         "experts",
-        "an expert map for measured loads",
+        "make an expert map for measured loads",
         "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
     )
     add_options(experts)
@@ -197,7 +204,7 @@ def _add_experts(commands: Any) -> None:
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
     """The file that a command carries out; `default` says what it does without one, where it may be left out."""
-    told_apart = "a spec in YAML, or a plan in JSON, told apart by what the file holds"
+    told_apart = "a spec in YAML, or a plan in JSON, recognised by its content"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
@@ -209,12 +216,17 @@ def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, me
 
 def add_previous(parser: argparse.ArgumentParser) -> None:
     """The option of commands that plan."""
-    parser.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan to stay near: its units, its maps")
+    parser.add_argument(
+        "--previous",
+        type=Path,
+        metavar="PLAN.json",
+        help="an earlier plan: move its units and change its maps as little as possible",
+    )
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     """The option that every command has."""
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output for people or for programs")
 
 
 def wants_json(words: Sequence[str]) -> bool:
@@ -235,6 +247,8 @@ def _validate(arguments: argparse.Namespace) -> None:
             fits[path] = check_fit(_read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
+    if arguments.format == "text":
+        _print_fits(fits)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([problem for error in errors for problem in error.problems])
@@ -245,11 +259,14 @@ def _validate(arguments: argparse.Namespace) -> None:
             "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
         }
         print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
-    else:
-        for path, fit in fits.items():
-            left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
-            left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
-            print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
+
+
+def _print_fits(fits: Mapping[Path, Fit]) -> None:
+    """Say of each right spec that it is valid, and what is left to other commands."""
+    for path, fit in fits.items():
+        left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
+        left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
+        print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
 def _read_spec(path: Path) -> ResolvedSpec:
@@ -257,8 +274,8 @@ def _read_spec(path: Path) -> ResolvedSpec:
     given = read_given(path)
     if isinstance(given, ResolvedSpec):
         return given
-    rule, fix = "S912 must be a spec", "give it to render, up or status, or give its spec"
-    raise CallError([Violation("", None, rule, "it is a plan, which is not planned again", fix).at(str(path))])
+    rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
+    raise CallError([Violation("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def _schema(_: argparse.Namespace) -> None:
@@ -325,8 +342,10 @@ def _render(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
+    warn(plan.warnings)
     if arguments.format == "json":
-        print_json({"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)})
+        told = {"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)}
+        print_json(told | warnings_json(plan.warnings))
     else:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
 
@@ -360,6 +379,21 @@ def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
             print(problem, file=sys.stderr)
 
 
+def warn(warnings: Sequence[Problem]) -> None:
+    """Say the warnings of a plan that is carried out, each on a line of stderr."""
+    for problem in warnings:
+        print(f"warning: {problem}", file=sys.stderr)
+
+
+def warnings_json(warnings: Sequence[Problem]) -> dict[str, Any]:
+    """Return the key of `--format json` that holds `warnings`; none where there are none, as in `validate`."""
+    return {"warnings": [problem.as_json() for problem in warnings]} if warnings else {}
+
+
 def print_json(document: Any) -> None:
     """Print the one document of `--format json`."""
     print(pretty_json(document), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

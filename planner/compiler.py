@@ -115,7 +115,7 @@ def compile_plan(
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=refusals,
-        warnings=warnings_of(spec, memory, _memory_of),
+        warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
     )
 
 
@@ -127,7 +127,7 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     given = read_given(path)
     if isinstance(given, LoadedPlan):
         if previous is not None:
-            rule, reason = "S911 must come with a spec", f"{path} is a plan, which is not planned again"
+            rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
             violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
             raise CallError([violation.at("tidemill")])
         return given.deployable
@@ -152,7 +152,8 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_changes(error, spec, _is_feasible, _memory_of).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    return Fit(left, runtime_refusals(spec), warnings_of(spec, memory, _memory_of))
+    refusals = runtime_refusals(spec)
+    return Fit(left, refusals, warnings_of(spec, memory, _memory_of, is_runnable=not refusals))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
@@ -264,7 +265,7 @@ def _mean_of(loads: Loads) -> MeanOf:
 
 
 def _expert_loads(spec: ResolvedSpec) -> Loads:
-    """As measured, else as drawn."""
+    """Return the measured loads, or drawn ones where none are given."""
     if spec.measured_loads is not None:
         return spec.measured_loads
     drawn, model = spec.written.expert_load, spec.model

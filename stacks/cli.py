@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.cli import (
+    add_command,
     add_commands,
     add_format,
     add_given,
@@ -29,6 +30,8 @@ from planner.cli import (
     reported,
     run,
     wants_json,
+    warn,
+    warnings_json,
 )
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
@@ -61,21 +64,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_local_commands(commands: Any) -> None:
-    up = commands.add_parser("up", help="run a plan on this machine")
+    up = add_command(
+        commands,
+        "up",
+        "run a plan on this machine",
+        "Start every unit of a plan and its gateway as processes here, and say where the gateway answers.",
+    )
     add_given(up, default="the bundled demo")
     add_previous(up)
     up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
     up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
     up.set_defaults(command=_up)
 
-    down = commands.add_parser("down", help="stop what `up` started")
+    down = add_command(commands, "down", "stop what `up` started", "Stop every process of a deployment here.")
     down.set_defaults(command=_down)
 
-    status = commands.add_parser("status", help="show what runs on this machine, or in a cluster")
+    status = add_command(
+        commands,
+        "status",
+        "show what runs on this machine, or in a cluster",
+        "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
+    )
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
 
-    doctor = commands.add_parser("doctor", help="find what in a cluster stands in a plan's way")
+    doctor = add_command(
+        commands,
+        "doctor",
+        "find what in a cluster stands in a plan's way",
+        "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
+        "with 3.",
+    )
     add_given(doctor)
     doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
     doctor.add_argument(
@@ -87,8 +106,8 @@ def _add_local_commands(commands: Any) -> None:
         add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
     for command in (up, down, status, doctor):
         add_format(command)
-    commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
-    commands.add_parser("checkpoint", help="digests of what a checkpoint holds", add_help=False)
+    commands.add_parser("generate", help="generate text from a checkpoint, offline", add_help=False)
+    commands.add_parser("checkpoint", help="compute the digests of a checkpoint", add_help=False)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -96,16 +115,18 @@ def _up(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
+    warn(plan.warnings)
     running = _same_plan_running(plan)
     if running is not None:
         _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")
-        _say_up(running, arguments)
+        _say_up(running, plan, arguments)
         return
     planned = time.monotonic() - began
     folder = start(plan, arguments.host, detached=arguments.detach)
     with suppress(KeyboardInterrupt):
         record = _wait_until_ready(folder)
-        _say_ready(record, planned, time.monotonic() - began, arguments)
+        _say_ready(record, planned, time.monotonic() - began)
+        _say_up(record, plan, arguments)
         if arguments.detach:
             return
         _stay(folder)
@@ -141,7 +162,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 
 
 def _stay(folder: RunFolder) -> None:
-    """In the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
     _say("Ctrl-C stops it")
     said: set[str] = set()
     for record in follow(folder):
@@ -151,15 +172,14 @@ def _stay(folder: RunFolder) -> None:
                 said.add(unit.name)
 
 
-def _say_ready(record: Record, planned: float, total: float, arguments: argparse.Namespace) -> None:
+def _say_ready(record: Record, planned: float, total: float) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
     _say(f"ready in {total:.1f} s ({stages})")
-    _say_up(record, arguments)
 
 
-def _say_up(record: Record, arguments: argparse.Namespace) -> None:
+def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
-        print_json(_record_json(record))
+        print_json(_record_json(record) | warnings_json(plan.warnings))
         return
     print(f"endpoint: {record.endpoint}")
     print(f"plan: {record.plan_digest}")
@@ -317,3 +337,7 @@ def _because(reason: str | None) -> str:
 
 def _say(sentence: str) -> None:
     print(printable(sentence), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,6 +35,7 @@ from planner.plan.launch import LaunchDocument, launch_digest, unit_digest, with
 from planner.plan.plan import PLAN_VERSION
 from planner.plan.pods import pods_of
 from planner.plan.told import told_otherwise
+from planner.plan.warned import warning_from
 from planner.problems.errors import CallError, Problem, Violation
 from planner.schedule.schedule import switches_units
 from planner.spec.check import mistakes_in
@@ -44,14 +45,14 @@ __all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
-NO_PLAN = "S906 must be JSON of tidemill plan"
+NO_PLAN = "S906 must be a plan that tidemill plan -o wrote"
 WRITE_ONE = "write one with tidemill plan -o"
 ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
     "list_type": "a list",
     "string_type": "text",
-    "string_pattern_mismatch": "a digest",
+    "string_pattern_mismatch": "a digest, or a rule with its id",
     "int_type": "a whole number",
     "bool_type": "true or false",
     "literal_error": "a word that belongs there",
@@ -141,6 +142,15 @@ class _Memory(_Part):
     gpu_bytes: Annotated[int, Field(ge=1)]
 
 
+class _Warning(_Part):
+    path: str
+    value: Any
+    rule: Annotated[str, Field(pattern=r"^W[0-9]{3} ")]
+    reason: str
+    fix: str
+    changes: list[dict[str, Any]] = []
+
+
 class _Step(_Part):
     units: list[str]
 
@@ -165,6 +175,7 @@ class _Plan(_Part):
     memory: dict[Phase, _Memory]
     runnable: bool
     why_not: list[str]
+    warnings: list[_Warning]
     schedule: _Schedule | None = None
 
 
@@ -216,6 +227,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         switches_units=plan.schedule is not None and switches_units(step.units for step in plan.schedule.steps),
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
+        warnings=tuple(warning_from(each.model_dump(exclude_unset=True), path) for each in plan.warnings),
     )
     return LoadedPlan(data, deployable, {unit.phase: maps[unit.expert_map] for unit in plan.units})
 
@@ -234,7 +246,7 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     if is_deep:
         raise _refused(path, NO_PLAN, f"it is nested more than {MAX_DEPTH} deep")
     if not isinstance(data, dict) or "version" not in data:
-        raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is no JSON object")
+        raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is not a JSON object")
     return data
 
 
@@ -291,15 +303,15 @@ def _edited_elsewhere(plan: _Plan, data: Mapping[str, Any]) -> Iterator[Violatio
 
 def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
     if written != computed:
-        rule = f"S909 must be the digest of what it stands for ({computed[:19]}...)"
-        yield Violation(path, written, rule, "it was changed after tidemill plan wrote it", PLAN_AGAIN)
+        rule = f"S909 must match the digest of the content ({computed[:19]}...)"
+        yield Violation(path, written, rule, "the plan was edited after tidemill plan wrote it", PLAN_AGAIN)
 
 
 def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
     """Parts that refer to what is not there, or is another's; each is looked at only when those before it agree."""
     for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec)):
         if not agrees:
-            reason = "the parts of a plan refer to each other"
+            reason = "the parts of this plan contradict each other"
             yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
 
 
@@ -358,7 +370,7 @@ def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:
 
 
 def _units(plan: _Plan) -> Iterator[Unit]:
-    """As placed, numbered in their phases."""
+    """Return the units as placed, numbered in their phases."""
     counts: dict[Phase, int] = {}
     for unit in plan.units:
         index = counts.get(unit.phase, 0)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import fmean
 
-from planner.expert_map import FrontPoint
+from planner.expert_map import ExpertMap, FrontPoint
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
 from planner.facts.quantities import gb
@@ -85,9 +85,15 @@ def _fronts(plan: Plan) -> Iterator[str]:
             rows.append(_front_row(each.dispatch, "chosen: near the previous plan's"))
         yield f"\n{table(rows)}"
         yield from filled(
-            "Bytes of a token that cross nodes in dispatch of one MoE layer, as expected. Chosen is the least max/mean "
-            "x bytes."
+            f"Bytes of a token that cross nodes in dispatch of one MoE layer, as expected. {_choice(each)}"
         )
+
+
+def _choice(expert_map: ExpertMap) -> str:
+    """Say why the map is the one that it is; a map near the previous plan's is on no front."""
+    if expert_map.dispatch is None or expert_map.dispatch in expert_map.front:
+        return "Chosen is the least max/mean x bytes."
+    return "Without the previous plan, the least max/mean x bytes would be chosen."
 
 
 def _front_row(point: FrontPoint, mark: str) -> tuple[str, ...]:

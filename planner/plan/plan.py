@@ -32,6 +32,7 @@ from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 from planner.plan.performance_json import performance_json
 from planner.plan.pods import pods_of
 from planner.plan.search_json import search_json
+from planner.plan.warned import warning_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.search.decision import Decision
@@ -73,7 +74,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the spec, the units and the Kubernetes objects."""
+        """Return the name that the spec, its units and its Kubernetes objects share."""
         return self.spec.name
 
     @property
@@ -100,6 +101,7 @@ class Plan:
             switches_units=self.schedule is not None and self.schedule.switches,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
+            warnings=self.warnings,
         )
 
     @cached_property
@@ -113,7 +115,7 @@ class Plan:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where the numbers are from that no spec says."""
+        """Return the source of each number that no spec gives."""
         figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
         for phase, gpu in self.phase_gpus.items():
             figures |= {f"{phase}.gpu.{figure}": source for figure, source in gpu.sources.items()}
@@ -126,7 +128,7 @@ class Plan:
         return {name: source for name, source in self.sources.items() if source.startswith(ASSUMED)}
 
     def slot_bytes(self, phase: Phase) -> int | None:
-        """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
+        """Return the bytes of one more slot a GPU over all MoE layers, or None where memory is not planned."""
         return next((each.weights.slot for each in self.memory if each.phase == phase), None)
 
     @cached_property
@@ -139,7 +141,7 @@ class Plan:
             "inputs": self.inputs,
             "runnable": not self.refusals,
             "why_not": [problem.message for problem in self.refusals],
-            "warnings": [_warning_json(problem) for problem in self.warnings],
+            "warnings": [warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
@@ -175,7 +177,7 @@ class Plan:
         return sections
 
     def _coverage_json(self, expert_map: ExpertMap) -> dict[str, Any]:
-        """Of all phases that have this map, those that are worst off."""
+        """Return the worst coverage among the phases that have this map."""
         counts = [
             uncovered_experts(expert_map, self.places[phase])
             for phase, each in self.expert_maps.items()
@@ -200,7 +202,7 @@ class Plan:
         } | policy_json(self.expert_maps[phase])
 
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
-        """From the previous plan's map of the phase, where there is one of these sizes."""
+        """Return the moves from the previous plan's map of the phase, if that has the same sizes."""
         each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
         if each.moved_slots is None:
             return None
@@ -217,11 +219,6 @@ class Plan:
             "unit_digest": self.launch_documents[names.launch_file(unit.name)]["unit_digest"],
             "expert_map": self.expert_maps[unit.phase].sha256,
         }
-
-
-def _warning_json(warning: Problem) -> dict[str, Any]:
-    """Without its place: a plan depends on what a spec says, and not on where it stands."""
-    return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:

@@ -93,6 +93,11 @@ def _model(plan: Plan) -> str:
     return f"  model     {name}\n            {layers}"
 
 
+def _unit_of_makers(gpu: Gpu) -> str:
+    """Say what the maker's GB are, where more bytes of 1e9 can be allocated than are sold."""
+    return " (of 2^30 bytes)" if gpu.usable_bytes and gpu.usable_bytes > (gpu.nominal_gb or 0) * 10**9 else ""
+
+
 def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
     """What a phase runs on that has other GPUs than the cluster's."""
     yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
@@ -103,7 +108,7 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
     """The figures that the plan counts with; what a GPU is sold as only stands beside."""
     if gpu.usable_bytes is None:
         return
-    sold = f", sold as {gpu.nominal_gb} GB" if gpu.nominal_gb else ""
+    sold = f", sold as {gpu.nominal_gb} GB{_unit_of_makers(gpu)}" if gpu.nominal_gb else ""
     yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
@@ -141,7 +146,7 @@ def _defaults(plan: Plan) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """As YAML writes it."""
+    """Return the value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -182,7 +187,7 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
 
 
 def _memory(plan: Plan) -> str:
-    """Of one GPU, in GB of 1e9 bytes; what is left is KV."""
+    """Return the memory of one GPU, in GB of 1e9 bytes; what is left is KV."""
     if not plan.memory:
         return ""
     head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")

@@ -14,6 +14,14 @@ from planner.problems.fix import close_to
 
 __all__ = ["Parser"]
 
+# Commands as other tools call them -> as we do.
+OTHER_COMMANDS = {
+    **dict.fromkeys(("check", "lint"), "validate"),
+    **dict.fromkeys(("template", "manifests", "build"), "render"),
+    **dict.fromkeys(("run", "start", "serve", "deploy", "apply"), "up"),
+    **dict.fromkeys(("stop", "delete", "destroy"), "down"),
+    **dict.fromkeys(("ps", "list", "get"), "status"),
+}
 
 OUTPUTS = ("--out", "--output", "--out-dir", "--output-dir", "--outdir", "--out-file", "--output-file")  # as others say
 
@@ -49,7 +57,9 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            meant = close_to(value, [str(each) for each in action.choices or ()])
+            choices = [str(each) for each in action.choices or ()]
+            other = OTHER_COMMANDS.get(value)
+            meant = other if other in choices else close_to(value, choices)
             self._refuse(str(error), f"did you mean {meant}?" if meant else f"see {self.prog} --help")
 
     def _unknown_option(self, words: Sequence[str]) -> str | None:

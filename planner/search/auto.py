@@ -11,8 +11,8 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
     units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
 
 A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
-128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog says no checkpoint, so that it takes
-the default.
+128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the checkpoint that was
+published. A checkpoint that is not quantised is planned in the default, bf16.
 
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
@@ -178,7 +178,7 @@ def _is_auto(section: PhaseSpec, field: str) -> bool:
 
 
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
-    """Of full length at a time, on one GPU; prefill computes one and hands it on."""
+    """Return the wanted requests of full length on one GPU; prefill computes one and hands it on."""
     return 1 if phase == "prefill" or _is_auto(section, "max_requests") else section.max_requests
 
 
@@ -215,18 +215,18 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
 def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """`spec` with the precision of its checkpoint, in the phases that do not say one."""
     precision, said, model = spec.model.weights_in, spec.model.quantisation.words, spec.written.model
-    if isinstance(model, str) or precision == "bf16":
+    if precision == "bf16":
         return spec, []
-    why = f"what the checkpoint's quantization_config says: {said}"
-    if model.catalog:
-        why = f"what {model.catalog} was published in: {said}"
+    catalog = model if isinstance(model, str) else model.catalog
+    where = f"{catalog} was published in" if catalog else "the checkpoint's quantization_config says"
+    why = f"what {where}: {said}"
     silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
     decisions = [Decision(f"{phase}.precision", precision, why) for phase in silent]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions
 
 
 def _of_windows(spec: Spec) -> Iterator[Decision]:
-    """With a schedule, units are counted there."""
+    """Yield the units of each phase that a schedule counts, where there is one."""
     if spec.schedule is not None:
         for phase in spec.phases:
             yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")

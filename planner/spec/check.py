@@ -45,6 +45,7 @@ class ResolvedSpec:
     model: Model
     config_digest: str | None  # of the checkpoint's config.json; None where neither a file nor the spec says it
     weights_digest: str | None  # of the manifest beside it, likewise
+    other_quantization: str | None  # what the config.json's quantization_config says that no precision does
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
@@ -114,6 +115,7 @@ def check_document(document: Document) -> ResolvedSpec:
         model=named.resolved["model.shapes"],
         config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
         weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
+        other_quantization=named.resolved.get("model.other_quantization"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
         inputs=named.inputs,
@@ -290,11 +292,11 @@ def _catalog_model(path: str, name: str, data: Mapping[str, Any]) -> Model | Vio
     if copy and copy.precision == "":
         rule, reason = (
             "S307 is not planned yet",
-            f"no precision of a spec says what {copy.form.upper()} keeps weights in",
+            f"tidemill has no precision for weights in {copy.form.upper()}",
         )
         fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write {path}: {copy.model}"
         return Violation(path, name, rule, reason, fix)
-    rule, reason = f"S304 must be in the catalog ({known})", "its figures are not known"
+    rule, reason = f"S304 must be in the catalog ({known})", "tidemill does not know its figures"
     if copy:
         return Violation(path, name, rule, reason, _instead_of_a_name(name, copy, HERE, data))
     reason = "it is a path" if is_path(name) else "its config.json plans where its family is known"
@@ -324,11 +326,11 @@ def _of_the_catalog(violation: Violation, data: Mapping[str, Any]) -> Violation:
         return replace(violation, reason="no such file, and nothing is read from a hub")
     if copy.precision == "":
         reason = (
-            f"a name on a hub is no file, and no precision of a spec says what {copy.form.upper()} keeps weights in"
+            f"this is the name of a model on a hub, not a file, and tidemill has no precision for {copy.form.upper()}"
         )
         fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write catalog: {copy.model}"
         return replace(violation, reason=reason, fix=fix)
-    reason = f"a name on a hub is no file, and the catalog has that model as {copy.model}"
+    reason = f"this is the name of a model on a hub, not a file; the catalog calls it {copy.model}"
     return replace(violation, reason=reason, fix=_instead_of_a_name(written, copy, "model.catalog", data))
 
 
@@ -350,7 +352,7 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
     if product := unplanned_gpu(name):
         rule, reason = f"S306 is not planned yet: the catalog has {known}", f"the figures of {product} are not known"
         return Violation(path, name, rule, reason, "describe it, as gpu: {name: ...}")
-    rule, reason = f"S305 must be in the catalog ({known})", "its figures are not known"
+    rule, reason = f"S305 must be in the catalog ({known})", "tidemill does not know its figures"
     return Violation(path, name, rule, reason, did_you_mean(name, list(GPUS)))
 
 
@@ -372,7 +374,7 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
 
 
 def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:
-    """Which keys are written, be it misspelt, for the rules that some exclude others."""
+    """Collect the keys present in the spec, misspelt ones included, for rules about keys that exclude others."""
     sections = {name: section for name, section in data.items() if isinstance(section, dict)}
     given = {
         f"{name}.given": frozenset(key for key, value in section.items() if value is not None)

@@ -18,7 +18,8 @@ are of 1e9 bytes. KV is what fits beside weights, the largest step and buffers o
 ON_ENGINES = """
 ## Today's models on the engine that they were published for
 
-The same for [deployments.yaml](../tests/planner/data/deployments.yaml): a test plans and renders each that is not
+The same for [deployments.yaml](../tests/planner/data/deployments.yaml). Validate calls what the engine cannot run `left
+to render`, since it is refused there: the spec itself is valid. A test plans and renders each that is not
 refused, and looks for the sizes that were published in what the engine is told.
 
 | deployment | GPUs | engine | says | source |

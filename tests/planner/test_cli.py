@@ -39,6 +39,15 @@ def test_validate_reports_mistakes_of_all_files(spec_file, with_line, capsys):
     assert [line.split(":")[0] for line in err.splitlines()] == paths
 
 
+def test_validate_says_which_of_several_specs_are_right(spec_file, with_line, capsys):
+    """A right spec beside a wrong one: exit 2 for the wrong, and the right one is said to be valid."""
+    right, wrong = str(spec_file()), str(spec_file(with_line(8, "  nodes: 0"), "wrong.yaml"))
+    status = main(["validate", right, wrong])
+    out, err = capsys.readouterr()
+
+    assert (status, out, err.split(":")[0]) == (2, f"{right}: valid\n", wrong)
+
+
 def test_validate_as_json_is_the_contracts(spec_file, with_line, capsys):
     """Each error has the keys that other programs rely on."""
     path = str(spec_file(with_line(20, "  ep_size: 8")))
@@ -56,10 +65,10 @@ def test_validate_as_json_is_the_contracts(spec_file, with_line, capsys):
                 "column": 12,
                 "value": 8,
                 "rule": "S501 must divide num_physical_experts (36 = 32 + 4 redundant)",
-                "reason": "all GPUs of a unit hold equally many experts",
+                "reason": "every GPU of a unit holds the same number of experts",
                 "fix": "nearest: redundant_experts: 8 or 0",
                 "message": "decode.ep_size (8) must divide num_physical_experts (36 = 32 + 4 redundant); "
-                "all GPUs of a unit hold equally many experts; nearest: redundant_experts: 8 or 0",
+                "every GPU of a unit holds the same number of experts; nearest: redundant_experts: 8 or 0",
                 "changes": [{"decode.redundant_experts": 8}, {"decode.redundant_experts": 0}],
             }
         ],
@@ -186,6 +195,22 @@ def test_no_section_of_the_schema_is_left_out():
     assert {section.__name__ for section in SECTIONS} == Spec.model_json_schema()["$defs"].keys() | {"Spec"}
 
 
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_render_says_the_warnings_that_validate_says(command, spec_file, spec_text, tmp_path, capsys):
+    """In both formats, of a spec and of its plan; W106 is of weights that no pod mounts."""
+    text = spec_text.replace("gpu: cpu", "gpu: h100").replace("bundled:demo", "/models/river")
+    spec, plan, folder = str(spec_file(text, "warned.yaml")), str(tmp_path / "plan.json"), str(tmp_path / "out")
+    main(["plan", spec, "-o", plan])
+    capsys.readouterr()
+    for file in (spec, plan) if command == "render" else (spec,):
+        words = [command, file] + (["-o", folder] if command == "render" else [])
+
+        assert main(words) == 0
+        assert "[W106]" in "".join(capsys.readouterr())
+        assert main([*words, "--format", "json"]) == 0
+        assert "W106" in [each["rule"][:4] for each in json.loads(capsys.readouterr().out)["warnings"]]
+
+
 def test_render_writes_the_same_bytes_every_time(spec_file, tmp_path):
     """Two folders, and one folder twice: equal files."""
     for folder in ("a", "b", "b"):
@@ -301,16 +326,17 @@ def test_a_reader_that_stops_early_is_no_traceback(spec_file, with_line, is_righ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "status"), [("> /dev/full", 1), (">&-", 0)])
-def test_a_result_that_nobody_can_read_is_no_traceback(spec_file, target, status):
-    """A full disk is one sentence; a closed stdout is what the caller wanted."""
+@pytest.mark.parametrize(
+    ("target", "reason"), [("> /dev/full", "No space left on device"), (">&-", "stdout is closed")]
+)
+def test_a_result_that_nobody_can_read_is_no_traceback(spec_file, target, reason):
+    """A full disk is one sentence and exit 1, and so is a stdout that the caller closed."""
     main_of = "from planner.cli import main; import sys; sys.exit(main())"
     command = f'exec "{sys.executable}" -c "{main_of}" validate "{spec_file()}" {target}'
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
 
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
-    assert done.stderr == ("tidemill: the result cannot be written: No space left on device\n" if status else "")
+    assert done.returncode == 1
+    assert done.stderr == f"tidemill: the result cannot be written: {reason}\n"
 
 
 @pytest.mark.slow

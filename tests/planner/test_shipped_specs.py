@@ -127,7 +127,7 @@ def test_memory_that_a_gpu_is_sold_with_stands_apart():
     plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
     document = plan.as_json()
 
-    assert "84.9 GB (79.1 GiB) to allocate, sold as 80 GB" in plan_text(plan)
+    assert "84.9 GB (79.1 GiB) to allocate, sold as 80 GB (of 2^30 bytes)" in plan_text(plan)
     assert document["memory"]["decode"]["gpu_bytes"] == document["gpu"]["usable_bytes"] == 84_943_110_144
     assert document["sources"].keys() == {
         "model",
@@ -156,7 +156,7 @@ def test_two_phases_do_not_fit_one_node(spec_file):
         compile_plan(check_spec(spec_file(text.replace(mixed, both), "both.yaml")))
 
     assert error.value.problems[0].message == (
-        "cluster.nodes (1) must be at least 2 (prefill 1 x 1 + decode 1 x 1); every unit has its nodes to itself; "
+        "cluster.nodes (1) must be at least 2 (prefill 1 x 1 + decode 1 x 1); units do not share nodes; "
         "nearest: cluster.nodes 2, or mixed {ep_size: 8, redundant_experts: 0, precision: fp8, max_requests: 64, "
         "max_request_tokens: 32768, max_batch_tokens: 4096} instead of prefill and decode"
     )

@@ -37,6 +37,38 @@ def test_an_image_may_be_called_after_no_engine(image, rules_of):
     assert "W110" not in rules_of({"engine": "vllm", "kubernetes.image": image})
 
 
+def test_no_image_is_offered_for_a_model_that_the_runtime_lacks(rules_of):
+    """W107 offers the image with the kernels of GPUs, which has no other families than the one for CPUs."""
+    on_h200 = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "cluster.gpu": "h200"}
+    assert "W107" in rules_of({"model": {"catalog": "deepseek-r1", "checkpoint": "/models/r1"}} | on_h200)
+    assert "W107" not in rules_of({"model": {"catalog": "qwen3-235b-a22b", "checkpoint": "/models/qwen"}} | on_h200)
+
+
+@pytest.mark.parametrize(("gpu", "num", "is_said"), [("gb200", 8, True), ("h100", 16, True), ("h100", 8, False)])
+def test_nodes_hold_as_many_gpus_as_are_built(gpu, num, is_said, rules_of):
+    """W112 where a node has more: 4 of a GB200, 8 on a board of the others."""
+    one_phase = {"prefill": None, "decode": None, "mixed": {"ep_size": 16, "precision": "fp8"}}
+    assert ("W112" in rules_of({"cluster": {"gpu": gpu, "nodes": 4, "gpus_per_node": num}} | one_phase)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("quantization", "precision", "is_said"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "w4a16", True),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", False),
+        ({"quant_method": "awq"}, "fp8", True),
+        (None, "fp8", False),
+    ],
+)
+def test_a_precision_may_contradict_the_checkpoint(quantization, precision, is_said, rules_of, spec_folder):
+    """W113 where the config.json of the checkpoint says another quantisation than the spec plans with."""
+    config = json.loads((spec_folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (spec_folder / "quantised.json").write_text(json.dumps(config))
+    one_phase = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precision": precision}}
+    change = {"model": {"config": "quantised.json"}, "cluster": {"gpu": "h200", "nodes": 2, "gpus_per_node": 8}}
+    assert ("W113" in rules_of(change | one_phase)) is is_said
+
+
 GB200 = {"gpu": "gb200", "nodes": 60, "gpus_per_node": 4}
 ON_ONE_NODE = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precision": "fp8"}}
 
