@@ -6,9 +6,11 @@ items are Kubernetes' own (`spec/merge_keys.py`). Kinds that are not Kubernetes'
 their pods are its pods.
 
 What a patch must leave alone is a matter of the spec's rules (`spec/patch_rules.py`). A patched object is written anew,
-without the comments of its template.
+without the comments of its template. Its texts are quoted unless they are plainly words: YAML 1.1, 1.2 and kubectl's
+own reader differ in what they take for a number (`1234e56`, `0o17`), a truth or a date.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,9 @@ from planner.spec.pods import PatchSpec
 __all__ = ["merged", "patched"]
 
 NOTE = "# Changed by kubernetes.patches of the spec.\n"
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+# Source: yaml.org/type/bool.html and yaml.org/type/null.html, of YAML 1.1
+NO_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 def patched(text: str, patches: Sequence[PatchSpec]) -> str:
@@ -32,7 +37,7 @@ def patched(text: str, patches: Sequence[PatchSpec]) -> str:
         return text
     for each in about_it:
         document = merged(document, each.patch)
-    return NOTE + yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False, width=120, allow_unicode=True)
+    return NOTE + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,6 +54,18 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes texts so that every reader of YAML takes them for texts."""
+
+
+def _text_node(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+    is_word = WORD.fullmatch(text) is not None and text.lower() not in NO_WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_word else '"')
+
+
+_Dumper.add_representer(str, _text_node)
 
 
 def _is_about(patch: PatchSpec, document: Mapping[str, Any]) -> bool:

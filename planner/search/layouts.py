@@ -52,7 +52,7 @@ class PhaseSearch:
     phase: Phase
     tried: int
     chosen: Candidate
-    ranked: tuple[Ranked, ...]  # from the fastest a GPU, the chosen one among them
+    ranked: tuple[Ranked, ...]  # each size's best from the fastest a GPU, the chosen one among them
     lost: Mapping[Why, tuple[int, Lost]]  # how many, and the nearest of them
     front: tuple[FrontPoint, ...]
 
@@ -218,10 +218,18 @@ def _offers(phase: Phase, candidates: Sequence[Candidate]) -> list[Offer]:
 
 
 def _ranked(candidates: Sequence[Candidate], chosen: Candidate) -> tuple[Ranked, ...]:
-    """Return the fastest, and the chosen one with what it is above."""
+    """Return the fastest of each EP size and attention TP, from the fastest on, and the chosen one with them."""
     order = sorted(candidates, key=lambda each: (-each.tokens_per_s_per_node, each.nodes))
-    told = order[:MAX_RANKED] if chosen in order[:MAX_RANKED] else [*order[: MAX_RANKED - 1], chosen]
+    first = {_size(chosen): chosen}
+    for each in order:
+        first.setdefault(_size(each), each)
+    best = sorted(first.values(), key=order.index)
+    told = best[:MAX_RANKED] if chosen in best[:MAX_RANKED] else [*best[: MAX_RANKED - 1], chosen]
     return tuple(Ranked(each, None if each == chosen else _why_not(each, chosen)) for each in told)
+
+
+def _size(candidate: Candidate) -> tuple[int, int]:
+    return candidate.numbers["ep_size"], candidate.numbers["attention_tp"]
 
 
 def _why_not(other: Candidate, chosen: Candidate) -> str:
