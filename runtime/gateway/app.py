@@ -20,7 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from runtime.gateway.calls import Call, ServedModel, chat_call, completion_call
+from runtime.gateway.body import MAX_CHOICES
+from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import EventStream, read_body, while_connected
 from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model
@@ -73,12 +74,12 @@ def create_app(gateway: Gateway) -> Starlette:
 
 async def completions(request: Request) -> Response:
     """Answer POST /v1/completions."""
-    return await _answer(request, completion_call, CompletionDialect, "cmpl")
+    return await _answer(request, read_completion, CompletionDialect, "cmpl")
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer POST /v1/chat/completions."""
-    return await _answer(request, chat_call, ChatDialect, "chatcmpl")
+    return await _answer(request, read_chat, ChatDialect, "chatcmpl")
 
 
 async def list_models(request: Request) -> Response:
@@ -123,13 +124,14 @@ async def readyz(request: Request) -> Response:
 
 
 async def _answer(
-    request: Request, read_call: Callable[[bytes, ServedModel], Call], dialect_of_route: type[Dialect], prefix: str
+    request: Request, read: Callable[[bytes, ServedModel], AskedCall], dialect_of_route: type[Dialect], prefix: str
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
     raw = await read_body(request)
-    if gateway.registry.room() == 0:  # whoever is refused anyway costs the tokenizer nothing
-        check_room(1, gateway.registry, gateway.metrics)
-    call = await asyncio.to_thread(read_call, raw, gateway.model)  # a long prompt takes the tokenizer a while
+    _refuse_early(1, gateway)
+    asked = await asyncio.to_thread(read, raw, gateway.model)
+    _refuse_early(asked.num_choices, gateway)
+    call = await asyncio.to_thread(asked.prepare)  # a long prompt takes the tokenizer a while
     dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
     with ExitStack() as stack:
         generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
@@ -139,6 +141,16 @@ async def _answer(
             return JSONResponse(whole(dialect, choices, _usage(generation)))
         first = await while_connected(request, generation.next_delta())
         return EventStream(_events(dialect, generation, first, call), stack.pop_all().close)
+
+
+def _refuse_early(num_choices: int, gateway: Gateway) -> None:
+    """Raise ApiError for more than there is room for: whoever is refused anyway costs no tokenizer and no memory.
+
+    While nobody is ready, a call of usual size is still told what is wrong with it.
+    """
+    room = gateway.registry.room()
+    if num_choices > (MAX_CHOICES if room is None else room):
+        check_room(num_choices, gateway.registry, gateway.metrics)
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:

@@ -25,6 +25,7 @@ from runtime.protocol.bounds import Bias, NumLogprobs, Penalty, RepetitionPenalt
 from runtime.protocol.json_grammar import ANY_OBJECT
 
 __all__ = [
+    "MAX_CHOICES",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",

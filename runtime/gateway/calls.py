@@ -7,8 +7,9 @@ It does not know HTTP, and it does not choose ranks.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from runtime.gateway.answer_parts import AnswerForm
@@ -20,15 +21,16 @@ from runtime.protocol.json_grammar import why_no_grammar
 from runtime.protocol.messages import Sampling
 
 __all__ = [
+    "AskedCall",
     "Call",
     "GenerationRequest",
     "ServedModel",
-    "chat_call",
     "check_length",
     "check_model",
     "checked_ids",
-    "completion_call",
     "prompts_of",
+    "read_chat",
+    "read_completion",
 ]
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -67,17 +69,27 @@ class Call:
     usage_in_every_chunk: bool = False
 
 
-def completion_call(raw: bytes, model: ServedModel) -> Call:
+@dataclass(frozen=True)
+class AskedCall:
+    """A body that fits its route, before its prompts are encoded: whoever has no room for it is spared that.
+
+    `prepare` returns the call, which takes time and memory for each choice. It raises ApiError.
+    """
+
+    num_choices: int
+    prepare: Callable[[], Call]
+
+
+def read_completion(raw: bytes, model: ServedModel) -> AskedCall:
     """Read the body of /v1/completions. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of is not supported by this server; leave it out", "best_of")
-    prompts = prompts_of(body.prompt, model)
-    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
+    return AskedCall(_num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model))
 
 
-def chat_call(raw: bytes, model: ServedModel) -> Call:
+def read_chat(raw: bytes, model: ServedModel) -> AskedCall:
     """Read the body of /v1/chat/completions. Raise ApiError."""
     body = parse_body(raw, ChatBody)
     check_model(body.model, model)
@@ -86,11 +98,7 @@ def chat_call(raw: bytes, model: ServedModel) -> Call:
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
-    prompt = _chat_prompt(body, model.tokenizer)
-    _check_format(body, prompt.answer)
-    check_length(prompt.text, model)
-    prompt_ids = model.tokenizer.encode_whole(prompt.text)
-    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
+    return AskedCall(body.n or 1, partial(_chat_call, body, asked, model))
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -109,6 +117,25 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
         raise invalid("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
     ids = (_encoded(item, model) if isinstance(item, str) else checked_ids(item, model.tokenizer) for item in prompt)
     return list(ids)
+
+
+def _completion_call(body: CompletionBody, model: ServedModel) -> Call:
+    prompts = prompts_of(body.prompt, model)
+    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
+
+
+def _chat_call(body: ChatBody, asked: int | None, model: ServedModel) -> Call:
+    prompt = _chat_prompt(body, model.tokenizer)
+    _check_format(body, prompt.answer)
+    check_length(prompt.text, model)
+    prompt_ids = model.tokenizer.encode_whole(prompt.text)
+    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
+
+
+def _num_prompts(prompt: str | list[Any]) -> int:
+    """Return how many prompts `prompt` is, well-formed or not. A list that begins with a number is one of token ids."""
+    is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
+    return 1 if is_one else len(prompt)
 
 
 def _encoded(text: str, model: ServedModel) -> list[int]:

@@ -6,7 +6,7 @@
     this engine was measured on another GPU          20 %           where this GPU's kernels were measured
                                                      35 %           where some are scaled from another's
     no measurement of this engine                    a factor of 2  nobody has looked
-    attention whose kernels were not measured        a factor of 2
+    an attention or precision that nobody measured   a factor of 2
 
 The first three are what engines' rows miss when each is left out in turn (`tests/benchmarks/throughput.py`), rounded
 up. The fourth covers at least 85 % of all measured operators when the tables of their GPU are left out (`left_out` in
@@ -59,12 +59,12 @@ class Evidence:
     scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
 
 
-def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, *, attention_measured: bool) -> Evidence:
-    """Return the family of a phase of an engine on a GPU."""
+def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:
+    """Return the family of a phase of an engine on a GPU; `unmeasured` says which kernels nobody measured, if any."""
     scaled = tuple(name for name, origin in machine.origins.items() if origin == "scaled")
     gpus = engine.measured_on.get(phase, ())
-    if not attention_measured:
-        return Evidence("none", "no kernel of this attention was measured", scaled)
+    if unmeasured is not None:
+        return Evidence("none", f"no kernel of {unmeasured} was measured", scaled)
     if machine.name in gpus:
         return Evidence("same engine and GPU", f"{engine.name} was measured on {machine.name}", scaled)
     others = [each for each, on in engine.measured_on.items() if machine.name in on]

@@ -68,3 +68,30 @@ def test_only_the_objects_that_are_meant_are_changed():
         "metadata": {"name": "a"},
         "spec": {"type": "LoadBalancer"},
     }
+
+
+def test_texts_stay_texts_for_every_reader_of_yaml():
+    """What YAML 1.2 or kubectl reads as a number, a truth or a date is quoted, as a key too; plain words are not."""
+    texts = [
+        "1234e56",
+        "0o17",
+        "1e3",
+        "0b1",
+        "1_000",
+        "y",
+        "Off",
+        "null",
+        "2026-11-22",
+        "12:30",
+        ".5",
+        "<<",
+        "",
+        "a: b",
+    ]
+    plain = PatchSpec(kind="Service", patch={"metadata": {"annotations": dict.fromkeys(texts, "word/1")}})
+    keys = PatchSpec(kind="Service", patch={"spec": {str(number): text for number, text in enumerate(texts)}})
+
+    written = patched("kind: Service\nmetadata: {name: a}\n", [plain, keys])
+    for number, text in enumerate(texts):
+        assert f'    "{text}": word/1\n' in written
+        assert f'  "{number}": "{text}"\n' in written

@@ -203,6 +203,19 @@ def test_the_balance_is_known_before_the_map(ep_size, num_slots):
     assert ReplicaBalance(loads).bound(num_slots, ep_size) == pytest.approx(sum(reached) / len(reached), rel=0.06)
 
 
+def test_each_size_is_told_once_with_why_another_was_taken():
+    """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
+    for each in found_for(spec_of()).phases:
+        sizes = [ranked.candidate.numbers["ep_size"] for ranked in each.ranked]
+        rates = [ranked.candidate.tokens_per_s_per_node for ranked in each.ranked]
+        chosen = [ranked.why_not for ranked in each.ranked].index(None)
+
+        assert len(set(sizes)) == len(sizes) > 3
+        assert rates == sorted(rates, reverse=True)
+        assert all(ranked.why_not.startswith("cluster") for ranked in each.ranked[:chosen])
+        assert all("slower" in ranked.why_not for ranked in each.ranked[chosen + 1 :])
+
+
 def test_coverage_leaves_out_units_that_one_node_holds():
     """Every expert on two nodes takes two nodes, and slots for it: the others are out by their failure domain."""
     search = found_for(spec_of(coverage="node"))

@@ -134,6 +134,11 @@ class GatewayProcess:
         samples = [line for line in self.get("/metrics", port="metrics")[1].splitlines() if line.startswith(name + "{")]
         return float(samples[0].rsplit(" ", 1)[1])
 
+    def memory_mib(self):
+        """The most that the process ever had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)

@@ -357,6 +357,17 @@ def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
     assert len(answer.result().choices) == most
 
 
+def test_more_choices_than_there_can_be_are_not_made(gateway, pair):
+    """6.4 million requests would take gigabytes; a 429 comes first, and the process has not grown."""
+    before = gateway.memory_mib()
+    status, _ = gateway.call(
+        "POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": [[1]] * 50_000, "n": 128})
+    )
+
+    assert status == 429
+    assert gateway.memory_mib() < before + 100
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from runtime.gateway import calls
-from runtime.gateway.calls import ServedModel, chat_call, completion_call
+from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer
 
@@ -19,12 +19,12 @@ def model(tokenizer):
 
 
 def completion(model, /, **wishes):
-    return completion_call(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model)
+    return read_completion(json.dumps({"model": "tiny", "prompt": "mill"} | wishes).encode(), model).prepare()
 
 
 def chat(model, /, **wishes):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "mill"}]} | wishes
-    return chat_call(json.dumps(body).encode(), model)
+    return read_chat(json.dumps(body).encode(), model).prepare()
 
 
 def test_defaults_are_openais(model):
@@ -169,6 +169,16 @@ def test_seeds_differ_unless_said(model):
 def test_a_prompt_has_four_forms(model, prompt, num_requests):
     """A text, texts, token ids, lists of token ids: one request for each prompt."""
     assert len(completion(model, prompt=prompt).requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_choices"), [("mill", 2), ([5, 6, 7], 2), (["mill", "tide"], 4), ([[1]] * 5_000, 10_000)]
+)
+def test_choices_are_counted_before_they_are_made(model, prompt, num_choices):
+    """Whoever has no room for so many needs no memory for them."""
+    body = {"model": "tiny", "prompt": prompt, "n": 2}
+
+    assert read_completion(json.dumps(body).encode(), model).num_choices == num_choices
 
 
 def test_token_ids_are_taken_as_they_are(model):

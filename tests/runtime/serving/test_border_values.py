@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.gateway.calls import ServedModel, completion_call
+from runtime.gateway.calls import ServedModel, read_completion
 from runtime.gateway.generation import Answer
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.tokenizer import Spelling
@@ -112,7 +112,7 @@ def read(model, body):
     """The request, or None where it is the caller's mistake."""
     raw = json.dumps({"model": "tiny", "prompt": [5, 6]} | body).encode()
     try:
-        return completion_call(raw, model).requests[0]
+        return read_completion(raw, model).prepare().requests[0]
     except ApiError as error:
         refused = error
     assert 400 <= refused.status < 500

@@ -21,9 +21,17 @@ from planner.facts.catalog import GPUS
 )
 def test_a_range_rests_on_what_was_measured(engine, phase, gpu, family):
     """The engine's own rows decide, phase by phase and GPU by GPU."""
-    evidence = evidence_for(engine_model(engine, gpu), phase, machine_of(GPUS[gpu], gpu), attention_measured=True)
+    evidence = evidence_for(engine_model(engine, gpu), phase, machine_of(GPUS[gpu], gpu))
 
     assert evidence.family == family
+
+
+def test_what_nobody_measured_has_no_family():
+    """However well the engine is known on that GPU."""
+    sglang, h100 = engine_model("sglang", "h100"), machine_of(GPUS["h100"], "h100")
+    evidence = evidence_for(sglang, "prefill", h100, "matmuls in w4a16")
+
+    assert (evidence.family, evidence.why) == ("none", "no kernel of matmuls in w4a16 was measured")
 
 
 @pytest.mark.parametrize(
