@@ -127,7 +127,7 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     given = read_given(path)
     if isinstance(given, LoadedPlan):
         if previous is not None:
-            rule, reason = "S911 must come with a spec", f"{path} is a plan, which is not planned again"
+            rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
             violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
             raise CallError([violation.at("tidemill")])
         return given.deployable
@@ -265,7 +265,7 @@ def _mean_of(loads: Loads) -> MeanOf:
 
 
 def _expert_loads(spec: ResolvedSpec) -> Loads:
-    """As measured, else as drawn."""
+    """Return the measured loads, or drawn ones where none are given."""
     if spec.measured_loads is not None:
         return spec.measured_loads
     drawn, model = spec.written.expert_load, spec.model

@@ -91,7 +91,7 @@ def _add_local_commands(commands: Any) -> None:
     doctor = add_command(
         commands,
         "doctor",
-        "find what in a cluster stands in a plan's way",
+        "find out why a plan would not run in a cluster",
         "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
         "with 3.",
     )
@@ -106,8 +106,8 @@ def _add_local_commands(commands: Any) -> None:
         add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
     for command in (up, down, status, doctor):
         add_format(command)
-    commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
-    commands.add_parser("checkpoint", help="digests of what a checkpoint holds", add_help=False)
+    commands.add_parser("generate", help="generate text from a checkpoint, offline", add_help=False)
+    commands.add_parser("checkpoint", help="compute the digests of a checkpoint", add_help=False)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -162,7 +162,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 
 
 def _stay(folder: RunFolder) -> None:
-    """In the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
     _say("Ctrl-C stops it")
     said: set[str] = set()
     for record in follow(folder):

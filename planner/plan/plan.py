@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the spec, the units and the Kubernetes objects."""
+        """Return the name that the spec, its units and its Kubernetes objects share."""
         return self.spec.name
 
     @property
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where the numbers are from that no spec says."""
+        """Return the source of each number that no spec gives."""
         figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
         for phase, gpu in self.phase_gpus.items():
             figures |= {f"{phase}.gpu.{figure}": source for figure, source in gpu.sources.items()}
@@ -128,7 +128,7 @@ class Plan:
         return {name: source for name, source in self.sources.items() if source.startswith(ASSUMED)}
 
     def slot_bytes(self, phase: Phase) -> int | None:
-        """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
+        """Return the bytes of one more slot a GPU over all MoE layers, or None where memory is not planned."""
         return next((each.weights.slot for each in self.memory if each.phase == phase), None)
 
     @cached_property
@@ -177,7 +177,7 @@ class Plan:
         return sections
 
     def _coverage_json(self, expert_map: ExpertMap) -> dict[str, Any]:
-        """Of all phases that have this map, those that are worst off."""
+        """Return the worst coverage among the phases that have this map."""
         counts = [
             uncovered_experts(expert_map, self.places[phase])
             for phase, each in self.expert_maps.items()
@@ -202,7 +202,7 @@ class Plan:
         } | policy_json(self.expert_maps[phase])
 
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
-        """From the previous plan's map of the phase, where there is one of these sizes."""
+        """Return the moves from the previous plan's map of the phase, if that has the same sizes."""
         each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
         if each.moved_slots is None:
             return None

@@ -51,7 +51,7 @@ def _lost(search: PhaseSearch) -> Iterator[str]:
 
 
 def _front(search: PhaseSearch) -> Iterator[str]:
-    """Which speed goes with which latency."""
+    """Return the lines that set each speed beside its latency."""
     if len(search.front) > 1:
         latency = "TTFT" if search.phase == "prefill" else "TPOT"
         rows: list[tuple[str, ...]] = [("front: EP x TP", f"{latency} ms", "tokens/s GPU", "requests")]

@@ -146,7 +146,7 @@ def _defaults(plan: Plan) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """As YAML writes it."""
+    """Return the value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -187,7 +187,7 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
 
 
 def _memory(plan: Plan) -> str:
-    """Of one GPU, in GB of 1e9 bytes; what is left is KV."""
+    """Return the memory of one GPU, in GB of 1e9 bytes; what is left is KV."""
     if not plan.memory:
         return ""
     head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")

@@ -178,7 +178,7 @@ def _is_auto(section: PhaseSpec, field: str) -> bool:
 
 
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
-    """Of full length at a time, on one GPU; prefill computes one and hands it on."""
+    """Return the wanted requests of full length on one GPU; prefill computes one and hands it on."""
     return 1 if phase == "prefill" or _is_auto(section, "max_requests") else section.max_requests
 
 
@@ -226,7 +226,7 @@ def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]
 
 
 def _of_windows(spec: Spec) -> Iterator[Decision]:
-    """With a schedule, units are counted there."""
+    """Yield the units of each phase that a schedule counts, where there is one."""
     if spec.schedule is not None:
         for phase in spec.phases:
             yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from planner.facts.terms import Phase
+from planner.spec.schema import MAX_UNITS
 
 __all__ = ["Fleet", "Offer", "fill"]
 
@@ -110,7 +111,7 @@ def _most(
         for phases, nodes in room.items()
         if phase in phases
     ]
-    return max(0, min(left) // offers[phase].nodes)
+    return min(max(0, min(left) // offers[phase].nodes), MAX_UNITS)
 
 
 def _if_it_fits(

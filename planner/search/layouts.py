@@ -129,7 +129,7 @@ def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
 
 
 def _loads(spec: ResolvedSpec) -> Loads:
-    """As measured, else as drawn."""
+    """Return the measured loads, or drawn ones where none are given."""
     if spec.measured_loads is not None:
         return spec.measured_loads
     drawn, model = spec.written.expert_load, spec.model

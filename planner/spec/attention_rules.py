@@ -25,7 +25,7 @@ def attention_groups_are_alike(
     if ep_size % attention_tp == 0 and _fills_nodes(attention_tp, gpus_per_node):
         return None
     rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
-    reason = "GPUs that share attention stand on an equal part of a node, or on whole nodes"
+    reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
     return Broken(rule, reason, nearest_of(attention_tp, attention_sizes(ep_size, gpus_per_node, model)))
 
 
@@ -54,7 +54,7 @@ def kv_is_as_kernels_keep_it(
     rule = f"S519 must be {model.only_kv} for {model.model_type}, it keeps {kept}"
     change = {f"{phase}.kv_precision": model.only_kv for phase in PHASES if phase in written}
     fix = Fix(f"write kv_precision: {model.only_kv} in all phases", (change,))
-    return Broken(rule, "kernels keep its compressed KV in no other form", fix)
+    return Broken(rule, "kernels store its compressed KV in this form only", fix)
 
 
 def attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:

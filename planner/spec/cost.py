@@ -23,7 +23,7 @@ SupplyKind = Literal["own", "rented", "spot"]
 class RateHourSpec(Section):
     """What a GPU-hour costs from a time of day on."""
 
-    at: str = Field(pattern=TIME_OF_DAY, description="From when, HH:MM.", examples=["22:00"])
+    at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["22:00"])
     usd_per_gpu_hour: float = Field(ge=0, le=MAX_USD, description="What a GPU costs an hour then.", examples=[1.2])
 
 
@@ -53,7 +53,7 @@ class SupplySpec(Section):
 class PriceHourSpec(Section):
     """What prices are multiplied with from a time of day on."""
 
-    at: str = Field(pattern=TIME_OF_DAY, description="From when, HH:MM.", examples=["00:30"])
+    at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["00:30"])
     factor: float = Field(
         ge=0, le=100, description="What prices are multiplied with, 0.25 for 75 % off.", examples=[0.25]
     )

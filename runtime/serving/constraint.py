@@ -1,4 +1,4 @@
-"""Which tokens may come next in an answer that must be JSON of a schema.
+"""The tokens that may come next in an answer that must be JSON of a schema.
 
     the request's tokens so far -> llguidance's matcher -> [vocab_size] of bool, for `sampling.py`
 

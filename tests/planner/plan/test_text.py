@@ -95,7 +95,7 @@ def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, sp
     assert max(map(len, planned.splitlines())) <= 80
     assert planned.index("Warnings:\n  - prefill.overlap (five_stage) is ") < planned.index("by default")
     assert (status, lines[0]) == (0, f"{path}: valid")
-    assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is the overlap of decode")
+    assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is meant for decode")
     assert "Warnings" not in plan_text(plan_of(spec_text))
 
 

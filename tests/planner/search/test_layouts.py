@@ -177,6 +177,13 @@ def test_a_fleet_is_the_best_of_all_counts():
         assert fleet.served_per_s == best
 
 
+def test_units_stay_within_what_a_spec_may_say():
+    """A thousand of a phase, however many nodes there are."""
+    offers = {"mixed": [Offer("mixed", 1, 1.0, 1.0, 0)]}
+
+    assert fill(offers, {"mixed": None}, {"mixed": 1.0}, {frozenset(("mixed",)): 20_000}).units == {"mixed": 1000}
+
+
 _BOTH = frozenset(("prefill", "decode"))
 
 
