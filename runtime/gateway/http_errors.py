@@ -15,6 +15,7 @@ from dataclasses import dataclass
 __all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model", "unsupported"]
 
 RETRY_AFTER_S = 1
+MAX_SHOWN = 500  # assumed: characters of a message. A caller's key or name in it may have millions
 
 
 @dataclass(eq=False)
@@ -30,11 +31,18 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON document, the same in an HTTP answer and in a stream."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _shown(self.param)
+        return {"error": {"message": _shown(self.message), "type": self.type, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """Return Retry-After where asking again may help."""
         return {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
+
+
+def _shown(text: str) -> str:
+    """Return the text without its middle if it is too long: its end says what to do."""
+    half = MAX_SHOWN // 2
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]} ... {text[-half:]}"
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -49,7 +57,7 @@ def unsupported(message: str, param: str) -> ApiError:
 
 def unknown_model(asked: str, served: str) -> ApiError:
     """Return the error for a model that is not served here."""
-    message = f"the model {asked!r} is not served here, {served!r} is"
+    message = f"the model {_shown(asked)!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

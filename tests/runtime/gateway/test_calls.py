@@ -318,6 +318,26 @@ def test_a_chat_refuses_what_its_template_cannot_say(model, wishes, complaint):
     assert error.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        *({name: 10**4299} for name in ("max_tokens", "min_tokens", "n", "best_of", "top_k", "seed")),
+        *({name: [10**4299]} for name in ("prompt", "stop_token_ids")),
+        {"prompt": [[10**4299]]},
+        {"logit_bias": {"9" * 4299: 1}},
+        {"a" * 10**6: 1},
+        {"model": "a" * 10**6},
+    ],
+    ids=lambda wishes: next(iter(wishes))[:9],
+)
+def test_a_refusal_is_short_whatever_was_written(model, wishes):
+    """Numbers of thousands of digits, which Python does not even print, and texts of a megabyte."""
+    with pytest.raises(ApiError) as error:
+        completion(model, **wishes)
+
+    assert len(json.dumps(error.value.body())) < 1500
+
+
 def test_too_long_a_request_is_refused_with_the_numbers(model):
     """The message has the limit, the prompt and the wish."""
     with pytest.raises(ApiError) as error:
