@@ -7,7 +7,8 @@ import pytest
 from runtime.gateway import calls
 from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
-from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer
+from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer, load_tokenizer
+from tests.runtime.gateway.conftest import TOOL_TEMPLATE
 
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "grind", "arguments": "{}"}}]
 TOOLS = [{"type": "function", "function": {"name": "grind", "parameters": {"type": "object"}}}]
@@ -336,6 +337,30 @@ def test_a_refusal_is_short_whatever_was_written(model, wishes):
         completion(model, **wishes)
 
     assert len(json.dumps(error.value.body())) < 1500
+
+
+def test_arguments_too_deep_are_refused(write_checkpoint, tmp_path):
+    """A million brackets in a call's arguments are a mistake of the caller's, for the parser or for the template."""
+    said = TOOL_TEMPLATE + "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    model = ServedModel("tiny", 64, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
+    for depth in (800, 1_000_000):
+        call = {"function": {"name": "grind", "arguments": "[" * depth + "]" * (depth if depth < 10**6 else 0)}}
+
+        with pytest.raises(ApiError) as error:
+            chat(model, messages=[{"role": "assistant", "content": "x", "tool_calls": [call]}])
+        assert error.value.status == 400
+
+
+def test_a_tool_may_have_no_parameters(write_checkpoint, tmp_path):
+    """Left out, they are an empty list of parameters, as in OpenAI's API, for templates that always say them."""
+    said = TOOL_TEMPLATE.replace("tools | tojson", "tools[0].function.parameters | tojson")
+    model = ServedModel("tiny", 640, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
+    prompts = [
+        chat(model, tools=[{"type": "function", "function": {"name": "grind"} | more}]).requests[0].prompt_ids
+        for more in ({}, {"parameters": {"type": "object", "properties": {}}})
+    ]
+
+    assert prompts[0] == prompts[1]
 
 
 def test_too_long_a_request_is_refused_with_the_numbers(model):
