@@ -393,6 +393,14 @@ def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
     assert encoded == [model.max_request_tokens * CHARACTERS_A_TOKEN]
 
 
+def test_more_messages_than_tokens_are_not_put_into_words(model):
+    """Each of them, empty or not, has a mark at least. 200,000 kept the template busy for seconds."""
+    with pytest.raises(ApiError, match="65 messages have more") as error:
+        chat(model, messages=[{"role": "user", "content": ""}] * 65)
+
+    assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
+
+
 def test_a_long_text_of_few_tokens_is_taken(model, monkeypatch):
     """Only tokens count in the end."""
     monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: [5] * 9)
