@@ -156,7 +156,9 @@ def add_commands(commands: Any) -> None:
     plan.add_argument(
         "--calibration", type=Path, metavar="FILE", help="your own measurements, in JSON, which correct predictions"
     )
-    plan.add_argument("--explain", action="store_true", help="also the stages of a layer, as a table and a timeline")
+    plan.add_argument(
+        "--explain", action="store_true", help="also show the stages of a layer, as a table and a timeline"
+    )
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -172,7 +174,7 @@ def add_commands(commands: Any) -> None:
     add_given(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
-    render.add_argument("--overwrite", action="store_true", help="also files that somebody changed since the last time")
+    render.add_argument("--overwrite", action="store_true", help="overwrite even files that somebody has edited")
     add_format(render)
     render.set_defaults(command=_render)
 
@@ -187,7 +189,7 @@ def _add_experts(commands: Any) -> None:
     experts = _command(
         commands,
         "experts",
-        "an expert map for measured loads",
+        "make an expert map for measured loads",
         "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
     )
     add_options(experts)
@@ -197,7 +199,7 @@ def _add_experts(commands: Any) -> None:
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
     """The file that a command carries out; `default` says what it does without one, where it may be left out."""
-    told_apart = "a spec in YAML, or a plan in JSON, told apart by what the file holds"
+    told_apart = "a spec in YAML, or a plan in JSON, recognised by its content"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
@@ -209,12 +211,17 @@ def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, me
 
 def add_previous(parser: argparse.ArgumentParser) -> None:
     """The option of commands that plan."""
-    parser.add_argument("--previous", type=Path, metavar="PLAN.json", help="a plan to stay near: its units, its maps")
+    parser.add_argument(
+        "--previous",
+        type=Path,
+        metavar="PLAN.json",
+        help="an earlier plan: move its units and change its maps as little as possible",
+    )
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     """The option that every command has."""
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="for people, or for programs")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output for people or for programs")
 
 
 def wants_json(words: Sequence[str]) -> bool:
@@ -257,8 +264,8 @@ def _read_spec(path: Path) -> ResolvedSpec:
     given = read_given(path)
     if isinstance(given, ResolvedSpec):
         return given
-    rule, fix = "S912 must be a spec", "give it to render, up or status, or give its spec"
-    raise CallError([Violation("", None, rule, "it is a plan, which is not planned again", fix).at(str(path))])
+    rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
+    raise CallError([Violation("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def _schema(_: argparse.Namespace) -> None:

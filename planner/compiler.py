@@ -44,7 +44,8 @@ from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
 from planner.problems.fix import applied
 from planner.schedule.schedule import plan_schedule
-from planner.search.auto import DEFAULT, Decision, decide
+from planner.search.auto import decide
+from planner.search.decision import DEFAULT, Decision
 from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
 
@@ -69,7 +70,8 @@ def compile_plan(
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
-    spec, decisions = decide(spec, _memory_of)
+    decided = decide(spec, _memory_of, _layout_of)
+    spec, decisions = decided.spec, decided.decisions
     try:
         layouts, memory = _fit(spec)
         placement = place_units(spec, layouts, previous.nodes if previous else None)
@@ -98,6 +100,7 @@ def compile_plan(
         gpu=spec.gpu,
         phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
         decisions=decisions,
+        search=decided.search,
         layouts=layouts,
         memory=memory,
         placement=placement,
@@ -124,7 +127,7 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     given = read_given(path)
     if isinstance(given, LoadedPlan):
         if previous is not None:
-            rule, reason = "S911 must come with a spec", f"{path} is a plan, which is not planned again"
+            rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
             violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
             raise CallError([violation.at("tidemill")])
         return given.deployable
@@ -136,7 +139,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
 
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
     """
-    spec, _ = decide(spec, _memory_of)
+    spec = decide(spec, _memory_of, _layout_of).spec
     try:
         layouts, memory = _fit(spec)
         require_coverage(spec, layouts, failure_domains(spec, layouts))
@@ -159,13 +162,18 @@ def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[st
 
 
 def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
-    layouts = tuple(lay_out(phase, spec.written, spec.model) for phase in spec.phases)
+    layouts = tuple(_layout_of(spec, phase) for phase in spec.phases)
     return layouts, fit_memory(spec, layouts)
+
+
+def _layout_of(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
+    """One phase's shape, whether or not it fits."""
+    return lay_out(phase, spec.written, spec.model)
 
 
 def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
     """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, lay_out(phase, spec.written, spec.model)) if spec.gpu_of(phase).usable_bytes else None
+    return split_memory(spec, _layout_of(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def _is_feasible(spec: ResolvedSpec) -> bool:
@@ -256,7 +264,7 @@ def _mean_of(loads: Loads) -> MeanOf:
 
 
 def _expert_loads(spec: ResolvedSpec) -> Loads:
-    """As measured, else as drawn."""
+    """Return the measured loads, or drawn ones where none are given."""
     if spec.measured_loads is not None:
         return spec.measured_loads
     drawn, model = spec.written.expert_load, spec.model

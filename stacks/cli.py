@@ -75,7 +75,7 @@ def _add_local_commands(commands: Any) -> None:
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
 
-    doctor = commands.add_parser("doctor", help="find what in a cluster stands in a plan's way")
+    doctor = commands.add_parser("doctor", help="find out why a plan would not run in a cluster")
     add_given(doctor)
     doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
     doctor.add_argument(
@@ -87,8 +87,8 @@ def _add_local_commands(commands: Any) -> None:
         add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
     for command in (up, down, status, doctor):
         add_format(command)
-    commands.add_parser("generate", help="greedy text from a checkpoint, offline", add_help=False)
-    commands.add_parser("checkpoint", help="digests of what a checkpoint holds", add_help=False)
+    commands.add_parser("generate", help="generate text from a checkpoint, offline", add_help=False)
+    commands.add_parser("checkpoint", help="compute the digests of a checkpoint", add_help=False)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -141,7 +141,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 
 
 def _stay(folder: RunFolder) -> None:
-    """In the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
     _say("Ctrl-C stops it")
     said: set[str] = set()
     for record in follow(folder):

@@ -1,4 +1,4 @@
-"""Which adapter speaks for an engine: what its units run, and what stands before them."""
+"""The adapter of each engine: what its units run, and what stands before them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ CACHES = {"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache"}  # noqa: S108 (the po
 
 @dataclass(frozen=True)
 class Probe:
-    """Where a pod says how it is, on one of its ports."""
+    """A path on one of a pod's ports that tells its state."""
 
     path: str
     port: str  # by name

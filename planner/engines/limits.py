@@ -41,7 +41,7 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
 
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:
-    name, reason = spec.written.engine_name, "experts are exchanged by DeepEP, between GPUs of NVIDIA"
+    name, reason = spec.written.engine_name, "it exchanges expert rows with DeepEP, which needs NVIDIA GPUs"
     for path, written, gpu in spec.named_gpus():
         if gpu.device == "cpu":
             fix = removal("engine", words="leave engine out, for the bundled runtime")
@@ -64,7 +64,7 @@ def _deterministic(spec: ResolvedSpec) -> Found:
     if spec.written.deterministic:
         name = spec.written.engine_name
         rule = f"S742 must be false to run on {name}"
-        reason = "which replica computes a token is drawn or depends on the batch, and replicas' batches differ"
+        reason = "it chooses the replica for a token at random or by the batch, and results differ between batches"
         yield Violation("deterministic", True, rule, reason, removal())
 
 
@@ -72,7 +72,7 @@ def _covered_racks(spec: ResolvedSpec) -> Found:
     if spec.written.coverage == "rack":
         name = spec.written.engine_name
         rule, fix = f"S743 must not be rack to run on {name}", nearest("node")
-        reason = "the pods of a unit take its nodes in any order, so that nobody knows which rank is in which rack"
+        reason = "a unit's pods land on its nodes in any order, so the plan cannot know which rank is in which rack"
         yield Violation("coverage", "rack", rule, reason, fix)
 
 
@@ -80,8 +80,10 @@ def _bundled_checkpoint(spec: ResolvedSpec) -> Found:
     checkpoint = spec.written.checkpoint
     if checkpoint is not None and not checkpoint.startswith("/"):
         rule = f"S744 must be a path in the pod to run on {spec.written.engine_name}"
-        reason = "only the bundled runtime has bundled models"
-        yield Violation("model.checkpoint", checkpoint, rule, reason, "mount the checkpoint, and write where")
+        reason = "only the bundled runtime can load bundled models"
+        yield Violation(
+            "model.checkpoint", checkpoint, rule, reason, "mount the checkpoint in the pod and write its path"
+        )
 
 
 def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
@@ -89,7 +91,7 @@ def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
         section = spec.phase(phase)
         if section.overlap != "none" and section.ep_size == section.attention_tp:
             rule = f"S745 must be none to run on {spec.written.engine_name} with one attention group"
-            reason = "GPUs that share all attention dispatch nothing that could hide"
+            reason = "its GPUs share all attention, so there is no dispatch to overlap"
             yield Violation(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
 
 
@@ -111,7 +113,7 @@ def _too_many_tokens(spec: ResolvedSpec, phase: Phase, most: int) -> Found:
     section = spec.phase(phase)
     if section.ep_size > section.attention_tp:
         rule = f"S746 must be at most {most:,} to run on {spec.written.engine_name}"
-        reason = f"DeepEP's low-latency kernels take {MAX_DISPATCHED_TOKENS:,} tokens of a GPU"
+        reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"
         yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
 
 
@@ -122,7 +124,9 @@ def _map_in_one_file(spec: ResolvedSpec) -> Found:
         section = spec.phase(phase)
         if section.redundant_experts > most:
             rule = f"S754 must be at most {most:,} to run on {spec.written.engine_name}"
-            reason = f"it reads all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
+            reason = (
+                f"it reads the map of all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
+            )
             yield Violation(
                 f"{phase}.redundant_experts", section.redundant_experts, rule, reason, _fewer(spec, phase, most)
             )
@@ -135,7 +139,7 @@ def _exchanged_precision(spec: ResolvedSpec) -> Found:
             continue  # DeepGEMM computes them where matmuls take FP4
         if section.ep_size > section.attention_tp and section.precision not in (*taken, "fp32"):  # S741 has the last
             rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
-            reason = f"nothing there computes experts in {section.precision} whose rows DeepEP brings in {phase}"
+            reason = f"it has no kernels for {section.precision} experts with DeepEP in {phase}"
             fix = Fix(f"nearest: {phase}.attention_tp {section.ep_size}", ({f"{phase}.attention_tp": section.ep_size},))
             yield Violation(f"{phase}.precision", section.precision, rule, reason, fix)
 
@@ -151,14 +155,14 @@ def _five_stages(spec: ResolvedSpec) -> Found:
     for phase in spec.phases:
         if spec.phase(phase).overlap == "five_stage":
             rule = f"S747 must be dual_batch or none to run on {spec.written.engine_name}"
-            reason = "it changes micro-batches at dispatch and combine, and does not cut attention in two"
+            reason = "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages"
             yield Violation(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch"))
 
 
 def _overlap_of_mixed(spec: ResolvedSpec) -> Found:
     if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
         rule = f"S748 must be none to run on {spec.written.engine_name}"
-        reason = "mixed units exchange experts by all-gather, behind which it hides nothing"
+        reason = "mixed units exchange expert rows by all-gather, which it cannot overlap"
         yield Violation("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
 
 
@@ -168,7 +172,7 @@ def _groups_over_nodes(spec: ResolvedSpec) -> Found:
         size = spec.phase(phase).attention_tp
         if size > per_node:
             rule = f"S749 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
-            reason = "each pod of a unit answers requests, and needs whole groups for that"
+            reason = "each pod of a unit serves requests, so no attention group may span two pods"
             yield Violation(f"{phase}.attention_tp", size, rule, reason, nearest(per_node))
 
 
@@ -184,7 +188,7 @@ def _colons(spec: ResolvedSpec) -> Found:
     name = spec.written.served_model_name
     if ":" in name:
         rule, fix = f"S751 must have no colon to run on {spec.written.engine_name}", nearest(name.replace(":", "-"))
-        yield Violation("model.name", name, rule, "what follows a colon there is an adapter", fix)
+        yield Violation("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
 _SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions

@@ -29,7 +29,7 @@ def all_experts_on_fewer_gpus(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase in spec.phases:
         if (size := spec.phase(phase).ep_size) > most:
             rule = f"S758 must be at most num_routed_experts ({most}) to run on {spec.written.engine_name}"
-            reason = "it refuses to share a model between more GPUs than a layer has experts, replicas or not"
+            reason = "it refuses a unit with more GPUs than a layer has experts, even with replicas"
             yield Violation(f"{phase}.ep_size", size, rule, reason, f"plan units of at most {most} GPUs")
 
 
@@ -45,7 +45,7 @@ def _called(spec: ResolvedSpec) -> str:
 
 def _unknown_model(spec: ResolvedSpec) -> Violation:
     rule = f"S760 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
-    reason = f"what it does with {spec.model.model_type} is not in the table of its models"
+    reason = f"what it does with {spec.model.model_type} is not known"
     return Violation(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
 
 
@@ -59,7 +59,7 @@ def _without_replicas(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violat
         redundant = spec.phase(phase).redundant_experts
         if redundant and not model.replicas:
             rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
-            reason = f"its {model.architecture} has one slot for each expert"
+            reason = f"its {model.architecture} has exactly one slot for each expert"
             yield Violation(f"{phase}.redundant_experts", redundant, rule, reason, nearest(0))
 
 
@@ -68,7 +68,7 @@ def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violati
         overlap = spec.phase(phase).overlap
         if overlap != "none" and phase not in model.overlaps:
             rule = f"S757 must be none to run {spec.model.model_type} on {_called(spec)}"
-            reason = f"it cuts no layer of {model.architecture} into stages" + (
+            reason = f"it does not split the layers of {model.architecture} into stages" + (
                 f" in {phase}" if model.overlaps else ""
             )
             yield Violation(f"{phase}.overlap", overlap, rule, reason, nearest("none"))

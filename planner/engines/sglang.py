@@ -192,7 +192,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
 
 
 def _group(unit: Unit) -> Iterator[Option]:
-    """Where the server listens, and how its pods meet."""
+    """Yield the options for the server's address and for the meeting of its pods."""
     yield "--host", POD_ADDRESS
     yield "--port", str(HTTP_PORT)
     if len(unit.nodes) > 1:
@@ -240,7 +240,7 @@ def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> I
 
 
 def _states(phase: PhaseSpec) -> Iterator[Option]:
-    """As many states of linear layers as requests, for which memory is planned.
+    """Yield the option for as many states of linear layers as requests: memory is planned for them.
 
     A cache of prefixes keeps 3 to 5 states a request, and SGLang would take their memory from the KV.
     """
@@ -260,7 +260,7 @@ def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
 
 
 def _kernels(spec: Spec) -> dict[str, str]:
-    """Where compiled kernels stay. SGLang sets DeepGEMM's own variable from one of its own."""
+    """Return the variables for the folder of compiled kernels. SGLang derives DeepGEMM's own from one of them."""
     if spec.kubernetes.kernel_cache is None:
         return {}
     folder = names.KERNEL_CACHE

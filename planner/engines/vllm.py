@@ -203,7 +203,7 @@ def _pods(spec: Spec) -> Iterator[Option]:
 
 
 def _urls(spec: Spec, phase: Phase) -> Iterator[str]:
-    """Of all pods of a phase's units."""
+    """Yield the URLs of all pods of a phase's units."""
     num_nodes = max(1, spec.phase(phase).ep_size // spec.cluster.gpus_per_node)
     for index in range(spec.num_units(phase)):
         unit = names.unit_name(spec.name, phase, index)

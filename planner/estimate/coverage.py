@@ -109,8 +109,10 @@ def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None
     """Raise InfeasibleError where no map was found for all the ways in which units stand in racks."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
     if spec.written.coverage != "none" and open_phases:
-        rule = f"S722 must suit all units of {' and '.join(open_phases)}, which share one expert map"
-        reason = "they stand in racks differently, and no map was found that survives a rack of each"
+        rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"
+        reason = (
+            "their nodes are spread over racks in different ways, and no map was found that survives the loss of a rack"
+        )
         raise InfeasibleError([spec.problem(Violation("coverage", "rack", rule, reason, nearest("node")))])
 
 
@@ -118,8 +120,8 @@ def unknown_before_placement(spec: ResolvedSpec) -> tuple[Violation, ...]:
     """Return the rules that only placed units can answer: which racks hold them depends on where there is room."""
     if spec.written.coverage != "rack":
         return ()
-    rule = "S723 must hold in the racks where units will stand"
-    return (Violation("coverage", "rack", rule, "these are not known before units are placed", "see tidemill plan"),)
+    rule = "S723 depends on the racks in which units are placed"
+    return (Violation("coverage", "rack", rule, "validate places no units", "run tidemill plan"),)
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
@@ -133,7 +135,7 @@ def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str
 
 def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Violation:
     rule = f"S721 must be none: {layout.phase} has units that stand in one {coverage}"
-    reason = f"with that {coverage} all their experts go dark, wherever replicas are"
+    reason = f"losing that {coverage} loses every replica of their experts"
     return Violation("coverage", coverage, rule, reason, nearest("none"))
 
 

@@ -148,7 +148,7 @@ CONTAINERS = (("containers",), ("initContainers",))
 OUR_CONTAINERS = ("runtime", "gateway", "router", "stage")  # as templates/ names them
 PROGRAM = {
     "image": "the container then runs another image than the spec names",
-    "command": "the container then runs another program than the plan says",
+    "command": "the container would run another program than the plan's",
     "args": "the container's program then gets other arguments than the plan says",
 }
 COMMANDS = ("command", "args", "exec")  # arguments may be secrets, so these are named and not shown
@@ -159,7 +159,7 @@ UNLIMITED = "the plan has no such container, and without a securityContext it ha
 LOOSENING: Mapping[str, Entry] = {
     "privileged": (_is_true, "a privileged container has all rights of its node"),
     "allowPrivilegeEscalation": (_is_not_false, "a process may then get more rights than it was started with"),
-    "capabilities": (_adds_or_keeps, "a capability is a part of root's rights"),
+    "capabilities": (_adds_or_keeps, "a capability gives the pod some of root's rights"),
     "readOnlyRootFilesystem": (_is_not_true, "a program may then change the files of its image"),
     "runAsNonRoot": (_is_not_true, "nothing then keeps the container from running as root"),
     "runAsUser": (_is_root, "who breaks out of the container is root on the node"),
@@ -175,7 +175,7 @@ LOOSENING: Mapping[str, Entry] = {
         _is_true,
         "the pod then reaches all that its node reaches; kubernetes.host_network says it for units",
     ),
-    "hostPID": (_is_true, "the pod then sees and may end the processes of its node"),
+    "hostPID": (_is_true, "the pod could then see and kill the node's processes"),
     "hostIPC": (_is_true, "the pod then shares memory with the processes of its node"),
     "hostPath": (
         _is_there,

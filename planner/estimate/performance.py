@@ -132,13 +132,19 @@ def _outlook(
     if why_not is not None:
         return PhaseOutlook(layout.phase, None, why_not, layout.ranks_per_node, in_use)
     case = _case(spec, layout, point, maps[layout.phase], loads)
-    is_measured = all(isinstance(each, LatentAttention) for each in spec.model.attentions)
-    evidence = evidence_for(case.engine, layout.phase, case.machine, attention_measured=is_measured)
+    evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout))
     correction = None
     if calibration is not None:
         case, evidence, correction = calibrated(case, evidence, calibration)
     prediction = predict(case, evidence, with_spans=True)
     return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction)
+
+
+def _unmeasured(model: Model, layout: PhaseLayout) -> str | None:
+    """Return what the tables of operators lack: they are of latent attention, and of matmuls in FP8."""
+    if not all(isinstance(each, LatentAttention) for each in model.attentions):
+        return "this attention"
+    return None if layout.precision == "fp8" else f"matmuls in {layout.precision}"
 
 
 def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
@@ -169,7 +175,7 @@ def _case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, expert
         model=work,
         unit=unit,
         overlap=layout.overlap,
-        engine=engine_model(spec.written.engine_name),
+        engine=engine_model(spec.written.engine_name, layout.gpu),
         imbalance=_imbalance(expert_map, loads, unit, pairs),
         exchange=_copies(model, layout, unit, expert_map),
         point=point,

@@ -41,7 +41,7 @@ def _unknown(path: str, value: Any, type_name: str) -> Iterator[Violation]:
     for key, inner in value.items():
         if key not in fields:
             rule = f"W109 is no field of {type_name} in Kubernetes {VERSION}"
-            reason = "a server that does not know it refuses the object"
+            reason = "a server that does not know the field rejects the object"
             yield Violation(f"{path}.{key}", None, rule, reason, _instead(key, value, list(fields)))
         elif fields[key]:
             yield from _unknown(f"{path}.{key}", inner, fields[key])

@@ -66,7 +66,7 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
         full = "1 request" if plan.full_requests == 1 else f"{plan.full_requests:,} requests"
         rule = f"W101 is more than memory holds: KV for {full} of full length ({plan.max_request_tokens:,} tokens)"
         mean = plan.kv_tokens // section.max_requests
-        reason = f"so many at a time have {mean:,} tokens each, and the others wait or are preempted"
+        reason = f"at that many at once, each has {mean:,} tokens on average, and others wait or are preempted"
         fix = nearest(_most_held(spec, plan.phase, memory_of))
         yield Violation(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
 
@@ -94,8 +94,8 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
         others = {overlap: other for other, overlap in OVERLAPS.items() if other != phase}
         written = spec.phase(phase).overlap if phase in spec.phases else own
         if written in others and own in ENGINES[spec.written.engine_name].overlaps:
-            rule = f"W102 is the overlap of {others[written]}, that of {phase} is {own}"
-            reason = "prompts hide dispatch behind a second micro-batch, single tokens behind attention in two parts"
+            rule = f"W102 is meant for {others[written]}, and {phase} has {own}"
+            reason = "prefill hides dispatch behind a second micro-batch, decode behind attention split in two"
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
 
 
@@ -105,7 +105,7 @@ def _unpacked(spec: ResolvedSpec) -> Iterator[Violation]:
         precision = spec.phase(phase).precision
         if "fp4" in precision and spec.gpu_of(phase).lacks_fp4:
             rule = f"W105 has no matmuls on {spec.written.gpu_name(phase)}"
-            reason = "weights take as little memory as planned, and are unpacked for each matmul"
+            reason = "weights stay as small in memory, but are unpacked for each matmul, which costs time"
             fix = "plan with a checkpoint in fp8, or on GPUs that compute in FP4"
             yield Violation(f"{phase}.precision", precision, rule, reason, fix)
 
@@ -119,9 +119,9 @@ def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violatio
     split = {rack: leaves for rack, leaves in leaves_of.items() if len(leaves) > 1}
     if split:
         rack, leaves = next(iter(split.items()))
-        rule = f"W103 puts {rack} under {' and '.join(leaves)}"
-        rule += f", and {len(split) - 1} more of {len(leaves_of)} racks under several leaves" if len(split) > 1 else ""
-        reason = "between leaves traffic takes the spine, which a unit in such a rack cannot avoid"
+        rule = f"W103 splits {rack} between {' and '.join(leaves)}"
+        rule += f", and {len(split) - 1} more of {len(leaves_of)} racks between leaves" if len(split) > 1 else ""
+        reason = "a unit in such a rack must send its traffic over the spine between leaf switches"
         path, value, fix = _one_leaf_a_rack(spec, nodes, split)
         yield Violation(path, value, rule, reason, fix)
 
@@ -149,7 +149,7 @@ def _nowhere(nodes: Sequence[Node]) -> Iterator[Violation]:
         silent = [node for node in nodes if not getattr(node, kind)]
         if 0 < len(silent) < len(nodes):
             rule = f"W104 is missing in {len(silent)} of {len(nodes)} nodes"
-            reason = f"a node without one is planned as a {called} of its own"
+            reason = f"a node without one counts as a {called} of its own"
             path = f"cluster.nodes.{silent[0].index}.{kind}"
             yield Violation(path, None, rule, reason, f"write {kind} for each node, or for none")
 
@@ -160,7 +160,7 @@ def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
     is_mounted = path is None or volume_of(path, [volume.model_dump() for volume in kubernetes.volumes]) is not None
     if _is_on_gpus(spec) and path is not None and not is_mounted and kubernetes.stage is None:
         rule = "W106 is in none of kubernetes.volumes"
-        reason = "pods see only what they mount, and images seldom hold weights"
+        reason = "pods see only the volumes they mount, and images rarely contain weights"
         yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
 
 
@@ -168,8 +168,8 @@ def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
     """Yield the default image when units run on GPUs: it has no GPU kernels."""
     image = spec.kubernetes.image
     if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == "tidemill" and image == DEFAULT_IMAGE:
-        rule, reason = "W107 is the image for CPUs", "Containerfile.gpu makes the one with the kernels of GPUs"
-        yield Violation("kubernetes.image", image, rule, reason, "build that image, and name it in kubernetes.image")
+        rule, reason = "W107 is the image for CPUs", "the image with GPU kernels is built from Containerfile.gpu"
+        yield Violation("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
 
 
 def _image_of_another(spec: Spec) -> Iterator[Violation]:
@@ -180,7 +180,7 @@ def _image_of_another(spec: Spec) -> Iterator[Violation]:
     name = image.rpartition("@")[0] or image
     called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
     if called and engine not in called:
-        rule = f"W110 is called like an image of {called[0]}, and engine is {engine}"
+        rule = f"W110 has the name of an image of {called[0]}, and engine is {engine}"
         reason = f"pods start with the command of {engine}"
         published = ENGINES[engine].image
         words = f"remove it, for {published.format(version=spec.engine_version)}" if published else ""
@@ -197,8 +197,8 @@ def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
     phase = next((each for each in spec.phases if _leaves_nvlink(spec, each)), None)
     if phase is not None:
         rule = f"W111 is missing, and a {phase} unit has {spec.phase(phase).ep_size} GPUs on several nodes"
-        reason = "pods with a network of their own see no RDMA device that they do not ask for"
-        fix = "name the device plugin's resource in kubernetes.rdma, or write kubernetes.host_network: true"
+        reason = "pods with their own network see only the RDMA devices that they request"
+        fix = "write the device plugin's resource in kubernetes.rdma, or write kubernetes.host_network: true"
         yield Violation("kubernetes.rdma", None, rule, reason, fix)
 
 

@@ -68,7 +68,7 @@ class MapFile:
 
 def without_output(engine: Engine, on_stdout: str, example: str) -> Violation:
     """Return the violation for an export that has no output file while stdout carries `on_stdout`."""
-    rule, reason = "S809 must come with -o", f"stdout is for {on_stdout}"
+    rule, reason = "S809 must come with -o", f"{on_stdout} itself goes to stdout"
     return Violation("--export", engine, rule, reason, for_example(f"-o {example}"))
 
 
@@ -150,4 +150,4 @@ def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
 
 def _not_a_map(path: Path, reason: str) -> Violation:
     rule = "S806 must hold an expert map, [layers][slots]"
-    return Violation("--previous", str(path), rule, reason, "give what tidemill experts wrote with -o")
+    return Violation("--previous", str(path), rule, reason, "give a file that tidemill experts -o wrote")

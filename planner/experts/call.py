@@ -117,11 +117,15 @@ def wrong_arguments(
     for name in counts:
         if name in wrong:
             option = f"--{name.replace('_', '-')}"
-            yield Violation(option, counts[name], "S801 must be at least 1", "it counts things", nearest(1))
+            yield Violation(
+                option, counts[name], "S801 must be at least 1", "nothing can be done with fewer", nearest(1)
+            )
     if call.gpus > MAX_EP_SIZE:
         wrong.add("gpus")
         rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
-        yield Violation("--gpus", call.gpus, rule, "experts are spread over one unit", nearest(MAX_EP_SIZE))
+        yield Violation(
+            "--gpus", call.gpus, rule, "the experts are spread over the GPUs of a single unit", nearest(MAX_EP_SIZE)
+        )
     if not {"gpus", "nodes"} & wrong:
         yield from _uneven_nodes(call)
     if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
@@ -131,7 +135,11 @@ def wrong_arguments(
     if num_experts is not None and counts_choices and call.chosen_per_token > num_experts:
         rule = f"S819 must be at most {num_experts}, the number of experts"
         yield Violation(
-            "--experts-per-token", call.chosen_per_token, rule, "a token takes each once", nearest(num_experts)
+            "--experts-per-token",
+            call.chosen_per_token,
+            rule,
+            "a token goes to each expert at most once",
+            nearest(num_experts),
         )
     if num_experts is not None and not {"groups", "nodes"} & wrong:
         yield from _uneven_groups(call, num_experts)
@@ -144,43 +152,55 @@ def wrong_arguments(
 def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
     """Yield the mistakes that concern neither GPUs nor slots."""
     if call.groups_per_token is not None and 1 < call.groups < call.groups_per_token:
-        rule, reason = f"S830 must be at most {call.groups}, the number of groups", "a token goes to each once"
+        rule, reason = (
+            f"S830 must be at most {call.groups}, the number of groups",
+            "a token goes to each group at most once",
+        )
         yield Violation("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
     if call.export is not None and call.output is None:
         yield without_output(call.export, "the answer", "map.json")
     if not 0 <= call.keep_within < math.inf:
-        rule, reason = "S808 must be a number, at least 0", "a layer is kept when it is less even by this share"
+        rule, reason = (
+            "S808 must be a number, at least 0",
+            "a layer keeps its old map when that is at most this share less even",
+        )
         yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))
     if call.coverage == "rack" and call.nodes_per_rack is None:
-        rule, reason = "S813 must come with --nodes-per-rack", "experts are spread over racks that are known"
+        rule, reason = (
+            "S813 must come with --nodes-per-rack",
+            "replicas are spread over racks, so each node's rack must be known",
+        )
         yield Violation("--coverage", call.coverage, rule, reason, for_example("--nodes-per-rack 4"))
     if call.coverage != "none" and call.policy == "hierarchical":
-        rule, reason = "S814 must not be hierarchical with --coverage", "a group that stays on one node dies with it"
+        rule, reason = (
+            "S814 must not be hierarchical with --coverage",
+            "a group kept on one node is lost with that node",
+        )
         yield Violation("--policy", call.policy, rule, reason, nearest("auto"))
     if call.step_tokens is not None and call.step_tokens > MAX_STEP_TOKENS:
-        rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit computes more in one step"
+        rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit can compute more in one step"
         yield Violation("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
     if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
-        rule, reason = "S815 must be a size above 0 with its unit", "moves and slots are counted in bytes"
+        rule, reason = "S815 must be a size above 0 with its unit", "the answer gives moves and slots in bytes"
         yield Violation("--expert-bytes", call.expert_bytes, rule, reason, for_example("44.05MB"))
 
 
 def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
     """Yield options that need another one which is absent: whoever gives them believes that they count."""
     if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
-        rule, reason = "S820 must come with --coverage rack", "racks play no part without it"
+        rule, reason = "S820 must come with --coverage rack", "racks have no effect otherwise"
         yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
     has_groups = call.groups > 1
     is_of_no_effect = call.experts_per_token is not None and call.step_tokens is None and not has_groups
     if is_of_no_effect and not {"experts_per_token", "groups"} & wrong:
         rule = "S821 must come with --step-tokens or --groups"
-        reason = "only the luck of a step, and the nodes that a token goes to, depend on it"
+        reason = "it is used only for the sampling within a step and for the nodes that a token goes to"
         yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
     if call.groups_per_token is not None and not has_groups and not {"groups_per_token", "groups"} & wrong:
-        rule, reason = "S829 must come with --groups", "all experts are one group without it"
+        rule, reason = "S829 must come with --groups", "without --groups, all experts form one group"
         yield Violation("--groups-per-token", call.groups_per_token, rule, reason, _without("--groups-per-token"))
     if 0 < call.keep_within < math.inf and call.previous is None:
-        rule, reason = "S822 must come with --previous", "there is no map to keep"
+        rule, reason = "S822 must come with --previous", "there is no earlier map to keep"
         yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
 
 
@@ -194,13 +214,13 @@ def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: b
         return
     if recorded is not None and call.first_layer != recorded:
         rule = f"S828 must be {recorded}, the first layer of LOADS that has load"
-        reason = "what SGLang recorded has a row for every layer, and the dense ones come first"
+        reason = "SGLang records a row for every layer, and the dense layers come first"
         yield Violation("--first-layer", call.first_layer, rule, reason, nearest(recorded))
         return
     counts = drops_rows or recorded is not None or call.previous is not None or call.export in NUMBERED_BY_MODEL
     if call.first_layer > 0 and not counts:
         rule = f"S823 must come with --export {' or '.join(NUMBERED_BY_MODEL)}, or with --previous"
-        reason = "nothing else counts a model's dense layers"
+        reason = "it has no effect otherwise"
         yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
 
 
@@ -209,16 +229,18 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
     if call.quantile is None:
         return
     if len(call.loads) == 1:
-        rule, reason = "S827 must come with several LOADS", "one window is its own mean and its own worst"
+        rule, reason = "S827 must come with several LOADS", "with one window, mean and worst are the same"
         yield Violation("--balance", call.balance, rule, reason, _without("--balance"))
         return
     if not 0 < call.quantile <= 1:
         rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
-        yield Violation("--balance", call.balance, rule, "it is over windows", _as_share(call.quantile))
+        yield Violation(
+            "--balance", call.balance, rule, "it says how several windows are combined", _as_share(call.quantile)
+        )
     others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
     for option in (option for option, is_given in others.items() if is_given):
         rule = f"S826 must be mean with {option}"
-        reason = "several windows are balanced without failure domains, for equal shares"
+        reason = "several windows can only be balanced for equal shares among replicas"
         yield Violation("--balance", call.balance, rule, reason, nearest("mean"))
 
 
@@ -229,7 +251,7 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
     fewest = fewest_slots_per_gpu(num_experts, call.domains())
     if fewest is None:
         rule = f"S816 must be none: all {call.gpus} GPUs stand in one {call.coverage}"
-        reason = f"with that {call.coverage} all experts go dark, wherever replicas are"
+        reason = f"losing that {call.coverage} loses every replica of the experts"
         return Violation("--coverage", call.coverage, rule, reason, nearest("none"))
     slots = call.num_slots_per_gpu(num_experts)
     if slots >= fewest:
@@ -248,7 +270,7 @@ def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
     if call.gpus % call.nodes:
         rule = f"S802 must be a multiple of --nodes ({call.nodes})"
         fix = _nearest_multiples(call.gpus, call.nodes)
-        yield Violation("--gpus", call.gpus, rule, "all nodes hold equally many GPUs", fix)
+        yield Violation("--gpus", call.gpus, rule, "every node has the same number of GPUs", fix)
 
 
 def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
@@ -263,7 +285,7 @@ def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
     most = (num_experts + MAX_REDUNDANT) // call.gpus
     if call.slots_per_gpu is not None and call.slots_per_gpu > most:
         rule = f"S812 must be at most {most} ({num_experts} + {MAX_REDUNDANT} redundant experts on {call.gpus} GPUs)"
-        reason = "no unit has more redundant experts"
+        reason = "a unit cannot have more redundant experts"
         yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(most))
 
 
@@ -272,12 +294,12 @@ def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
         divisors = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
         rule = f"S804 must divide the number of experts ({num_experts})"
         fix = nearest_of(call.groups, divisors)
-        yield Violation("--groups", call.groups, rule, "all groups hold equally many experts", fix)
+        yield Violation("--groups", call.groups, rule, "every group has the same number of experts", fix)
     elif call.policy == "hierarchical" and call.groups % call.nodes:
         rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
         fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
         fix = _fitting_groups(call.groups, fitting)
-        yield Violation("--groups", call.groups, rule, "each node holds equally many whole groups", fix)
+        yield Violation("--groups", call.groups, rule, "every node holds the same number of whole groups", fix)
 
 
 def _nearest_multiples(value: int, unit: int) -> Fix:

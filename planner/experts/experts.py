@@ -156,7 +156,7 @@ def _read_all(call: ExpertsCall) -> _Measured | Problem:
         shape = (len(windows[0]), len(windows[0][0]))
         if (len(loads), len(loads[0])) != shape:
             rule = f"S824 must have shape [{shape[0]}][{shape[1]}] (layers, experts), as the first window"
-            reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows of one model"
+            reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows that were recorded on one model"
             return Violation(LOADS, str(path), rule, reason, fix).at(str(path))
     if first_layers:
         return _Measured(tuple(windows), first_layers[0], drops_rows=False)
@@ -200,7 +200,7 @@ def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFi
     rows = previous.rows[num_dense:] if num_dense == _first_layer(call, measured, previous) else previous.rows
     written = str(call.previous)
     rule = f"S807 must have shape [{num_layers}][{num_slots}] (layers, slots) and hold each of {num_experts} experts"
-    fix = "give the map in service, or none"
+    fix = "give the map now in service, or leave it out"
     if (len(rows), len(rows[0])) != (num_layers, num_slots):
         return Violation("--previous", written, rule, f"it has [{len(rows)}][{len(rows[0])}]", fix)
     for layer, experts in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Which models an engine runs, by its version, and what it can do with the experts and the KV of each.
+"""The models that each version of an engine runs, and what it can do with the experts and KV of each.
 
 An engine has one class an architecture, and registers it under the name that a checkpoint's config.json gives. What
 the engine can do depends on that class: one makes slots for replicas, another forgets them; one exchanges rows by
@@ -62,7 +62,7 @@ _SGLANG_0_5_23 = {
     "gpt_oss": EngineModel(
         "GptOssForCausalLM",
         "gpt_oss.py",
-        cannot="it exchanges no rows of its experts, and widens those in MXFP4 to BF16 when GPUs share them",
+        cannot="it cannot exchange rows between its experts, and converts MXFP4 experts to BF16 when GPUs share them",
     ),
     "kimi_k2": _SGLANG_V3,
     "kimi_k25": EngineModel("KimiK25ForConditionalGeneration", "kimi_k25.py", overlaps=PHASES),

@@ -55,7 +55,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
         return Violation(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
-        reason, fix = "it cannot be parsed as such", "write it again"
+        reason, fix = "its content is none of these", "write it again"
         if path.suffix == ".pt":
             reason, fix = str(error), f'write {{"{COUNTS}": [layers][experts]}} as JSON'
         elif path.suffix in TABLES:

@@ -83,7 +83,7 @@ UNIT_OBJECTS = {
 
 
 class Ports:
-    """Where processes listen; a rank's own ports are the first plus its local rank."""
+    """The ports of processes. A rank's own ports are the first plus its local rank."""
 
     RENDEZVOUS = 29500  # on the unit's leader
     PLACES = 29501  # there too
@@ -108,7 +108,7 @@ def gateway_name(plan: str) -> str:
 
 
 def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
-    """Where clients inside the cluster reach the gateway, without `/v1`."""
+    """Return the URL at which clients inside the cluster reach the gateway, without `/v1`."""
     return f"http://{gateway_name(plan)}.{namespace}:{port}"
 
 
@@ -165,7 +165,7 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """Whose an object with these labels is: a unit's by name, or `gateway`, or `plan`."""
+    """Return the owner of an object with these labels: a unit's name, `gateway` or `plan`."""
     return labels.get(UNIT_LABEL, labels["app.kubernetes.io/component"])
 
 

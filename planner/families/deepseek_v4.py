@@ -113,5 +113,5 @@ class DeepseekV4Shapes(Shapes):
             return f"layer_types has {strange[0][:40]}, which is none of {', '.join(RATIOS)}"
         strange_ratios = sorted({each for each in self._ratios() if each not in RATIOS.values()})
         if strange_ratios:
-            return f"{strange_ratios[0]} is no ratio of the family: {', '.join(map(str, RATIOS.values()))}"
+            return f"{strange_ratios[0]} is not one of the family's ratios: {', '.join(map(str, RATIOS.values()))}"
         return None

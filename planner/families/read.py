@@ -132,16 +132,16 @@ def _of_another_family(config: Mapping[str, Any], written: str, model_type: str)
     called = f"its model_type is {model_type[:40]}"
     if inner in FAMILIES:
         rule, reason = (
-            "S302 must have a tower that is known",
-            f"{called}, of which only the text model ({inner}) is known",
+            "S302 must have encoders that tidemill knows",
+            f"{called}, and tidemill knows only its text model ({inner})",
         )
         return _wrong(
-            written, rule, reason, "write its text_config to a file of its own, and leave memory for the rest"
+            written, rule, reason, "write its text_config to a file of its own, and leave memory for the encoders"
         )
     known = ", ".join(sorted({*FAMILIES, *TOWERS}))
-    fix = "choose a model of one of these, or add the family, as planner/README.md says"
-    rule = f"S302 must be of a known family ({known})"
-    return _wrong(written, rule, f"{called}, and no file of planner/families reads that", fix)
+    fix = "choose a model of one of these, or add the family as planner/README.md describes"
+    rule = f"S302 must be a model of a known family ({known})"
+    return _wrong(written, rule, f"{called}, which tidemill cannot read", fix)
 
 
 def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Violation:

@@ -1,4 +1,4 @@
-"""Which class of which file reads which family, by the `model_type` of its `config.json`.
+"""The class that reads each family, by the `model_type` of its `config.json`.
 
 A spec names one model, so a family's file is imported when its class is first asked for. Engines run a family once it
 has its rows in `facts/engine_models.py`.

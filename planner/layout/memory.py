@@ -1,4 +1,4 @@
-"""Where one GPU's bytes go, and how many tokens of KV fit into the rest.
+"""The memory of one GPU: what takes its bytes, and how many tokens of KV fit into the rest.
 
 Why it exists: running out of memory is the first way an expert-parallel deployment fails, and it is decidable before
 anything is deployed. It answers for the layout that it is given and estimates no speed. All ranks of a phase share one
@@ -81,7 +81,7 @@ class MemoryPlan:
 
     @property
     def weight_bytes(self) -> int:
-        """With this layout's routed slots."""
+        """Return the bytes of the weights with this layout's routed slots."""
         return self.weights.total(self.num_slots)
 
     @property
@@ -91,12 +91,12 @@ class MemoryPlan:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Of the parts of the reserve."""
+        """Return the source of each part of the reserve."""
         return {part: source for part, source in SOURCES.items() if part != "cuda_graphs" or self.cuda_graphs}
 
     @property
     def free(self) -> int:
-        """For KV; negative where the layout does not fit."""
+        """Return the bytes left for KV, negative where the layout does not fit."""
         return self.gpu_bytes - self.weight_bytes - self.activations - self.buffers - self.reserve
 
     @property
@@ -106,7 +106,7 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """In whole pages: what fits, or what the spec allows if that is less."""
+        """Return the KV tokens in whole pages: what fits, or what the spec allows if that is less."""
         fitting = max(0, self.free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
         return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
 

@@ -75,7 +75,7 @@ class Weights:
         return self.attention + self.dense + self.shared + self.gates + self.embedding + self.towers
 
     def total(self, num_slots: int) -> int:
-        """With `num_slots` routed experts of each MoE layer."""
+        """Return the bytes with `num_slots` routed experts in each MoE layer."""
         return self.resident + num_slots * self.slot
 
 
@@ -126,7 +126,7 @@ def _hash_tables(model: Model) -> int:
 
 
 def _matrix_bytes(matrix: Matrix, formats: Formats, wide: int) -> int:
-    """With scales."""
+    """Return the bytes of a matrix with its scales."""
     if matrix.role in ("wide", "fp32"):
         return matrix.num_weights * (wide if matrix.role == "wide" else 4)
     kept_in: Format = getattr(formats, matrix.role)

@@ -76,7 +76,7 @@ def largest_step_field(phase: Phase) -> str:
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
-    """Of the largest step of one rank."""
+    """Return the activation bytes of one rank's largest step."""
     tokens: int = getattr(spec, largest_step_field(layout.phase))
     tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
     at_once, answers = _at_once(tokens, layout), min(tokens, spec.max_requests)
@@ -101,7 +101,7 @@ def _at_once(tokens: int, layout: PhaseLayout) -> int:
 
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
-    """Of the layer that has most: what it keeps of the tokens and of one request's whole context."""
+    """Return the values that the largest attention layer keeps for the tokens and one request's context."""
     return max(each.values(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
@@ -117,7 +117,7 @@ def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: 
 
 
 def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
-    """Of the largest moment between a normal dispatch and its combine, when each pair is of another token.
+    """Return the most bytes in use between a normal dispatch and its combine, if each pair is of another token.
 
     The rows that came are put in order of their experts; the experts compute; each token's results are added up before
     they are sent back. With overlap the other half's rows have come meanwhile. The step's shared experts are done.

@@ -62,7 +62,7 @@ def engine_container(document: LaunchDocument) -> Container:
 
 
 def _sorted(told: Mapping[str, Any]) -> dict[str, Any]:
-    """By key, as a plan that was read from its file has it."""
+    """Sort by key, as in a plan that was read from its file."""
     return dict(sorted(told.items()))
 
 

@@ -60,7 +60,7 @@ def _list_of_last_run(folder: Path) -> str:
     if text.startswith(MARK):
         return text
     if folder.exists() and any(folder.iterdir()):
-        raise _refused(folder, NOT_OURS, "files of others could be lost")
+        raise _refused(folder, NOT_OURS, "other people's files could be overwritten")
     return ""
 
 
@@ -83,7 +83,7 @@ def _is_plain(name: object) -> bool:
 def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
     for name in sorted(names):
         if (folder / name).exists():
-            raise _refused(folder / name, NOT_OURS, "files of others could be lost")
+            raise _refused(folder / name, NOT_OURS, "other people's files could be overwritten")
 
 
 def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> None:
@@ -98,7 +98,10 @@ def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> 
             if found != files.get(name) and digest_of_text(found) != digest:
                 changed.append(name)
     if changed:
-        rule, reason = "S913 must be as tidemill render wrote it", "what somebody changed since would be lost"
+        rule, reason = (
+            "S913 must be unchanged since tidemill render wrote it",
+            "somebody has edited it, and the edit would be lost",
+        )
         fix = "change the spec, or give --overwrite"
         raise CallError([Violation("", None, rule, reason, fix).at(str(folder / name)) for name in changed])
 

@@ -196,7 +196,7 @@ def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Var
 
 
 def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
-    """As templates have them, the pod's own fields first, since `values` may name them as `$(NAME)`."""
+    """Return the variables for templates, the pod's own fields first, since `values` may name them as `$(NAME)`."""
     return [{"name": name, "field": path} for name, path in fields.items()] + [
         {"name": name, "secret": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
@@ -245,14 +245,14 @@ def _stage(plan: Deployable) -> Variables | None:
 
 
 def _checkpoint_path(plan: Deployable) -> str:
-    """Where ranks read the checkpoint."""
+    """Return the path at which ranks read the checkpoint."""
     path = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]["uri"]
     assert isinstance(path, str)
     return path
 
 
 def _scheduling(kubernetes: KubernetesSpec) -> Variables:
-    """Where pods may run, and before whom."""
+    """Return the fields that say where pods may run, and before whom."""
     return {
         "host_network": kubernetes.host_network,
         "tolerations": [_toleration(each) for each in kubernetes.tolerations],
@@ -265,7 +265,7 @@ def _scheduling(kubernetes: KubernetesSpec) -> Variables:
 
 
 def _toleration(toleration: TolerationSpec) -> Variables:
-    """As Kubernetes writes it."""
+    """Return the toleration as Kubernetes writes it."""
     fields = toleration.model_dump(exclude_none=True)
     seconds = fields.pop("seconds", None)
     return fields | ({"tolerationSeconds": seconds} if seconds is not None else {})

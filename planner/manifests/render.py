@@ -98,7 +98,7 @@ def _quoted(value: Any) -> str:
 
 
 def _manifests(plan: Deployable) -> Iterator[Manifest]:
-    """In the order in which they can be created."""
+    """Yield the manifests in the order in which they can be created."""
     plan.require_runnable()
     maps = {phase: map_parts(plan, phase) for phase in dict.fromkeys(unit.phase for unit in plan.units)}
     yield from _shared(plan)

@@ -221,10 +221,10 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     needed = _num_nodes(layouts)
     parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
     usable = sum(not node.unusable for node in nodes)
-    reason = "every unit has its nodes to itself"
+    reason = "units do not share nodes"
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
-        reason += ", and units that share a node are not planned yet"
+        reason += " so far"
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)
         least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""

@@ -48,7 +48,7 @@ class Deployable:
 
     @property
     def endpoint(self) -> str:
-        """Where clients inside the cluster reach the gateway, without `/v1`."""
+        """Return the URL at which clients inside the cluster reach the gateway, without `/v1`."""
         return names.cluster_endpoint(self.name, self.kubernetes.namespace, self.gateway.port)
 
     def launch_files(self) -> dict[str, str]:
@@ -69,7 +69,10 @@ class Deployable:
         """Raise InfeasibleError when this machine cannot run the plan: other engines run in images, on GPUs."""
         self.require_runnable()
         if self.engine != OURS:
-            reason, fix = "other engines run from their images, in a cluster", "tidemill render, and apply the folder"
+            reason, fix = (
+                "other engines run only in a cluster, from their images",
+                "write manifests with tidemill render and apply them",
+            )
             violation = Violation("engine", self.engine, "S753 must be tidemill to run on this machine", reason, fix)
             raise InfeasibleError([violation.at(self.name)])
 

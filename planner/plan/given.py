@@ -1,4 +1,4 @@
-"""What a user gives to a command that takes SPEC or PLAN.json: told apart by what the file holds, not by its name.
+"""What a user gives to a command that takes SPEC or PLAN.json: recognised by its content, not by its name.
 
 JSON is also YAML, so a spec may be written in it. A plan is a JSON object with keys that only plans have.
 """

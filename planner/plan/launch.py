@@ -271,7 +271,7 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
 
 
 def _kv_tokens(spec: PhaseSpec, phase: Phase, known: Known) -> int:
-    """Of one rank, in whole pages: what memory holds or, where nobody knows, `max_requests` of full length."""
+    """Return a rank's KV tokens in whole pages: what fits or, if unknown, `max_requests` of full length."""
     if phase in known.kv_tokens:
         return known.kv_tokens[phase]
     most = spec.max_requests * in_pages(spec.max_request_tokens)

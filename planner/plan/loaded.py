@@ -44,7 +44,7 @@ __all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
-NO_PLAN = "S906 must be JSON of tidemill plan"
+NO_PLAN = "S906 must be a plan that tidemill plan -o wrote"
 WRITE_ONE = "write one with tidemill plan -o"
 ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 PLAN_AGAIN = "change the spec and plan it again"
@@ -234,7 +234,7 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     if is_deep:
         raise _refused(path, NO_PLAN, f"it is nested more than {MAX_DEPTH} deep")
     if not isinstance(data, dict) or "version" not in data:
-        raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is no JSON object")
+        raise _refused(path, NO_PLAN, "it has no version" if isinstance(data, dict) else "it is not a JSON object")
     return data
 
 
@@ -291,15 +291,15 @@ def _edited_elsewhere(plan: _Plan, data: Mapping[str, Any]) -> Iterator[Violatio
 
 def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
     if written != computed:
-        rule = f"S909 must be the digest of what it stands for ({computed[:19]}...)"
-        yield Violation(path, written, rule, "it was changed after tidemill plan wrote it", PLAN_AGAIN)
+        rule = f"S909 must match the digest of the content ({computed[:19]}...)"
+        yield Violation(path, written, rule, "the plan was edited after tidemill plan wrote it", PLAN_AGAIN)
 
 
 def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
     """Parts that refer to what is not there, or is another's; each is looked at only when those before it agree."""
     for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec)):
         if not agrees:
-            reason = "the parts of a plan refer to each other"
+            reason = "the parts of this plan contradict each other"
             yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
 
 
@@ -358,7 +358,7 @@ def _wrong_in_spec(plan: _Plan) -> Iterator[Violation]:
 
 
 def _units(plan: _Plan) -> Iterator[Unit]:
-    """As placed, numbered in their phases."""
+    """Return the units as placed, numbered in their phases."""
     counts: dict[Phase, int] = {}
     for unit in plan.units:
         index = counts.get(unit.phase, 0)

@@ -31,9 +31,11 @@ from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 from planner.plan.performance_json import performance_json
 from planner.plan.pods import pods_of
+from planner.plan.search_json import search_json
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
-from planner.search.auto import Decision
+from planner.search.decision import Decision
+from planner.search.layouts import LayoutSearch
 from planner.spec.schema import Spec
 
 __all__ = ["PLAN_VERSION", "Plan"]
@@ -52,6 +54,7 @@ class Plan:
     gpu: Gpu
     phase_gpus: Mapping[Phase, Gpu]  # of phases that run on another
     decisions: tuple[Decision, ...]  # what the spec leaves open
+    search: LayoutSearch | None  # none where no speed decided
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
     placement: Placement
@@ -70,7 +73,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the spec, the units and the Kubernetes objects."""
+        """Return the name that the spec, its units and its Kubernetes objects share."""
         return self.spec.name
 
     @property
@@ -110,7 +113,7 @@ class Plan:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where the numbers are from that no spec says."""
+        """Return the source of each number that no spec gives."""
         figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
         for phase, gpu in self.phase_gpus.items():
             figures |= {f"{phase}.gpu.{figure}": source for figure, source in gpu.sources.items()}
@@ -123,7 +126,7 @@ class Plan:
         return {name: source for name, source in self.sources.items() if source.startswith(ASSUMED)}
 
     def slot_bytes(self, phase: Phase) -> int | None:
-        """Of one more slot a GPU over all MoE layers; None where memory is not planned."""
+        """Return the bytes of one more slot a GPU over all MoE layers, or None where memory is not planned."""
         return next((each.weights.slot for each in self.memory if each.phase == phase), None)
 
     @cached_property
@@ -159,6 +162,8 @@ class Plan:
         sections: dict[str, Any] = {}
         if self.schedule:
             sections["schedule"] = _schedule_json(self.schedule)
+        if self.search:
+            sections["search"] = search_json(self.search)
         if self.cost:
             sections["cost"] = cost_json(self.cost)
         if self.phase_gpus:
@@ -170,7 +175,7 @@ class Plan:
         return sections
 
     def _coverage_json(self, expert_map: ExpertMap) -> dict[str, Any]:
-        """Of all phases that have this map, those that are worst off."""
+        """Return the worst coverage among the phases that have this map."""
         counts = [
             uncovered_experts(expert_map, self.places[phase])
             for phase, each in self.expert_maps.items()
@@ -195,7 +200,7 @@ class Plan:
         } | policy_json(self.expert_maps[phase])
 
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
-        """From the previous plan's map of the phase, where there is one of these sizes."""
+        """Return the moves from the previous plan's map of the phase, if that has the same sizes."""
         each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
         if each.moved_slots is None:
             return None
@@ -215,7 +220,7 @@ class Plan:
 
 
 def _warning_json(warning: Problem) -> dict[str, Any]:
-    """Without its place: a plan depends on what a spec says, and not on where it stands."""
+    """Return a warning without its place: a plan depends on what a spec says, not on where it says it."""
     return {key: value for key, value in warning.as_json().items() if key not in ("file", "line", "column")}
 
 

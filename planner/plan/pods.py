@@ -16,7 +16,7 @@ __all__ = ["PhasePods", "pods_of"]
 
 @dataclass(frozen=True)
 class PhasePods:
-    """Of each pod of a phase's units; a rank has one GPU."""
+    """The sizes of each pod of a phase's units; a rank has one GPU."""
 
     gpu_resource: str | None  # what a container asks for; None on CPUs
     nvlink_joins_nodes: bool  # GPUs of a unit's nodes are in one NVLink domain

@@ -16,7 +16,7 @@ __all__ = ["PreviousPlan", "read_previous"]
 
 @dataclass(frozen=True)
 class PreviousPlan:
-    """Where units were, by name, and the phases' maps."""
+    """The nodes of earlier units, by name, and the phases' maps."""
 
     nodes: Mapping[str, Sequence[str]]
     maps: Mapping[Phase, Rows]

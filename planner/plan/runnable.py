@@ -36,9 +36,18 @@ def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:
     model = spec.written.model
     if isinstance(model, str):
         words = f"write model: {{catalog: {model}, checkpoint: ...}}, with the folder's path in the pod"
-        yield Violation("model", model, "S702 must name a checkpoint to run", "a catalog entry has no weights", words)
+        yield Violation(
+            "model",
+            model,
+            "S702 must give a checkpoint for the model to run",
+            "the catalog has shapes but no weights",
+            words,
+        )
     elif model.checkpoint is None:
-        reason, fix = "shapes alone compute nothing", "write its folder in the pod, as checkpoint: /models/..."
+        reason, fix = (
+            "without weights there is nothing to compute with",
+            "write its folder in the pod, as checkpoint: /models/...",
+        )
         yield Violation("model.checkpoint", None, "S703 is required to run", reason, fix)
 
 
@@ -58,12 +67,15 @@ def _another_engine(model_type: str) -> str:
 
 
 def _not_on_this_gpu(spec: ResolvedSpec) -> Iterator[Violation]:
-    rule, reason = "S704 must be cpu or an NVIDIA GPU to run", "FP8 and PyTorch are others on AMD's GPUs"
+    rule, reason = (
+        "S704 must be cpu or an NVIDIA GPU to run",
+        "AMD's GPUs use other FP8 formats and another build of PyTorch, which tidemill does not support yet",
+    )
     for path, name, gpu in spec.named_gpus():
         if gpu.is_rocm:
             yield Violation(path, name, rule, reason, "plan it for other GPUs, or keep the plan for a review")
     if spec.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in spec.named_gpus()):
-        reason = "nobody has measured yet that the kernels of GPUs give a request the same bits in every batch"
+        reason = "it has not been verified yet that GPU kernels give a request the same bits in every batch"
         yield Violation(
             "deterministic", True, "S732 must be false to run on GPUs", reason, Fix("nearest: false", ({HERE: False},))
         )
@@ -73,7 +85,7 @@ def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase in spec.phases:
         attention_tp = spec.phase(phase).attention_tp
         if attention_tp != 1:
-            reason = "the bundled runtime gives each rank requests of its own so far: attention is data-parallel only"
+            reason = "the bundled runtime gives each rank its own requests so far: attention is data-parallel only"
             yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
         yield from _kv_in_another_type(phase, spec)
         precision = spec.phase(phase).precision

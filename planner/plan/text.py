@@ -21,10 +21,11 @@ from planner.plan.cost_text import cost_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
+from planner.plan.search_text import search_text
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
-from planner.search.auto import DEFAULT
+from planner.search.decision import DEFAULT
 from planner.spec.pods import PatchSpec
 from planner.spec.schema import PhaseSpec
 
@@ -47,6 +48,7 @@ def plan_text(plan: Plan) -> str:
         _head,
         _warnings,
         _decisions,
+        search_text,
         _phases,
         _memory,
         _units,
@@ -139,7 +141,7 @@ def _defaults(plan: Plan) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """As YAML writes it."""
+    """Return the value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -180,7 +182,7 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
 
 
 def _memory(plan: Plan) -> str:
-    """Of one GPU, in GB of 1e9 bytes; what is left is KV."""
+    """Return the memory of one GPU, in GB of 1e9 bytes; what is left is KV."""
     if not plan.memory:
         return ""
     head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")

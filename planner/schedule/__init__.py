@@ -1,1 +1,1 @@
-"""Which units are on at which time of the day."""
+"""The units that are on at each time of the day."""

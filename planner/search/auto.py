@@ -1,11 +1,14 @@
 """The numbers that a spec leaves to the planner: `auto` becomes a number with a reason, and defaults are named.
 
-What memory and shapes decide, in this order:
+With an SLO, or with `auto` for what memory cannot decide (`units`, `attention_tp`, `max_batch_tokens`), speed decides
+where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory and shapes do, in this order:
     ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one);
                         fewer GPUs in a unit are fewer that stop together, and less traffic between nodes
     redundant_experts   the fewest that give every GPU equally many slots, at least one, so that hot experts have
                         replicas: 32 at EP32 and at EP144 of 256, as the published system has; none where only that fits
     max_requests        as many of full length as KV has room for
+    attention_tp        1, and max_batch_tokens its default
+    units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
 
 A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog says no checkpoint, so that it takes
@@ -17,7 +20,7 @@ The spec with the numbers in place is checked like any other, so that what is de
 of `spec/schema.py`; here they are only told.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,41 +28,52 @@ from pydantic import BaseModel
 
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryPlan
+from planner.search.decision import DEFAULT, Decision
+from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes, wants_speed
+from planner.search.speed import LayoutOf, MemoryOf
+from planner.search.why import reasons_of
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.schema import AUTO, PhaseSpec, Spec
 
-__all__ = ["DEFAULT", "Decision", "decide"]
+__all__ = ["DEFAULT", "Decided", "Decision", "decide"]
 
-DEFAULT = "default"
+NO_SPEED = "what it is by default, as speeds decide it and are not known"
 
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
 MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 Numbers = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Decision:
-    """A value that the spec does not say, and why it is this one."""
+class Decided:
+    """A spec with a number for every `auto`."""
 
-    path: str
-    value: Any
-    why: str
+    spec: ResolvedSpec
+    decisions: tuple[Decision, ...]  # all that was decided or taken by default
+    search: LayoutSearch | None  # what was tried, where speed decided
 
 
-def decide(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, tuple[Decision, ...]]:
-    """`spec` with numbers for every `auto`, which `memory_of` tries, and all that was decided or taken by default.
+def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Decided:
+    """Return `spec` with numbers for every `auto`, which `memory_of` and `layout_of` try.
 
-    Raises SpecError when no number would do.
+    Raises SpecError when no number would do, and InfeasibleError when no layout keeps the SLO.
     """
     spec, decisions = _as_its_checkpoint(spec)
+    search = search_layouts(spec, memory_of, layout_of) if wants_speed(spec) else None
+    by_speed = search.values(spec) if search else _without_speed(spec)
+    if search:
+        decisions += reasons_of(search, spec, by_speed)
+    else:
+        decisions += [Decision(path, number, NO_SPEED) for path, number in by_speed.items()]
+    spec = with_values(spec, by_speed) if by_speed else spec
     for phase in spec.phases:
         if any(_is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
             numbers, num_held = _decide(spec, phase, memory_of)
             decisions += _reasons(spec, phase, numbers, num_held)
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
+    spec, of_nodes = _fill(spec)
+    decisions += of_nodes
     decisions += _of_windows(spec.written)
     decided = {each.path for each in decisions}
     if spec.written.expert_load.file is not None:
@@ -71,7 +85,27 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, tuple
         decisions += named
         spec = with_values(spec, {each.path: each.value for each in named})
     defaults = _defaults(spec.written, spec.document.data, "")
-    return spec, (*decisions, *(each for each in defaults if each.path not in decided))
+    return Decided(spec, (*decisions, *(each for each in defaults if each.path not in decided)), search)
+
+
+def _without_speed(spec: ResolvedSpec) -> Numbers:
+    """Return the defaults of what only speed could decide."""
+    fields = {"attention_tp": 1, "max_batch_tokens": int(PhaseSpec.model_fields["max_batch_tokens"].default)}
+    found = {(phase, field): number for phase in spec.phases for field, number in fields.items()}
+    return {
+        f"{phase}.{field}": number for (phase, field), number in found.items() if _is_auto(spec.phase(phase), field)
+    }
+
+
+def _fill(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
+    """Return `spec` with units in place of those `auto` that speed has left: as many of each phase as fit."""
+    left = [phase for phase in spec.phases if _is_auto(spec.phase(phase), "units")]
+    if not left:
+        return spec, []
+    numbers = units_by_nodes(spec)
+    why = "as many of each phase as the nodes hold: how fast they are is not known"
+    decisions = [Decision(f"{phase}.units", numbers[phase], why) for phase in left]
+    return with_values(spec, {each.path: each.value for each in decisions}), decisions
 
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:
@@ -144,7 +178,7 @@ def _is_auto(section: PhaseSpec, field: str) -> bool:
 
 
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
-    """Of full length at a time, on one GPU; prefill computes one and hands it on."""
+    """Return the wanted requests of full length on one GPU; prefill computes one and hands it on."""
     return 1 if phase == "prefill" or _is_auto(section, "max_requests") else section.max_requests
 
 
@@ -192,7 +226,7 @@ def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]
 
 
 def _of_windows(spec: Spec) -> Iterator[Decision]:
-    """With a schedule, units are counted there."""
+    """Yield the units of each phase that a schedule counts, where there is one."""
     if spec.schedule is not None:
         for phase in spec.phases:
             yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")

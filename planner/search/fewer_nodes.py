@@ -15,7 +15,7 @@ __all__ = ["merged_units", "num_usable", "smaller_units"]
 
 
 def smaller_units(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator[Change]:
-    """Where not even one unit each fits: EP sizes of whole nodes that do, those that use most GPUs first.
+    """Yield EP sizes of whole nodes that fit where not even one unit each does; most GPUs first.
 
     Units that have redundant experts keep some, unless `fewest_slots` are asked for.
     """

@@ -25,9 +25,9 @@ from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, applied
-from planner.search.auto import MemoryOf
 from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
 from planner.search.in_words import fix_of
+from planner.search.speed import MemoryOf
 from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]
@@ -139,7 +139,7 @@ def _without_repeats(changes: Iterable[Change], spec: ResolvedSpec) -> Iterator[
 
 
 def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Of each field that moves no GPU, the smallest change that does; what costs nothing to change stands first."""
+    """Yield the smallest sufficient change of each field that moves no GPU; what costs nothing comes first."""
     if spec.written.coverage != "none":
         yield from _first(_covering_slots(spec), works)
         yield from _first(({"coverage": less} for less in ("node", "none") if less != spec.written.coverage), works)
@@ -338,7 +338,7 @@ def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
-    """On a single node a unit that does both, in place of two that cannot share it."""
+    """Yield a unit that does both, for a single node that two units cannot share."""
     cluster, written = spec.cluster, spec.document.data
     usable = num_usable(spec)
     sizes = {spec.phase(phase).ep_size for phase in spec.phases}

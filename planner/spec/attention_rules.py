@@ -11,7 +11,7 @@ from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
 from planner.spec.schema import MAX_ATTENTION_TP
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "attention_sizes"]
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -25,8 +25,8 @@ def attention_groups_are_alike(
     if ep_size % attention_tp == 0 and _fills_nodes(attention_tp, gpus_per_node):
         return None
     rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
-    reason = "GPUs that share attention stand on an equal part of a node, or on whole nodes"
-    return Broken(rule, reason, nearest_of(attention_tp, _attention_sizes(ep_size, gpus_per_node, model)))
+    reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
+    return Broken(rule, reason, nearest_of(attention_tp, attention_sizes(ep_size, gpus_per_node, model)))
 
 
 @_reads("{phase}.attention_tp", "model.shapes", "{phase}.ep_size?", "cluster.gpus_per_node?")
@@ -39,7 +39,7 @@ def attention_divides_by_heads(
     heads, kv_heads = next(each for each in _heads(model) if not _are_whole(attention_tp, *each))
     kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
     rule = f"S509 must divide the {heads} attention heads{kv}"
-    sizes = _attention_sizes(ep_size, gpus_per_node, model)
+    sizes = attention_sizes(ep_size, gpus_per_node, model)
     return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, sizes))
 
 
@@ -54,10 +54,10 @@ def kv_is_as_kernels_keep_it(
     rule = f"S519 must be {model.only_kv} for {model.model_type}, it keeps {kept}"
     change = {f"{phase}.kv_precision": model.only_kv for phase in PHASES if phase in written}
     fix = Fix(f"write kv_precision: {model.only_kv} in all phases", (change,))
-    return Broken(rule, "kernels keep its compressed KV in no other form", fix)
+    return Broken(rule, "kernels store its compressed KV in this form only", fix)
 
 
-def _attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:
+def attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:
     """Sizes of attention groups that all take which are known; one GPU always does."""
     return [
         size

@@ -268,10 +268,10 @@ def _catalog_model(path: str, name: str) -> Model | Violation:
         return MODELS[name]
     known = ", ".join(MODELS)
     if meant := catalog_name(name):
-        rule, reason = f"S304 must be in the catalog ({known})", "its figures are not known"
+        rule, reason = f"S304 must be in the catalog ({known})", "tidemill does not know its figures"
         return Violation(path, name, rule, reason, did_you_mean(name, [meant]))
     rule = f"S307 is not planned yet: the catalog has {known}"
-    return Violation(path, name, rule, "its figures are not known", _by_its_files(name))
+    return Violation(path, name, rule, "tidemill does not know its figures", _by_its_files(name))
 
 
 def _of_the_catalog(violation: Violation) -> Violation:
@@ -279,7 +279,7 @@ def _of_the_catalog(violation: Violation) -> Violation:
     name = named_on_hub(violation.value) if violation.path == "model.config" else None
     if name is None:
         return violation
-    reason = f"a name on a hub is no file, and the catalog has that model as {name}"
+    reason = f"this is the name of a model on a hub, not a file; the catalog calls it {name}"
     return replace(violation, reason=reason, fix=Fix(f"write catalog: {name}", ({HERE: None, "model.catalog": name},)))
 
 
@@ -301,7 +301,7 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
     if product := unplanned_gpu(name):
         rule, reason = f"S306 is not planned yet: the catalog has {known}", f"the figures of {product} are not known"
         return Violation(path, name, rule, reason, "describe it, as gpu: {name: ...}")
-    rule, reason = f"S305 must be in the catalog ({known})", "its figures are not known"
+    rule, reason = f"S305 must be in the catalog ({known})", "tidemill does not know its figures"
     return Violation(path, name, rule, reason, did_you_mean(name, list(GPUS)))
 
 
@@ -323,7 +323,7 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
 
 
 def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:
-    """Which keys are written, be it misspelt, for the rules that some exclude others."""
+    """Collect the keys present in the spec, misspelt ones included, for rules about keys that exclude others."""
     sections = {name: section for name, section in data.items() if isinstance(section, dict)}
     given = {
         f"{name}.given": frozenset(key for key, value in section.items() if value is not None)

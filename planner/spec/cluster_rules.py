@@ -45,7 +45,7 @@ def peers_are_part_of_the_whole(peer: str | None, nvlink: str | None) -> Broken 
     """All links of a mesh together are at least one of them."""
     if peer is None or nvlink is None or (read_link(peer) or 0) <= (read_link(nvlink) or 0):
         return None
-    reason = "nvlink is what a GPU sends to all others together"
+    reason = "nvlink is the bandwidth of a GPU to all others together, so it includes this"
     return Broken(f"S416 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
 
 
@@ -69,7 +69,7 @@ def domains_and_nodes_fit_together(domain: int | None, gpus_per_node: int) -> Br
     rule = f"S418 must divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
     parts = [size for size in range(1, gpus_per_node) if gpus_per_node % size == 0]
     whole = [gpus_per_node, domain - domain % gpus_per_node or gpus_per_node, domain + -domain % gpus_per_node]
-    reason = "a domain is made of whole nodes, or a node of whole domains"
+    reason = "an NVLink domain covers whole nodes, or a node holds whole domains"
     return Broken(rule, reason, nearest_of(domain, sorted({*parts, *whole})))
 
 
@@ -82,7 +82,7 @@ def shared_nics_have_links(gpus_per_nic: int, nic: str | None) -> Broken | None:
 def _alone(is_alone: bool, link: str, example: str) -> Broken | None:
     if not is_alone:
         return None
-    rule, reason = f"S417 must come with {link}", "without it no link is planned"
+    rule, reason = f"S417 must come with {link}", "it describes a link that would not exist"
     return Broken(rule, reason, f"write {link} too, for example {link}: {example}, or remove it")
 
 
@@ -97,9 +97,9 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
     )
     if coverage != "rack" or named:
         return None
-    rule = "S516 must come with the racks of all nodes"
+    rule = "S516 needs the rack of every node"
     fix = for_example("cluster.rack_size: 4") if isinstance(nodes, int) else "write rack for each node"
-    return Broken(rule, "experts are spread over racks that are known", fix)
+    return Broken(rule, "replicas are spread over racks, so each node's rack must be known", fix)
 
 
 @_reads("cluster.nodes")
@@ -112,7 +112,7 @@ def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
             right = _free_name(_node_name(name, index), taken)
             taken.add(right)
             fix = nearest(right)
-            yield Broken(rule, "no Kubernetes node is called so", fix, f"cluster.nodes.{index}.name", name)
+            yield Broken(rule, "no Kubernetes node can have this name", fix, f"cluster.nodes.{index}.name", name)
 
 
 @_reads("cluster.nodes")
@@ -123,7 +123,7 @@ def nodes_are_listed_once(nodes: Nodes) -> Iterator[Broken]:
         if name in first:
             rule = f"S408 must be listed once, it is cluster.nodes.{first[name]} too"
             fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
-            yield Broken(rule, "its GPUs would be given to two units", fix, f"cluster.nodes.{index}.name", name)
+            yield Broken(rule, "otherwise its GPUs would be used twice", fix, f"cluster.nodes.{index}.name", name)
         first.setdefault(name, index)
 
 
@@ -135,7 +135,7 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
         gpu = node.get("gpu")
         if gpu is not None and gpu not in known and unplanned_gpu(gpu) is None:
             rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({', '.join(known[1:])})"
-            reason = "a node with another GPU is not used"
+            reason = "the plan can only use GPUs whose figures it knows"
             yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
@@ -148,8 +148,10 @@ def phases_have_nodes_with_their_gpus(gpu: str | None, nodes: Nodes, own: str | 
         or any(node.get("gpu") == gpu or isinstance(node, Partial) for _, node in _listed(nodes))
     ):
         return None
-    rule = "S530 must come with a list of nodes, of which some have it"
-    reason = "nodes that are only counted have cluster.gpu" if isinstance(nodes, int) else "none of these has it"
+    rule = "S530 must come with a list of nodes, some of which have this GPU"
+    reason = (
+        "nodes given as a number all have cluster.gpu" if isinstance(nodes, int) else "none of the listed nodes has it"
+    )
     return Broken(rule, reason, f"write gpu: {gpu} at the nodes that have it")
 
 
@@ -160,7 +162,9 @@ def taints_are_as_kubernetes_writes_them(nodes: Nodes) -> Iterator[Broken]:
         for number, taint in enumerate(node.get("taints", [])):
             if not TAINT.fullmatch(taint):
                 rule = "S409 must be KEY=VALUE:EFFECT or KEY:EFFECT"
-                reason = "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the node can be used"
+                reason = (
+                    "the effect, NoSchedule, NoExecute or PreferNoSchedule, decides whether the plan may use the node"
+                )
                 place = f"cluster.nodes.{index}.taints.{number}"
                 yield Broken(rule, reason, _taint(taint), place, taint)
 
@@ -184,7 +188,7 @@ def spares_are_listed_once(spares: list[str]) -> Iterator[Broken]:
     for index, name in enumerate(spares):
         if name in spares[:index]:
             rule = f"S432 must be listed once, it is cluster.spares.{spares.index(name)} too"
-            yield Broken(rule, "it can stand in for one node", removal(), f"cluster.spares.{index}", name)
+            yield Broken(rule, "a spare can replace only one node", removal(), f"cluster.spares.{index}", name)
 
 
 @_reads(
@@ -203,7 +207,7 @@ def spares_have_the_gpus_of_those_they_stand_in_for(
         has = node.get("gpu") or gpu, gpus_per_node if node.get("gpus") is None else node["gpus"]
         if gpu is not None and (has[0] not in used or has[1] < gpus_per_node):
             rule = f"S433 must have {gpus_per_node} {' or '.join(used)}, it has {has[1]} {has[0]}"
-            reason = "it takes the ranks of a node that is lost"
+            reason = "it must be able to take over all ranks of a lost node"
             yield Broken(rule, reason, removal(), f"cluster.spares.{index}", spare)
 
 
@@ -228,7 +232,7 @@ def power_domains_are_counted_or_listed(size: int | None, nodes: Nodes) -> Broke
 def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | None:
     if size is None or isinstance(nodes, int):
         return None
-    reason = f"listed nodes each say their {key}"
+    reason = f"each listed node gives its own {key}"
     fix = removal(words=f"remove it, and write {key} for each node")
     return Broken("S410 must not stand beside a list of nodes", reason, fix)
 
@@ -288,15 +292,15 @@ def timezone_is_the_ianas(timezone: str) -> Broken | None:
     """Clocks of the controller follow it, summer time included."""
     if is_timezone(timezone):
         return None
-    rule = "S518 must be a time zone of the IANA"
-    reason = "no other name says which way it counts and when clocks change"
+    rule = "S518 must be a name from the IANA time zone database"
+    reason = "other names leave the sign of the offset or daylight saving time open"
     return Broken(rule, reason, nearest_timezone(timezone))
 
 
 @_reads("schedule.windows")
 def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
     """Each lasts until the next one's."""
-    yield from at_different_times("S511", "schedule.windows", windows, "only one of them can be on")
+    yield from at_different_times("S511", "schedule.windows", windows, "only one window can start at a time")
 
 
 @_reads("schedule.windows", "spec.sections")
@@ -308,9 +312,11 @@ def windows_count_the_phases_that_there_are(
     for index, window in enumerate(windows):
         given = [key for key, number in window.items() if key != "at" and number is not None]
         if sorted(given) != sorted(wanted) and not isinstance(window, Partial):
-            rule = f"S512 must say {' and '.join(wanted)}, it says {' and '.join(given) or 'nothing'}"
+            rule = f"S512 must set {' and '.join(wanted)}, it sets {' and '.join(given) or 'nothing'}"
             place = f"schedule.windows.{index}"
-            yield Broken(rule, "each window counts the units of each phase", _counted(place, given, wanted), place)
+            yield Broken(
+                rule, "each window sets the number of units of each phase", _counted(place, given, wanted), place
+            )
 
 
 @_reads("schedule.windows")
@@ -335,7 +341,7 @@ def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
         return None
     words = " and ".join(f"{key}: 1" for key in counts)
     fix = for_example(f"{words} in the first")
-    return Broken("S514 must have units in some window", "nothing is ever on", fix, "schedule")
+    return Broken("S514 must have units in some window", "otherwise nothing ever runs", fix, "schedule")
 
 
 @_reads("{phase}.units", "{phase}.given", "spec.sections")
@@ -343,7 +349,7 @@ def units_are_counted_once(_: int, given: frozenset[str], sections: frozenset[st
     """Two numbers could differ."""
     if "units" not in given or "schedule" not in sections:
         return None
-    return Broken("S515 must not stand beside a schedule", "its windows say how many units there are", removal())
+    return Broken("S515 must not stand beside a schedule", "the schedule's windows set the number of units", removal())
 
 
 def _counted(place: str, given: list[str], wanted: list[str]) -> Fix | str:

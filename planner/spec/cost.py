@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from planner.facts.catalog import GPUS
 from planner.spec.section import Section
 
 __all__ = ["CostSpec", "CurrencySpec", "PriceHourSpec", "PriceSpec", "RateHourSpec", "SupplyKind", "SupplySpec"]
 
 MAX_USD = 1e6  # for a GPU-hour or a million tokens
+_A_GPU = next(name for name in GPUS if name != "cpu")
 TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 SupplyKind = Literal["own", "rented", "spot"]
@@ -21,7 +23,7 @@ SupplyKind = Literal["own", "rented", "spot"]
 class RateHourSpec(Section):
     """What a GPU-hour costs from a time of day on."""
 
-    at: str = Field(pattern=TIME_OF_DAY, description="From when, HH:MM.", examples=["22:00"])
+    at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["22:00"])
     usd_per_gpu_hour: float = Field(ge=0, le=MAX_USD, description="What a GPU costs an hour then.", examples=[1.2])
 
 
@@ -34,7 +36,7 @@ class SupplySpec(Section):
         examples=["own"],
     )
     gpu: str | None = Field(
-        default=None, min_length=1, description="Their GPUs, the cluster's unless given.", examples=["h20"]
+        default=None, min_length=1, description="Their GPUs, the cluster's unless given.", examples=[_A_GPU]
     )
     nodes: int | None = Field(
         default=None, ge=1, le=20_000, description="How many there are, without limit unless given.", examples=[128]
@@ -51,7 +53,7 @@ class SupplySpec(Section):
 class PriceHourSpec(Section):
     """What prices are multiplied with from a time of day on."""
 
-    at: str = Field(pattern=TIME_OF_DAY, description="From when, HH:MM.", examples=["00:30"])
+    at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["00:30"])
     factor: float = Field(
         ge=0, le=100, description="What prices are multiplied with, 0.25 for 75 % off.", examples=[0.25]
     )
@@ -69,7 +71,7 @@ class PriceSpec(Section):
         default=None,
         min_length=1,
         description="The name that these prices are asked for, where several are served.",
-        examples=["deepseek-v3"],
+        examples=["my-model"],
     )
     share: float = Field(
         default=1.0, ge=0, le=1, description="Share of the traffic that asks for this model.", examples=[0.4]

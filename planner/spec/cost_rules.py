@@ -12,7 +12,7 @@ __all__ = ["RULES"]
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
-ONE_RATE = "only one of them can hold"
+ONE_RATE = "only one of them can apply"
 TOLERANCE = 1e-6  # of shares that were written with so many digits
 
 
@@ -21,8 +21,8 @@ def some_hour_has_demand(profile: Sequence[float] | None) -> Broken | None:
     """A day's tokens come at some hour."""
     if profile is None or any(profile):
         return None
-    fix = Fix("leave it out, for a day of equal hours", ({"traffic.profile": None},))
-    return Broken("S610 must be above 0 in some hour", "the day's tokens come at some hour", fix)
+    fix = Fix("leave it out to spread tokens evenly over the day", ({"traffic.profile": None},))
+    return Broken("S610 must be above 0 in some hour", "the day's tokens must arrive at some hour", fix)
 
 
 @_reads("cost.usd_per_gpu_hour", "cost.given", "spec.sections")
@@ -31,7 +31,7 @@ def what_is_sold_is_counted(_: float, given: frozenset[str], sections: frozenset
     if "prices" not in given or "traffic" in sections:
         return None
     fix = for_example("traffic: {input_tokens: 608e9, output_tokens: 168e9, cache_hit_rate: 0.563}")
-    return Broken("S611 must stand beside traffic", "income is prices times the tokens of a day", fix, "cost.prices")
+    return Broken("S611 must stand beside traffic", "income is the price times the tokens of a day", fix, "cost.prices")
 
 
 @_reads("cost.prices")
@@ -44,7 +44,7 @@ def shares_make_a_whole(prices: Sequence[Mapping[str, Any]] | None) -> Broken | 
     if abs(total - 1) <= TOLERANCE:
         return None
     rule = f"S612 must have shares that add up to 1, they add up to {total:g}"
-    return Broken(rule, "each token of the traffic is asked of one model", _whole(shares))
+    return Broken(rule, "each token of the traffic goes to exactly one model", _whole(shares))
 
 
 @_reads("cost.prices.share")
@@ -53,7 +53,7 @@ def one_price_list_has_all_traffic(share: float) -> Broken | None:
     if abs(share - 1) <= TOLERANCE:
         return None
     rule = "S612 must be 1 where one model has prices"
-    return Broken(rule, "tokens that nobody pays for are said by paid_share", nearest(1))
+    return Broken(rule, "write tokens that nobody pays for as paid_share", nearest(1))
 
 
 @_reads("cost.supplies")
@@ -62,7 +62,12 @@ def own_nodes_are_counted(supplies: Sequence[Mapping[str, Any]]) -> Iterator[Bro
     for index, each in enumerate(supplies):
         if each.get("kind") == "own" and each.get("nodes") is None and not isinstance(each, Partial):
             place = f"cost.supplies.{index}.nodes"
-            yield Broken("S613 is required for own nodes", "they are paid all day", for_example("nodes: 128"), place)
+            yield Broken(
+                "S613 is required for own nodes",
+                "own nodes cost money all day, used or not",
+                for_example("nodes: 128"),
+                place,
+            )
 
 
 @_reads("cost.supplies", "cluster.gpu?", "cluster.gpu.name?", "prefill.gpu?", "decode.gpu?", "mixed.gpu?")
@@ -74,7 +79,7 @@ def supplies_have_gpus_of_the_phases(supplies: Sequence[Mapping[str, Any]], *gpu
         if used and gpu is not None and gpu not in used:
             rule = f"S614 must be what a phase runs on ({', '.join(used)})"
             place = f"cost.supplies.{index}.gpu"
-            yield Broken(rule, "no unit would use these nodes", did_you_mean(gpu, used), place, gpu)
+            yield Broken(rule, "otherwise no unit could use these nodes", did_you_mean(gpu, used), place, gpu)
 
 
 @_reads("cost.hours")

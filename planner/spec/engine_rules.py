@@ -21,9 +21,9 @@ def versions_are_known(version: str | None, name: EngineName) -> Broken | None:
     if version is None or version in known:
         return None
     if not known:
-        return Broken(f"S541 must not come with {name}", "kubernetes.image says which it is", removal())
+        return Broken(f"S541 must not come with {name}", "kubernetes.image decides the version", removal())
     rule = f"S540 must be {' or '.join(known)}"
-    return Broken(rule, f"the options of another {name} were not read", nearest(*known))
+    return Broken(rule, f"tidemill has not read the options of other versions of {name}", nearest(*known))
 
 
 @_reads("split", "spec.sections", "engine?", "engine.name?")

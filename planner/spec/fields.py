@@ -71,8 +71,8 @@ def _not_told(number: int) -> list[Violation]:
     """Say that there are more mistakes: nobody reads thousands, and asking what was meant by each takes minutes."""
     if number == 0:
         return []
-    rule = f"S109 must have at most {MAX_TOLD} wrong fields to be told all of them"
-    return [Violation("", None, rule, f"it has {number:,} more", "mend those that are told first")]
+    rule = f"S109 must have at most {MAX_TOLD} wrong fields for all of them to be listed"
+    return [Violation("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
 
 
 class _Wrong:
@@ -154,7 +154,7 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     if kind in WANTED:
         return _of_another_type(path, value, WANTED[kind])
     if kind == "string_pattern_mismatch":
-        rule = "S209 must have another form"
+        rule = "S209 must have the form that the field requires"
         return Violation(path, value, rule, sentence_of(field_at(path)), instead_of(path, value))
     if kind in ("too_short", "too_long"):
         return _entries(path, value, limits)
@@ -173,7 +173,7 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         taken_out = instead_of(path, value) if isinstance(value, list) else None
         chosen = taken_out if taken_out and taken_out.changes else did_you_mean(value_as_we_say(path, value), choices)
         is_said = not chosen.changes and len(choices) > MAX_CHOICES
-        return Violation(path, value, rule, "nothing else is understood", "write one of these" if is_said else chosen)
+        return Violation(path, value, rule, "there are no other choices", "write one of these" if is_said else chosen)
     return _out_of_range(path, value, kind, limits)
 
 
@@ -237,11 +237,15 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
 
 def _entries(path: str, value: list[Any], limits: Mapping[str, Any]) -> Violation:
     if "min_length" in limits:
-        rule, fix = f"S210 must have at least {limits['min_length']} entries", example_at(path)
+        rule, fix = f"S210 must have at least {_number_of_entries(limits['min_length'])}", example_at(path)
     else:
         most = limits["max_length"]
-        rule, fix = f"S210 must have at most {most} entries", Fix("shorten it", ({HERE: value[:most]},))
+        rule, fix = f"S210 must have at most {_number_of_entries(most)}", Fix("shorten it", ({HERE: value[:most]},))
     return Violation(path, value, rule, f"it has {len(value)}", fix)
+
+
+def _number_of_entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number} entries"
 
 
 def _noun(value: Any) -> str:

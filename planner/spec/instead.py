@@ -114,7 +114,7 @@ def example_at(path: str) -> Fix:
 
 
 def as_yaml(value: Any) -> str:
-    """On one line, as one would write it."""
+    """Return the value on one line, as one would write it."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
@@ -205,7 +205,7 @@ def _within(field: FieldInfo, number: Any) -> Any:
 
 
 def _first_example(field: FieldInfo) -> Any:
-    """As declared, or of a section the keys that it must have."""
+    """Return the declared example, or for a section the keys that it must have."""
     return field.examples[0] if field.examples else _section_example(section_of(field))
 
 

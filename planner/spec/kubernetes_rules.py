@@ -15,11 +15,11 @@ _reads = declare_in(RULES)
 
 @_reads("kubernetes.namespace")
 def namespace_is_a_dns_label(namespace: str) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
         return None
     rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kubernetes takes no other namespace", nearest(slug(namespace)))
+    return Broken(rule, "Kubernetes accepts no other namespace name", nearest(slug(namespace)))
 
 
 @_reads("kubernetes.image")
@@ -39,12 +39,12 @@ def _one_word(image: str) -> Broken | None:
     if image == without_spaces:
         return None
     rule = "S404 must be an image reference without spaces"
-    return Broken(rule, "nodes could not pull it", nearest(without_spaces))
+    return Broken(rule, "no node could pull it", nearest(without_spaces))
 
 
 @_reads("kubernetes.image_pull_secrets")
 def pull_secrets_are_names(secrets: Sequence[str]) -> Iterator[Broken]:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     for index, name in enumerate(secrets):
         if not is_object_name(name):
             yield no_object_name(f"kubernetes.image_pull_secrets.{index}", name)
@@ -52,7 +52,7 @@ def pull_secrets_are_names(secrets: Sequence[str]) -> Iterator[Broken]:
 
 @_reads("kubernetes.volumes")
 def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     for index, volume in enumerate(volumes):
         claim = volume.get("claim")
         if claim is not None and not is_object_name(claim):

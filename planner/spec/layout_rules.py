@@ -132,7 +132,7 @@ def ep_size_divides_physical_experts(
     if num_physical % ep_size == 0:
         return None
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
-    reason = "all GPUs of a unit hold equally many experts"
+    reason = "every GPU of a unit holds the same number of experts"
     is_kept = phase is not None and _is_whole_nodes(ep_size, gpus_per_node)
     numbers = _even_redundant(ep_size, redundant, num_logical) if is_kept else []
     if not numbers:
@@ -152,27 +152,27 @@ def unit_fills_whole_nodes(
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
     sizes = _ep_sizes(num_physical, gpus_per_node, room)
-    return Broken(rule, "a unit has its nodes to itself", nearest_of(ep_size, sizes))
+    return Broken(rule, "units do not share nodes", nearest_of(ep_size, sizes))
 
 
 @_reads("{phase}.redundant_experts", "{phase}.ep_size", "model.shapes")
 def replicas_have_gpus_of_their_own(redundant: int, ep_size: int, model: Model) -> Broken | None:
-    """At most one replica of an expert on each GPU."""
+    """Allow at most one replica of an expert on each GPU."""
     most = model.num_routed_experts * (ep_size - 1)
     if redundant <= most:
         return None
     rule = f"S503 must be at most {most} ({model.num_routed_experts} experts x {ep_size - 1} further GPUs)"
-    return Broken(rule, "a second replica on the same GPU shares no load", nearest(most))
+    return Broken(rule, "a second replica on the same GPU would share no load", nearest(most))
 
 
 @_reads("{phase}.max_request_tokens", "model.shapes")
 def requests_fit_the_model(max_request_tokens: int, model: Model) -> Broken | None:
-    """Beyond its positions a model answers nonsense."""
+    """Refuse requests beyond the model's positions, where it answers nonsense."""
     most = model.max_position_embeddings
     if max_request_tokens <= most:
         return None
     rule = f"S504 must be at most max_position_embeddings ({most})"
-    return Broken(rule, "the model knows no later positions", nearest(most))
+    return Broken(rule, "the model has no positions beyond these", nearest(most))
 
 
 @_reads("{phase}.max_kv_tokens", "{phase}.max_request_tokens")
@@ -181,7 +181,7 @@ def kv_holds_a_request(max_kv_tokens: int | None, max_request_tokens: int) -> Br
     if max_kv_tokens is None or max_kv_tokens >= max_request_tokens:
         return None
     rule = f"S517 must be at least max_request_tokens ({max_request_tokens})"
-    return Broken(rule, "a request needs all its KV at a time", nearest(max_request_tokens))
+    return Broken(rule, "a request keeps all its KV in memory at once", nearest(max_request_tokens))
 
 
 # Prefill and decode together
@@ -195,13 +195,13 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
         return None
     if "mixed" in given:
         others = given[:-1]
-        rule = f"S507 must stand alone, not with {' and '.join(others)}"
+        rule = f"S507 must not be combined with {' and '.join(others)}"
         fix = removal(*others)
         if len(others) == 2:  # without mixed they are a whole
             fix = Fix(f"remove mixed, or {' and '.join(others)}", (*removal("mixed").changes, *fix.changes))
-        return Broken(rule, "a mixed unit does both", fix, path="mixed")
+        return Broken(rule, "a mixed unit does the work of both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
-    rule = "S507 is required, unless mixed stands instead of prefill and decode"
+    rule = "S507 is required, unless mixed replaces prefill and decode"
     words = " and ".join(f"{phase}: {{ep_size: {AUTO}}}" for phase in PHASES[:2] if phase not in given)
     return Broken(rule, "a request passes through both", for_example(words), path=missing)
 
@@ -233,13 +233,17 @@ def phases_exchange_kv(
     kept, sent = kv_dtype(decode, decode_kv), kv_dtype(prefill, prefill_kv)
     if kept == sent:
         return None
-    rule = f"S506 must keep KV as prefill does ({sent}), it keeps {kept}"
+    rule = f"S506 must keep KV in the same precision as prefill ({sent}), not {kept}"
     if not (decode_kv or prefill_kv):
-        return Broken(rule, f"prefill.precision is {prefill}, and KV is sent as it lies in memory", nearest(prefill))
+        return Broken(
+            rule,
+            f"prefill.precision is {prefill}, and prefill sends KV to decode without converting it",
+            nearest(prefill),
+        )
     alike = [each for each in dict.fromkeys((decode_kv, prefill_kv, kept, sent)) if each in get_args(KvPrecision)]
     changes = tuple({"decode.kv_precision": each, "prefill.kv_precision": each} for each in alike)
     fix = Fix(f"write kv_precision: {' or '.join(map(str, alike))} in both", changes)
-    return Broken(rule, "KV is sent as it lies in memory", fix, "decode.kv_precision", decode_kv)
+    return Broken(rule, "prefill sends KV to decode without converting it", fix, "decode.kv_precision", decode_kv)
 
 
 @_reads("{phase}.precision", "model.other_quantization", "{phase}.given", "{phase}.as_written")
@@ -247,9 +251,11 @@ def precision_is_known(_: Precision, quantization: str | None, given: frozenset[
     """Weights that are quantised otherwise have another size than BF16, which is the default."""
     if quantization is None or "precision" in given:
         return None
-    rule = f"S312 is required where model.config has a quantization_config that is not planned yet ({quantization})"
-    reason = f"of a checkpoint's own only {' and '.join(each.words for each in KNOWN)} are known"
-    fix = "write the precision to plan with, which the weights are then taken to be in"
+    rule = (
+        f"S312 is required because model.config has a quantization_config that tidemill does not know ({quantization})"
+    )
+    reason = f"it knows {', '.join(each.words for each in KNOWN)}"
+    fix = "write the precision to plan with, which tidemill then assumes the weights to be in"
     return Broken(rule, reason, fix, f"{phase}.precision")
 
 
@@ -264,7 +270,7 @@ def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Broken | N
         return None
     others = " and ".join(drawn)
     fix = removal(*(f"expert_load.{key}" for key in drawn), words=f"remove {others}")
-    return Broken(f"S601 must stand alone, not with {others}", "a file leaves nothing to draw", fix)
+    return Broken(f"S601 must not be combined with {others}", "with measured loads, nothing is drawn at random", fix)
 
 
 @_reads("expert_load.file", "expert_load.loads", "model.shapes")
@@ -277,7 +283,7 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
     rule = (
         f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
     )
-    return Broken(rule, "each expert of each layer has a load of its own", "measure it on this model")
+    return Broken(rule, "every expert of every layer needs its own load", "measure the loads on this model")
 
 
 def _is_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""By what the items of a list in a Kubernetes object are known, so that a patch of one leaves the others alone.
+"""The keys that identify items of lists in Kubernetes objects, so that a patch of one leaves the others alone.
 
 The rules ask that patches give such items and names (`patch_rules.py`); `manifests/patches.py` merges by them.
 """

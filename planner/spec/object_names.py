@@ -49,7 +49,7 @@ def is_label_value(text: str) -> bool:
 def no_object_name(path: str, name: str) -> Broken:
     """Return the verdict on `name`, at `path`, which the API server would not take."""
     rule = f"S415 must be at most {MAX_DNS_NAME} lower-case letters, digits, hyphens and dots (DNS-1123)"
-    return Broken(rule, "Kubernetes has no object of another name", nearest(slug(name)), path, name)
+    return Broken(rule, "Kubernetes accepts no other object name", nearest(slug(name)), path, name)
 
 
 def qualified_part(text: str) -> str:

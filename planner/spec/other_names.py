@@ -73,7 +73,9 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
         said |= {"attention_tp": attention_tp} if attention_tp > 1 and "attention_tp" not in flags else {}
         return said, f"attention_tp is {key} / dp_size, {attention_tp} beside data-parallel attention"
     if _plain(key) in TENSOR_FLAGS and tensor is not None and tensor > MAX_ATTENTION_TP:
-        reason = f"it counts the GPUs of a unit, as ep_size does, and no attention is shared by {tensor} of them"
+        reason = (
+            f"it is the number of GPUs of a unit, which is ep_size here, and {tensor} of them cannot share attention"
+        )
         return {} if has_ep_size else {"ep_size": tensor}, reason
     if _plain(key) in DATA_FLAGS and data is not None and not has_ep_size and not (is_inside and tensor):
         return {"ep_size": data * (tensor or 1)}, "experts are spread over all GPUs of a unit, which ep_size counts"
@@ -141,7 +143,9 @@ def of_the_server(key: str, value: Any, phase: Mapping[str, Any]) -> tuple[int |
     if _plain(key) not in OF_THE_SERVER:
         return None
     ep_size, attention_tp = phase.get("ep_size"), phase.get("attention_tp", 1)
-    why = f"SGLang's {_plain(key)} is for the whole server, ours for each of its dp_size ranks or attention groups"
+    why = (
+        f"SGLang's {_plain(key)} is for the whole server, tidemill's for each of its dp_size ranks or attention groups"
+    )
     if not all(type(each) is int and each > 0 for each in (value, ep_size, attention_tp)):
         return None, why
     dp_size = max(1, ep_size // attention_tp)
@@ -203,10 +207,10 @@ OF_THE_SERVER = ("max_running_requests", "chunked_prefill_size")
 
 NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 
-_WINDOW = "a window lasts until the next one's at"
+_WINDOW = "a window lasts until the next one starts"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
-_PULLED = "a node pulls the image that it does not have; name another one by a tag or digest of its own"
-_SCALED = "units are not scaled with load yet, and a schedule says how many are on when"
+_PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
+_SCALED = "units are not scaled with load yet, but a schedule can set their number for each time of day"
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
 _NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
 _MOUNTED = "pods mount folders of their nodes, and claims"
@@ -221,7 +225,7 @@ NOT_YET = {
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
     "kubernetes.volumes.csi": _MOUNTED,
-    "gateway.replicas": "there is one gateway, and units are counted in each phase",
+    "gateway.replicas": "there is always one gateway, and each phase has its own number of units",
     "schedule.windows.end": _WINDOW,
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
@@ -262,9 +266,9 @@ OTHER_VALUES = {
     "kv_precision": _DTYPES,
 }
 
-_DP = "dp_size is ep_size / attention_tp, each rank or attention group has requests of its own"
+_DP = "dp_size is ep_size / attention_tp, since each rank or attention group serves its own requests"
 _EP = "experts are always spread over all GPUs of a unit (ep_size)"
-_MEMORY = "memory is planned part by part, and KV gets what is left"
+_MEMORY = "the plan computes each part of memory and gives the rest to KV"
 _OVERLAP = "overlap says it: dual_batch in prefill, five_stage in decode"
 _DISPATCH = "how tokens reach experts follows from the phase and its GPUs"
 _LAYERS = "layers are not split over GPUs"

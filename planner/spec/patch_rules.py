@@ -73,7 +73,7 @@ def patches_leave_alone_what_is_planned(patches: Patches) -> Iterator[Broken]:
         for path in _decided(patch, decided, planned) if isinstance(patch, dict) else ():
             where = ".".join(["kubernetes.patches", str(index), "patch", *path])
             rule = f"S460 must leave {'.'.join(path)} alone"
-            yield Broken(rule, "the plan decides it, or finds the object by it", removal(), where, _at(patch, path))
+            yield Broken(rule, "the plan sets this field or finds the object by it", removal(), where, _at(patch, path))
 
 
 @_reads("kubernetes.patches")
@@ -84,7 +84,7 @@ def services_lead_to_our_pods(patches: Patches) -> Iterator[Broken]:
         spec = patch.get("spec") if isinstance(patch, dict) else None
         if each.get("kind") == "Service" and isinstance(spec, dict) and spec.get("type") == "ExternalName":
             where = f"kubernetes.patches.{index}.patch.spec.type"
-            reason = "such a Service sends clients to another host than the plan's pods"
+            reason = "such a Service would send clients to a host outside the plan"
             yield Broken("S460 must not be ExternalName", reason, removal(), where, spec["type"])
 
 
@@ -93,17 +93,17 @@ def patches_have_no_directives(patches: Patches) -> Iterator[Broken]:
     """The merge of `manifests/patches.py` would write `$patch` into the object like any other key."""
     for index, each in enumerate(patches):
         for where, value in _directives(f"kubernetes.patches.{index}.patch", each.get("patch")):
-            reason = "patches of a spec have no directives: null removes a key, and items are merged by name"
-            yield Broken("S460 must not be a directive", reason, removal(), where, value)
+            reason = "patches have no directives: null removes a key, and list items are merged by name"
+            yield Broken("S460 must not be a patch directive", reason, removal(), where, value)
 
 
 @_reads("kubernetes.patches")
 def patched_containers_stay_whole(patches: Patches) -> Iterator[Broken]:
-    """Without its image or its GPUs, a container of the plan is not what was planned."""
+    """Refuse patches of a container's image or GPUs: it would no longer be what was planned."""
     for index, each in enumerate(patches):
         for path in _taken_from_containers(each.get("patch"), ()):
             where = ".".join(["kubernetes.patches", str(index), "patch", *path])
-            yield Broken(f"S460 must leave {path[-1]} alone", "the plan says it", removal(), where)
+            yield Broken(f"S460 must leave {path[-1]} alone", "the plan sets this field", removal(), where)
 
 
 @_reads("kubernetes.patches")
@@ -164,7 +164,7 @@ def patches_are_of_objects_that_are_rendered(
             continue
         rule = f"S462 must be the name of a {kind} that is rendered ({_some(known[kind])})"
         fix = did_you_mean(name, known[kind]) if len(known[kind]) <= MAX_LISTED else nearest(known[kind][0])
-        yield Broken(rule, "the patch would be lost", fix, f"kubernetes.patches.{index}.name", name)
+        yield Broken(rule, "the patch would have no effect", fix, f"kubernetes.patches.{index}.name", name)
 
 
 def _object_names(plan: str, num_units: Mapping[Phase, int], namespace: str) -> dict[str, list[str]]:
@@ -233,7 +233,7 @@ def _no_items(path: str, value: Any, field: str) -> Iterator[Broken]:
     """Refuse what is no list of items; null takes away a list of which a plan's pods need nothing."""
     if value is None and field not in PLANNED_LISTS:
         return
-    reason = "an empty one changes nothing" if value == [] else "anything else would replace the plan's"
+    reason = "an empty one changes nothing" if value == [] else "anything else would replace what the plan wrote"
     yield Broken("S466 must be a list of items to merge", reason, removal(), path, value)
 
 

@@ -45,9 +45,9 @@ def variables_have_names(env: Mapping[str, Any]) -> Iterator[Broken]:
     for name in env:
         if not VARIABLE.fullmatch(name):
             right = re.sub(r"[^A-Za-z0-9_]+", "_", name).lstrip("0123456789") or "VARIABLE"
-            rule = "S440 must be letters, digits and _, and start with none of the digits"
+            rule = "S440 must be letters, digits and _, and not start with a digit"
             fix = f"did you mean {right}?"  # no change, which would print the value
-            yield Broken(rule, "programs read no other variable", fix, f"kubernetes.env.{name}")
+            yield Broken(rule, "other names are not valid for environment variables", fix, f"kubernetes.env.{name}")
 
 
 @_reads("kubernetes.env")
@@ -60,7 +60,7 @@ def variables_are_text_or_of_a_secret(env: Mapping[str, Any]) -> Iterator[Broken
             yield replace(broken, fix="put it in quotes")  # `_text` would print it
         elif isinstance(value, dict | list) and not _is_reference(value):
             rule = "S442 must be text, or {secret: NAME, key: KEY}"
-            yield Broken(rule, "nothing else is understood", _meant_variable(value), path)
+            yield Broken(rule, "there are no other choices", _meant_variable(value), path)
         elif isinstance(value, dict) and not is_object_name(value["secret"]):
             yield no_object_name(f"{path}.secret", value["secret"])
 
@@ -70,40 +70,42 @@ def own_variables_stay(env: Mapping[str, Any]) -> Iterator[Broken]:
     """The command line of a pod is made of them."""
     for name in env:
         if name in CONTAINER_VARIABLES:
-            rule = f"S443 must not be {', '.join(CONTAINER_VARIABLES)}"
+            rule = f"S443 must be none of {', '.join(CONTAINER_VARIABLES)}"
             yield Broken(rule, "the pod's command is made of these", removal(), f"kubernetes.env.{name}", env[name])
 
 
 @_reads("kubernetes.annotations")
 def annotations_are_text(annotations: Mapping[str, Any]) -> Iterator[Broken]:
-    """As the API server will insist; ours and Multus' are written from other fields."""
+    """Refuse what the API server would refuse; ours and Multus' are written from other fields."""
     for name, value in annotations.items():
         path = f"kubernetes.annotations.{name}"
         yield from _text(path, value)
         if name.startswith(f"{DOMAIN}/"):
-            yield Broken("S445 must not be tidemill's", "the plan writes these", removal(), path, value)
+            yield Broken("S445 must not set tidemill's own annotation", "the plan writes these", removal(), path, value)
         elif name == NETWORKS_ANNOTATION and isinstance(value, str):
             networks = re.findall(r"[^\s,]+", value)
             fix = Fix(f"write networks: [{', '.join(networks)}]", ({HERE: None, "kubernetes.networks": networks},))
-            yield Broken("S445 must not be Multus'", "kubernetes.networks says it", fix, path, value)
+            yield Broken(
+                "S445 must not set what Multus reads", "kubernetes.networks is the place for it", fix, path, value
+            )
 
 
 @_reads("kubernetes.node_selector")
 def labels_are_text(labels: Mapping[str, Any]) -> Iterator[Broken]:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     for name, value in labels.items():
         yield from _text(f"kubernetes.node_selector.{name}", value)
 
 
 @_reads("kubernetes.annotations")
 def annotations_have_names(annotations: Mapping[str, Any]) -> Iterator[Broken]:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return _qualified("kubernetes.annotations", annotations, "annotation")
 
 
 @_reads("kubernetes.node_selector")
 def labels_have_names(labels: Mapping[str, Any]) -> Iterator[Broken]:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return _qualified("kubernetes.node_selector", labels, "label")
 
 
@@ -115,7 +117,9 @@ def labels_have_values(labels: Mapping[str, Any]) -> Iterator[Broken]:
             right = qualified_part(value)
             rule = f"S465 must be at most {MAX_NAME_PART} {NAME_FORM}"
             fix = nearest(right) if right else removal()
-            yield Broken(rule, "no node has another value of a label", fix, f"kubernetes.node_selector.{name}", value)
+            yield Broken(
+                rule, "Kubernetes accepts no other label value", fix, f"kubernetes.node_selector.{name}", value
+            )
 
 
 def _qualified(section: str, values: Mapping[str, Any], what: str) -> Iterator[Broken]:
@@ -181,7 +185,11 @@ def networks_are_of_pods_with_their_own(networks: Sequence[str], host_network: b
     if not networks or not host_network:
         return None
     fix = Fix("remove networks or host_network", ({HERE: None}, {"kubernetes.host_network": None}))
-    return Broken("S446 must not stand beside host_network: true", "such pods have the interfaces of their node", fix)
+    return Broken(
+        "S446 must not stand beside host_network: true",
+        "with host_network, pods use the node's network interfaces and cannot join others",
+        fix,
+    )
 
 
 @_reads("kubernetes.networks")
@@ -199,11 +207,11 @@ def networks_are_multus_names(networks: Sequence[str]) -> Iterator[Broken]:
         right = network.lower().replace("_", "-")
         fix = nearest(right) if _is_network(right) else removal(f"kubernetes.networks.{index}")
         rule = "S467 must be NAME, NAMESPACE/NAME or either with @INTERFACE, of lower-case letters, digits and hyphens"
-        yield Broken(rule, "Multus takes no other network", fix, f"kubernetes.networks.{index}", network)
+        yield Broken(rule, "Multus accepts no other network name", fix, f"kubernetes.networks.{index}", network)
 
 
 def _is_network(text: str) -> bool:
-    """As Multus takes one apart."""
+    """Return whether Multus can take this name apart."""
     network, at, interface = text.partition("@")
     labels = [*network.split("/", 1), *([interface] if at else [])]
     return all(len(label) <= MAX_DNS_LABEL and DNS_1123.fullmatch(label) for label in labels)
@@ -223,7 +231,7 @@ def _one_by_one(path: str, written: Sequence[str], what: str) -> Broken | None:
         return None
     fix = Fix(f"write [{', '.join(names)}]", ({path: names},)) if names else removal(path)
     rule = f"S454 must be the name of {what}, without commas and spaces"
-    return Broken(rule, "each item of the list is one", fix, f"{path}.{wrong}", written[wrong])
+    return Broken(rule, "write one name per list item", fix, f"{path}.{wrong}", written[wrong])
 
 
 @_reads("kubernetes.gpu_resource", "cluster.gpu", *(f"{phase}.gpu?" for phase in PHASES))
@@ -231,18 +239,18 @@ def cpus_are_no_devices(resource: str | None, gpu: str, *of_phases: str | None) 
     """No plugin hands out CPUs."""
     if resource is None or {gpu, *filter(None, of_phases)} != {"cpu"}:
         return None
-    return Broken("S447 must not stand beside cluster.gpu: cpu", "ranks on CPUs ask for no device", removal())
+    return Broken("S447 must not stand beside cluster.gpu: cpu", "ranks on CPUs request no device", removal())
 
 
 @_reads("kubernetes.gpu_resource")
 def gpu_resources_have_a_domain(resource: str | None) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return None if resource is None else _resource(resource, "nvidia.com")
 
 
 @_reads("kubernetes.rdma.resource")
 def rdma_resources_have_a_domain(resource: str) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return _resource(resource, "rdma")
 
 
@@ -253,7 +261,7 @@ def _resource(written: str, domain: str) -> Broken | None:
     right = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:MAX_RESOURCE_NAME].strip("-._") or "device"
     where = prefix.lower() if is_object_name(prefix.lower()) else domain
     rule = "S448 must be DOMAIN/NAME, as nodes list the resources of device plugins"
-    return Broken(rule, "Kubernetes knows no other name of a device", nearest(f"{where}/{right}"))
+    return Broken(rule, "Kubernetes accepts no other resource name", nearest(f"{where}/{right}"))
 
 
 @_reads("kubernetes.compute_domain", "cluster.device")
@@ -261,7 +269,7 @@ def domains_are_of_gpus_that_join_nodes(wanted: bool | None, gpu: Gpu) -> Broken
     """A ComputeDomain shares GPU memory by NVLink, from node to node."""
     if not wanted or gpu.nvlink_leaves_node:
         return None
-    return Broken("S455 must not be true on these GPUs", "their NVLink ends with the node", removal())
+    return Broken("S455 must be false on these GPUs", "their NVLink does not reach beyond a node", removal())
 
 
 # Memory
@@ -269,25 +277,27 @@ def domains_are_of_gpus_that_join_nodes(wanted: bool | None, gpu: Gpu) -> Broken
 
 @_reads("kubernetes.hugepages.size", "kubernetes.resources.unit")
 def huge_pages_come_with_resources(_: str, resources: None) -> Broken:
-    """Kubernetes admits them only beside CPU or memory; asked only where the section is not there."""
+    """Refuse hugepages in a pod that requests no CPU or memory: Kubernetes would."""
     assert resources is None
     example = {"kubernetes.resources.unit": {"cpus": 16, "memory": "512GiB"}}
     fix = Fix("for example kubernetes.resources.unit: {cpus: 16, memory: 512GiB}", (example,))
     return Broken(
-        "S449 must come with kubernetes.resources.unit", "Kubernetes admits them only beside CPU or memory", fix
+        "S449 must come with kubernetes.resources.unit",
+        "Kubernetes accepts hugepages only in pods that also request CPU or memory",
+        fix,
     )
 
 
 @_reads("kubernetes.hugepages.size", "kubernetes.hugepages.page")
 def huge_pages_are_whole(size: str, page: str) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     num_bytes, page_bytes = read_bytes(size) or 0, read_bytes(page) or 1
     if num_bytes % page_bytes == 0:
         return None
     unit, shift = ("GiB", 30) if page == "1GiB" else ("MiB", 20)
     below = num_bytes // page_bytes * page_bytes
     sizes = [f"{each >> shift}{unit}" for each in (below, below + page_bytes) if each]
-    return Broken(f"S450 must be a multiple of page ({page})", "no page is given out in parts", nearest(*sizes))
+    return Broken(f"S450 must be a multiple of page ({page})", "hugepages are allocated whole", nearest(*sizes))
 
 
 # Where pods may run
@@ -295,7 +305,7 @@ def huge_pages_are_whole(size: str, page: str) -> Broken | None:
 
 @_reads("kubernetes.tolerations")
 def tolerations_are_kubernetes(tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
-    """As the API server will insist: a value goes with Equal and a key."""
+    """Refuse what the API server would refuse: a value goes with Equal and a key."""
     for index, each in enumerate(tolerations):
         path, exists = f"kubernetes.tolerations.{index}", each.get("operator") == "Exists"
         if isinstance(each, Partial):
@@ -305,34 +315,42 @@ def tolerations_are_kubernetes(tolerations: Sequence[Mapping[str, Any]]) -> Iter
             if each.get("key") is None:
                 fix = removal(f"{path}.value", words="remove value")
             yield Broken(
-                "S451 must not stand beside operator: Exists", "any value will do", fix, f"{path}.value", each["value"]
+                "S451 must not stand beside operator: Exists",
+                "with Exists, every value matches",
+                fix,
+                f"{path}.value",
+                each["value"],
             )
         elif not exists and each.get("key") is None:
             fix = Fix("write operator: Exists", ({f"{path}.operator": "Exists", f"{path}.value": None},))
             yield Broken(
-                "S452 must have a key, or operator: Exists", "Equal compares the value of a key", fix, path, each
+                "S452 must have a key, or operator: Exists",
+                "without operator, a toleration compares the value of a key",
+                fix,
+                path,
+                each,
             )
         if each.get("seconds") is not None and each.get("effect") != "NoExecute":
             fix = Fix("write effect: NoExecute, or remove it", ({f"{path}.effect": "NoExecute"}, {HERE: None}))
-            rule, reason = "S453 must come with effect: NoExecute", "no other taint ends a pod that runs"
+            rule, reason = "S453 must come with effect: NoExecute", "only NoExecute taints evict running pods"
             yield Broken(rule, reason, fix, f"{path}.seconds", each["seconds"])
 
 
 @_reads("kubernetes.priority_class")
 def priority_class_is_a_name(name: str | None) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return _object_name("kubernetes.priority_class", name)
 
 
 @_reads("kubernetes.scheduler_name")
 def scheduler_is_a_name(name: str | None) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return _object_name("kubernetes.scheduler_name", name)
 
 
 @_reads("kubernetes.runtime_class")
 def runtime_class_is_a_name(name: str | None) -> Broken | None:
-    """As the API server will insist."""
+    """Refuse what the API server would refuse."""
     return _object_name("kubernetes.runtime_class", name)
 
 
@@ -342,7 +360,7 @@ def queue_is_a_label(name: str | None) -> Broken | None:
     if name is None or (DNS_1123.fullmatch(name) and len(name) <= MAX_DNS_LABEL):
         return None
     rule = f"S456 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kueue has no queue of another name", nearest(slug(name)))
+    return Broken(rule, "Kueue accepts no other queue name", nearest(slug(name)))
 
 
 def _object_name(path: str, name: str | None) -> Broken | None:

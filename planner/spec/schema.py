@@ -47,6 +47,7 @@ __all__ = [
     "MAX_ATTENTION_TP",
     "MAX_EP_SIZE",
     "MAX_REDUNDANT",
+    "MAX_UNITS",
     "UNION_TAGS",
     "ClusterSpec",
     "EngineSpec",
@@ -68,6 +69,8 @@ MAX_TFLOPS = 1_000_000
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
+MAX_BATCH_TOKENS = 10_000_000
+MAX_UNITS = 1000  # of a phase
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 _A_MODEL = next(iter(MODELS))
@@ -98,7 +101,7 @@ class ModelSpec(Section):
         default=None,
         min_length=1,
         description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
-        "Without it the spec plans, but does not run.",
+        "Without it the spec can be planned but not run.",
         examples=["bundled:demo"],
     )
     config_digest: str | None = Field(
@@ -119,7 +122,7 @@ class ModelSpec(Section):
         default=None,
         min_length=1,
         max_length=200,
-        description="What /v1/models lists, the spec's name unless given.",
+        description="Model name that /v1/models lists, by default the spec's name.",
         examples=[_A_MODEL],
     )
 
@@ -127,25 +130,25 @@ class ModelSpec(Section):
 class GpuSpec(Section):
     """A GPU that the catalog does not have."""
 
-    name: str = Field(min_length=1, max_length=63, description="What plans call it.", examples=["a-gpu-96"])
+    name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
     memory: Annotated[int, *quantity("bytes")] = Field(
-        description="What its driver lets a process allocate, which is less than it is sold as.", examples=["94GiB"]
+        description="Memory that a process can allocate, which is less than the advertised size.", examples=["94GiB"]
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="One way to the other GPUs of its NVLink domain, or what takes its place.",
+        description="Bandwidth one way to all other GPUs of its NVLink domain, or of what replaces NVLink.",
         examples=["450GB/s"],
     )
     peer: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="One way to one other GPU, where those of a domain are a mesh without switches.",
+        description="Bandwidth one way to one other GPU, where the GPUs of a domain form a mesh without switches.",
         examples=["64GB/s"],
     )
     nvlink_domain: int | None = Field(
         default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
     )
     nic: Annotated[float, *quantity("link")] | None = Field(
-        default=None, description="One way of each NIC.", examples=["400Gbps"]
+        default=None, description="Bandwidth one way of each NIC.", examples=["400Gbps"]
     )
     gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
     fp8_tflops: float | None = Field(
@@ -162,14 +165,17 @@ class GpuSpec(Section):
         default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
     )
     kubernetes_resource: str = Field(
-        default="nvidia.com/gpu", min_length=1, description="What a container asks for.", examples=["amd.com/gpu"]
+        default="nvidia.com/gpu",
+        min_length=1,
+        description="Resource that a container requests.",
+        examples=["amd.com/gpu"],
     )
 
 
 class EngineSpec(Section):
     """An engine in a version of its own."""
 
-    name: EngineName = Field(description="What computes the model.", examples=["sglang"])
+    name: EngineName = Field(description="Name of the engine that runs the model.", examples=["sglang"])
     version: str | None = Field(
         default=None,
         min_length=1,
@@ -199,27 +205,34 @@ def _number_or_list(value: Any) -> str:
 class NodeSpec(Section):
     """One node of a cluster that is given node by node."""
 
-    name: str = Field(min_length=1, max_length=253, description="As Kubernetes calls it.", examples=["gpu-a01"])
+    name: str = Field(min_length=1, max_length=253, description="Name of the node in Kubernetes.", examples=["gpu-a01"])
     rack: str | None = Field(default=None, min_length=1, description="Its rack.", examples=["a"])
     leaf: str | None = Field(
-        default=None, min_length=1, description="The leaf switch of its NICs.", examples=["leaf-1"]
+        default=None, min_length=1, description="Leaf switch that its NICs are connected to.", examples=["leaf-1"]
     )
-    power: str | None = Field(default=None, min_length=1, description="What it loses power with.", examples=["pdu-1"])
+    power: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Power domain: nodes with the same name lose power together.",
+        examples=["pdu-1"],
+    )
     gpu: Annotated[str, _one_of(GPUS, or_text=True)] | None = Field(
         default=None,
         min_length=1,
-        description="Its GPUs, the cluster's unless given; others are not used.",
+        description="Its GPU model, by default the cluster's. Nodes with a GPU that no phase uses stay free.",
         examples=[_A_GPU],
     )
     gpus: int | None = Field(
-        default=None, ge=0, le=64, description="How many, gpus_per_node unless given.", examples=[8]
+        default=None, ge=0, le=64, description="Number of its GPUs, by default gpus_per_node.", examples=[8]
     )
     taints: list[str] = Field(
         default=[],
-        description="Its taints, where NoSchedule and NoExecute keep units away.",
+        description="Its taints, of which NoSchedule and NoExecute keep units away.",
         examples=[["team=research:NoSchedule"]],
     )
-    cordoned: bool = Field(default=False, description="Whether it takes no pods at present.", examples=[False])
+    cordoned: bool = Field(
+        default=False, description="Whether the node is cordoned, so that it takes no new pods.", examples=[False]
+    )
 
 
 class ClusterSpec(Section):
@@ -236,7 +249,7 @@ class ClusterSpec(Section):
         | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
         Discriminator(_number_or_list),
     ] = Field(
-        description="How many nodes there are, called node-0 and so on, or a list of them.",
+        description="Number of nodes (named node-0 and so on), or a list of nodes.",
         examples=[22, [{"name": "gpu-a01"}]],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
@@ -251,24 +264,24 @@ class ClusterSpec(Section):
         default=None,
         ge=1,
         le=1000,
-        description="Nodes in a rack, in order, where a unit is put into one rack where one has room.",
+        description="Number of nodes per rack, in order. A unit is placed in one rack if one has room.",
         examples=[4],
     )
     leaf_size: int | None = Field(
-        default=None, ge=1, le=20_000, description="Nodes under a leaf switch, in order.", examples=[32]
+        default=None, ge=1, le=20_000, description="Number of nodes per leaf switch, in order.", examples=[32]
     )
     power_domain_size: int | None = Field(
-        default=None, ge=1, le=20_000, description="Nodes that lose power together, in order.", examples=[16]
+        default=None, ge=1, le=20_000, description="Number of nodes that lose power together, in order.", examples=[16]
     )
 
     @property
     def gpu_name(self) -> str:
-        """As plans call it."""
+        """Return the GPU's name in plans."""
         return self.gpu if isinstance(self.gpu, str) else self.gpu.name
 
 
 def _or_auto(least: int, most: int) -> tuple[Any, Any]:
-    """For a number that may be left to the planner.
+    """Return the type of a number that may be left to the planner.
 
     The word stays in place of the number until `search/auto.py` has decided; nothing after it sees the word.
     """
@@ -281,9 +294,13 @@ def _or_auto(least: int, most: int) -> tuple[Any, Any]:
 
 
 class PhaseSpec(Section):
-    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes."""
+    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
 
-    units: int = Field(default=1, ge=1, le=1000, description="How many units run the phase.", examples=[1])
+    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *_or_auto(1, MAX_UNITS)] = Field(
+        default=1,
+        description="Number of units that run the phase. With auto, they fill the nodes that there are.",
+        examples=[1, AUTO],
+    )
     gpu: Annotated[str, _one_of(GPUS)] | None = Field(
         default=None,
         description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
@@ -294,20 +311,20 @@ class PhaseSpec(Section):
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
-    attention_tp: int = Field(
+    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *_or_auto(1, MAX_ATTENTION_TP)] = Field(
         default=1,
-        ge=1,
-        le=MAX_ATTENTION_TP,
         description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
         "GPU its own requests (dp_size is ep_size / attention_tp).",
-        examples=[4],
+        examples=[4, AUTO],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
-        default=0, description="Slots beyond one an expert, for replicas of hot ones.", examples=[32, AUTO]
+        default=0,
+        description="Slots for further replicas of hot experts, beyond one slot for each expert.",
+        examples=[32, AUTO],
     )
     overlap: Overlap = Field(
         default="none",
-        description="How communication hides behind compute: two micro-batches (prefill), or five stages (decode).",
+        description="How communication is hidden behind compute: two micro-batches (prefill) or five stages (decode).",
         examples=["dual_batch"],
     )
     precision: Precision = Field(
@@ -324,19 +341,21 @@ class PhaseSpec(Section):
     )
     max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
         default=32,
-        description="Requests that one rank, or a group that shares attention, works on at a time.",
+        description="Number of requests that one rank, or one group that shares attention, works on at once.",
         examples=[32, AUTO],
     )
     max_request_tokens: int = Field(
-        default=2048, ge=2, le=10_000_000, description="Prompt and output of one request together.", examples=[2048]
-    )
-    max_batch_tokens: int = Field(
-        default=4096,
-        ge=1,
+        default=2048,
+        ge=2,
         le=10_000_000,
+        description="Most tokens of one request, prompt and output together.",
+        examples=[2048],
+    )
+    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *_or_auto(1, MAX_BATCH_TOKENS)] = Field(
+        default=4096,
         description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
         " effect in decode.",
-        examples=[4096],
+        examples=[4096, AUTO],
     )
     max_kv_tokens: int | None = Field(
         default=None,
@@ -351,26 +370,36 @@ class PhaseSpec(Section):
 class WindowSpec(Section):
     """How many units are on from a time of day until the next window's."""
 
-    at: str = Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description="From when, HH:MM.", examples=["08:30"])
-    prefill_units: int | None = Field(
-        default=None, ge=0, le=1000, description="Prefill units that are on.", examples=[29]
+    at: str = Field(
+        pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$",
+        description="Time of day from which it applies, as HH:MM.",
+        examples=["08:30"],
     )
-    decode_units: int | None = Field(default=None, ge=0, le=1000, description="Decode units that are on.", examples=[9])
-    mixed_units: int | None = Field(default=None, ge=0, le=1000, description="Mixed units that are on.", examples=[2])
+    prefill_units: int | None = Field(
+        default=None, ge=0, le=1000, description="Number of prefill units that are on.", examples=[29]
+    )
+    decode_units: int | None = Field(
+        default=None, ge=0, le=1000, description="Number of decode units that are on.", examples=[9]
+    )
+    mixed_units: int | None = Field(
+        default=None, ge=0, le=1000, description="Number of mixed units that are on.", examples=[2]
+    )
 
     def num_units(self, phase: Phase) -> int:
-        """Of `phase`; 0 where the deployment has no such phase."""
+        """Return the units of `phase`, or 0 where the deployment has no such phase."""
         return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
 
 
 class ScheduleSpec(Section):
     """The day: which units are on when. The nodes of the others are free for other work."""
 
-    timezone: str = Field(default="UTC", description="Of the times, as the IANA calls it.", examples=["Asia/Shanghai"])
+    timezone: str = Field(
+        default="UTC", description="Time zone of the times, by its IANA name.", examples=["Asia/Shanghai"]
+    )
     windows: list[WindowSpec] = Field(
         min_length=1,
         max_length=1440,
-        description="Each until the next one's time, the last until the first's on the next day.",
+        description="Windows of the day. Each lasts until the next one starts, the last until the next day's first.",
         examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}]],
     )
 
@@ -382,14 +411,16 @@ class ExpertLoadSpec(Section):
         default=1.01,
         ge=0,
         le=4,
-        description="Experts' popularity has density x^-alpha on [1, 256], where 1.01 is as measured in service.",
+        description="Popularity of experts has density x^-alpha on [1, 256], where 1.01 was measured in service.",
         examples=[1.01],
     )
-    seed: int = Field(default=0, ge=0, le=2**53, description="Another seed, other hot experts.", examples=[0])
+    seed: int = Field(
+        default=0, ge=0, le=2**53, description="Seed of the draw: another seed gives other hot experts.", examples=[0]
+    )
     file: str | None = Field(
         default=None,
         min_length=1,
-        description="Token counts [MoE layers][experts], .npy or .json, relative to this spec, instead of a draw.",
+        description="Measured, not drawn: token counts [MoE layers][experts], .npy or .json, relative to this spec.",
         examples=["loads.npy"],
     )
 
@@ -401,7 +432,7 @@ class GatewaySpec(Section):
         default=8000,
         ge=1024,
         le=65_535,
-        description="HTTP port, at least 1024 since no process runs as root.",
+        description="HTTP port, at least 1024 because no process runs as root.",
         examples=[8000],
     )
     max_queued_requests: int = Field(
@@ -425,7 +456,7 @@ class Spec(Section):
     """A deployment of one mixture-of-experts model: prefill and decode apart, or mixed in one kind of unit."""
 
     version: Annotated[Literal[1], PlainValidator(_this_version), WithJsonSchema({"const": 1, "type": "integer"})] = (
-        Field(description="Version of this format.", examples=[1])
+        Field(description="Version of the spec's format.", examples=[1])
     )
     name: str = Field(
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
@@ -444,10 +475,12 @@ class Spec(Section):
         Annotated[EngineName, Tag("<name>")] | Annotated[EngineSpec, Tag("<own>")], Discriminator(_form)
     ] = Field(
         default=OURS,
-        description="What computes the model: the bundled runtime, or another engine that is told the plan.",
+        description="Engine that runs the model: the bundled runtime, or another engine that follows the plan.",
         examples=["sglang", {"name": "sglang", "version": ENGINES["sglang"].newest}],
     )
-    cluster: ClusterSpec = Field(description="The nodes.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}])
+    cluster: ClusterSpec = Field(
+        description="Nodes of the cluster.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}]
+    )
     prefill: PhaseSpec | None = Field(
         default=None,
         description="Units that compute prompts.",
@@ -460,26 +493,26 @@ class Spec(Section):
     )
     mixed: PhaseSpec | None = Field(
         default=None,
-        description="Units that do both, for deployments of single nodes, instead of the two.",
+        description="Units that do both, in place of prefill and decode, for small deployments.",
         examples=[{"ep_size": 8, "precision": "fp8"}],
     )
     schedule: ScheduleSpec | None = Field(
         default=None,
-        description="Which units are on when; without it, all always.",
+        description="Which units are on at which time of day. Without it, all are always on.",
         examples=[{"timezone": "Asia/Shanghai", "windows": [{"at": "08:30", "prefill_units": 29, "decode_units": 9}]}],
     )
     traffic: TrafficSpec | None = Field(
         default=None,
-        description="The tokens of a day, which estimates read.",
+        description="Tokens of a day, used for estimates.",
         examples=[{"input_tokens": 608e9, "output_tokens": 168e9, "cache_hit_rate": 0.563}],
     )
     cost: CostSpec | None = Field(
         default=None,
-        description="What GPUs cost and tokens sell for, which estimates read.",
+        description="What GPUs cost and what tokens sell for, used for estimates.",
         examples=[{"usd_per_gpu_hour": 2.0, "prices": {"input_hit": 0.14, "input_miss": 0.55, "output": 2.19}}],
     )
     expert_load: ExpertLoadSpec = Field(
-        default=ExpertLoadSpec(), description="What the expert maps balance.", examples=[{"file": "loads.npy"}]
+        default=ExpertLoadSpec(), description="Load that the expert maps balance.", examples=[{"file": "loads.npy"}]
     )
     operating_point: OperatingPointSpec = Field(
         default=OperatingPointSpec(),
@@ -502,12 +535,16 @@ class Spec(Section):
     )
     deterministic: bool = Field(
         default=False,
-        description="Greedy tokens depend on their request alone, not on neighbours or a restart, at a cost in speed.",
+        description="Whether greedy tokens depend on their request alone, not on batch or restart. Costs speed.",
         examples=[True],
     )
-    gateway: GatewaySpec = Field(default=GatewaySpec(), description="Where clients come in.", examples=[{"port": 8000}])
+    gateway: GatewaySpec = Field(
+        default=GatewaySpec(), description="HTTP gateway that clients call.", examples=[{"port": 8000}]
+    )
     kubernetes: KubernetesSpec = Field(
-        default=KubernetesSpec(), description="What only the manifests need.", examples=[{"namespace": "tidemill"}]
+        default=KubernetesSpec(),
+        description="Settings that only the Kubernetes manifests need.",
+        examples=[{"namespace": "tidemill"}],
     )
 
     @property
@@ -545,7 +582,7 @@ class Spec(Section):
 
     @property
     def checkpoint(self) -> str | None:
-        """Where the weights are when it runs; None where the spec does not say."""
+        """Return the place of the weights when it runs, or None where the spec does not say."""
         return None if isinstance(self.model, str) else self.model.checkpoint
 
     @property

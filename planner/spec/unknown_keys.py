@@ -46,11 +46,11 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     reason = why_we_have_no(path) or f"known keys: {', '.join(known)}"
     fix: Fix | str = what_instead_of(path) or removal()
     if path in KUBERNETES_KEYS:
-        reason = "a spec is no Kubernetes object, tidemill render writes those"
+        reason = "a spec is not a Kubernetes object, and tidemill render writes those"
         fix = Fix(f"{_instead(meant)}{_without(detail, meant)}", ({HERE: None, **meant},))
     elif _level_above(detail, data):
-        reason = "the spec stands a level too deep below it"
-        fix = Fix(f"take the level out{_without(detail, meant)}", ({HERE: None, **meant},))
+        reason = "the spec is nested one level too deep"
+        fix = Fix(f"remove this level{_without(detail, meant)}", ({HERE: None, **meant},))
     elif not_indented := _not_indented(detail, data):
         section = next(iter(not_indented)).partition(".")[0]
         reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
@@ -60,29 +60,29 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         gone = {f"{parent}.{each}": None for each in of_kustomize}
         reason, fix = "that is Kustomize's form", Fix(_written(_short(meant, parent)), ({**gone, **meant},))
     elif better := said_better(str(detail["loc"][-1]), _given(detail, data)):
-        reason = f"{better} says it, as {ours}"
+        reason = f"{better} already gives {ours}"
     elif _is_left_to_us(detail):
-        reason, fix = f"{ours} has a default in place of auto", removal(words="leave it out")
+        reason, fix = f"{ours} has a default, so auto is not needed", removal(words="leave it out")
     elif meant and (of_server := _of_the_server(detail, data)):
         reason, fix = of_server
     elif _is_of_toleration(detail) and not meant and not _given(detail, data).get("key"):
         fix = "write the taint's key as key: ..., since without it every taint is tolerated"
     elif parent == "model" and is_hub_name(detail["input"]):
         reason, fix = (
-            "config or catalog says which model it is",
+            "a model is given by config or by catalog",
             _renaming(detail["input"], meant, parent) if meant else fix,
         )
     elif meant and parent == "kubernetes.resources" and has_two_sizes(_given(detail, data)):
-        reason = "a pod gets the memory that it may use, so of two sizes the limit counts"
+        reason = "a pod's memory request equals its limit, so there is one size for both"
         fix = _renaming(detail["input"], meant, parent)
     elif meant:
         fix = _renaming(detail["input"], meant, parent)
         if not all(each.rpartition(".")[0] == parent for each in meant):
-            reason = "it belongs elsewhere"
+            reason = "it belongs in another section"
         elif ours in known:
-            reason = "it has another name here"
+            reason = "tidemill calls it by another name"
     elif ours in known:
-        reason = f"{ours} says it already"
+        reason = f"{ours} already gives the same"
     is_like_env = parent == "kubernetes" and close_to(str(detail["loc"][-1]), known) == "env"
     if is_like_env or any(map(may_be_secret, meant)):  # no change, which would print the variables' values
         written = f"did you mean {' and '.join(meant) or 'env'}?"
@@ -296,7 +296,7 @@ def _may_hold(path: str, value: Any) -> bool:
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
-    """Where the field `name` belongs that stands in a wrong section: in each phase that there is, or in one place."""
+    """Return where the misplaced field `name` belongs: in each phase that there is, or in one place."""
     homes = {"": Spec} | {key: section for key, field in Spec.model_fields.items() if (section := section_of(field))}
     found = []
     for home, section in homes.items():

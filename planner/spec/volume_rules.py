@@ -12,7 +12,7 @@ from planner.spec.rule import Broken, Partial, Rule, declare_in
 __all__ = ["RULES", "volume_of"]
 
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
-OF_PODS = "the pod's own files are there"
+OF_PODS = "the pod keeps its own files there"
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -33,7 +33,7 @@ def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
         else:
             fix = for_example("host_path: /mnt/models")
         if len(given) != 1 and not isinstance(volume, Partial):
-            rule, found = "S411 must come with either host_path or claim", "both" if given else "neither"
+            rule, found = "S411 must come with host_path or claim, one of the two", "both" if given else "neither"
             yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
 
 
@@ -68,7 +68,7 @@ def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
         if path is not None and path in paths[:index]:
             rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
             where = f"kubernetes.volumes.{index}.mount_path"
-            yield Broken(rule, "a path shows one volume", nearest(_free_path(path, volumes)), where, path)
+            yield Broken(rule, "one path can hold only one volume", nearest(_free_path(path, volumes)), where, path)
 
 
 # A copy on the nodes' disks
@@ -100,7 +100,7 @@ def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken 
         return None  # where a volume will be that has a wrong path, nobody knows yet
     rule = "S457 must be in one of kubernetes.volumes"
     if shown := _shown_at(source, volumes):
-        return Broken(rule, "pods see the folder of the nodes under another path", nearest(shown))
+        return Broken(rule, "pods see this folder of the node under another path", nearest(shown))
     reason = f"pods see {' and '.join(paths)}" if paths else "pods see no volume"
     if paths:
         return Broken(rule, reason, nearest(*paths))
@@ -116,7 +116,7 @@ def copies_are_not_made_over_their_source(host_path: str, source: str, volumes: 
     if original is None or not (_is_in(host_path, original) or _is_in(original, host_path)):
         return None
     rule = f"S463 must be outside {original}, and not above it"
-    reason = f"kubernetes.stage.source ({source}) is there on the nodes, and would be copied over itself"
+    reason = f"kubernetes.stage.source ({source}) is at that path on the nodes and would be copied onto itself"
     places = (f"{disk}/{posixpath.basename(source)}" for disk in EXAMPLE_DISKS)
     free = next(place for place in places if not (_is_in(place, original) or _is_in(original, place)))
     return Broken(rule, reason, for_example(f"host_path: {free}"))
@@ -132,7 +132,7 @@ def staged_checkpoints_have_a_place(checkpoint: str | None, source: str, volumes
             return None
         return Broken(NOT_FREE, OF_PODS, nearest(_free_path("/checkpoint", volumes)))
     rule = "S458 must be an absolute path outside kubernetes.volumes, where kubernetes.stage copies it"
-    reason = "pods see the copy there, and the original in a volume"
+    reason = "pods read the copy there, and only the original is in a volume"
     return Broken(rule, reason, nearest(_free_path("/checkpoint", volumes)))
 
 
@@ -178,7 +178,11 @@ def _is_taken_by_pods(path: str) -> bool:
 
 def _not_absolute(where: str, path: str, right: str | None = None) -> Broken:
     rule = "S412 must be an absolute path below /, without //, .., : or a closing /"
-    reason = "one place has one path" if path.startswith("/") else "pods and nodes have no current folder"
+    reason = (
+        "a folder must be written in one way only"
+        if path.startswith("/")
+        else "a relative path has no meaning for pods and nodes"
+    )
     return Broken(rule, reason, nearest(right or _absolute(path)), where, path)
 
 
@@ -189,7 +193,7 @@ def _free_path(path: str, volumes: Volumes) -> str:
 
 
 def _is_absolute(path: str) -> bool:
-    """Without `..`, double or closing slashes, so that one place has one name. `normpath` would leave two at the start.
+    """Refuse `..`, double and closing slashes, so that a place has one name. `normpath` leaves two at the start.
 
     A colon ends the path where a container runtime takes a mount as one word.
     """

@@ -122,7 +122,9 @@ class _Reader:
                 num_documents += 1
                 if num_documents > 1:
                     fix = "put each spec into its own file"
-                    raise self.refused(_start(event), "S104 must hold one document", "a second one starts here", fix)
+                    raise self.refused(
+                        _start(event), "S104 must contain a single document", "a second one starts here", fix
+                    )
                 data = self.value(next(events), events, path="", depth=0)
         if not isinstance(data, dict):
             found = "it is empty" if data is None else "it is " + ("a list" if isinstance(data, list) else "one value")
@@ -133,8 +135,10 @@ class _Reader:
         """The value that starts with `event`, taking from `events` what belongs to it."""
         self.refuse_what_hides_values(event)
         if depth > MAX_DEPTH:
-            fix = "flatten it"
-            raise self.refused(_start(event), f"S108 must nest at most {MAX_DEPTH} deep", "no spec needs more", fix)
+            fix = "use fewer levels"
+            raise self.refused(
+                _start(event), f"S108 must nest at most {MAX_DEPTH} deep", "no spec needs deeper nesting", fix
+            )
         self.values[path] = _start(event)
         if isinstance(event, yaml.MappingStartEvent):
             return self.mapping(event, events, path, depth)
@@ -185,7 +189,7 @@ class _Reader:
             return self.refused(place, rule, f"`{parts[0]}` has none", f"write `{parts[0]}: null`, or what it is")
         name, value = before
         whole = [value, *parts]
-        reason = f"a comma in braces ends a value, so that `{name}` is `{value}` alone"
+        reason = f"inside braces a comma ends the value, so `{name}` is `{value}` alone"
         fix = f'put it in quotes, `{name}: "{",".join(whole)}"`, or a list in brackets, `{name}: [{", ".join(whole)}]`'
         return self.refused(place, rule, reason, fix)
 
@@ -224,9 +228,12 @@ class _Reader:
         """Aliases, anchors and tags make a value something else than what stands there."""
         hidden = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None)
         if hidden:
-            reason = "each value stands once, in the place that an error can name"
+            reason = "a message must be able to name the one line where a value is written"
             raise self.refused(
-                _start(event), "S107 must not use anchors, aliases or tags", reason, "write the value out"
+                _start(event),
+                "S107 must not use anchors (&), aliases (*) or tags (!)",
+                reason,
+                "write the value itself",
             )
 
     def refused(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:

@@ -17,7 +17,7 @@ import yaml
 __all__ = ["HOLE_REASON", "Mistake", "explain", "holes", "indent_by", "look_alikes"]
 
 HOLE = re.compile(r"\{\{[^{}]*\}\}")
-HOLE_REASON = "a key is a mapping, as where a template's {{ }} is not filled in"
+HOLE_REASON = "a template's {{ }} has not been filled in"
 QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 SYNTAX = " :,[]{}\"'-"  # what YAML reads, and other characters look like
 TYPOGRAPHY = {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2013": "-", "\u2014": "-", "\u2212": "-"}
@@ -31,7 +31,7 @@ Place = tuple[int, int]  # line, column; both from 1
 
 @dataclass(frozen=True)
 class Mistake:
-    """Where it stands, why it cannot be read, and what would do."""
+    """A mistake: its place, why the file cannot be read, and what would do."""
 
     place: Place
     reason: str
@@ -49,7 +49,7 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> list[Mistake]:
         mistake = recognise(seen)
         if mistake:
             return [mistake]
-    return [Mistake(seen.place, error.problem or "it cannot be parsed", "correct it")]
+    return [Mistake(seen.place, f"the parser says: {error.problem or 'it cannot be parsed'}", "correct the line")]
 
 
 def holes(text: str) -> list[Mistake]:
@@ -118,12 +118,12 @@ class _Seen:
 
     @property
     def character(self) -> str:
-        """At which it gave up."""
+        """Return the character at which the parser gave up."""
         line, column = self.place
         return self.line(line)[column - 1 : column]
 
     def line(self, number: int) -> str:
-        """By its number; what is beyond the end is empty."""
+        """Return the line of this number, empty beyond the end."""
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     def before(self, number: int) -> int:
@@ -140,19 +140,28 @@ class _Seen:
 def _tab(seen: _Seen) -> Mistake | None:
     if seen.character != "\t":
         return None
-    return Mistake(seen.place, "a tab stands where lines are indented, and has no fixed width", "indent with spaces")
+    return Mistake(seen.place, "the line is indented with a tab, whose width is not defined", "indent with spaces")
 
 
 def _odd_beginning(seen: _Seen) -> Mistake | None:
     if "cannot start any token" not in seen.problem:
         return None
-    return Mistake(seen.place, f"no word begins with {seen.character} unless it is quoted", "put it in quotes")
+    return Mistake(seen.place, f"a value that is not in quotes cannot begin with {seen.character}", "put it in quotes")
+
+
+def _lone_sign(seen: _Seen) -> Mistake | None:
+    """`glob: *` is meant as text; the parser reads the start of an alias or anchor whose name is missing."""
+    if "alphabetic or numeric character" not in seen.problem:
+        return None
+    line, column = seen.began
+    sign = seen.line(line)[column - 1 : column]
+    return Mistake(seen.began, f"a value that is not in quotes cannot begin with {sign}", "put it in quotes")
 
 
 def _open_quote(seen: _Seen) -> Mistake | None:
     if "quoted scalar" not in seen.context:
         return None
-    return Mistake(seen.began, "this quote is not closed", "close it")
+    return Mistake(seen.began, "the quotation mark is never closed", "close it")
 
 
 def _open_bracket(seen: _Seen) -> Mistake | None:
@@ -182,9 +191,9 @@ def _no_colon(seen: _Seen) -> Mistake | None:
     parts = WORDS.fullmatch(words)
     if parts is None or KEY_AND_VALUE.match(words):
         return None
-    missing = "space is after its colon" if parts["colon"] else "colon is after its key"
+    missing = "space after the colon" if parts["colon"] else "colon after the key"
     meant = f"{parts['key']}: {parts['value']}".rstrip()
-    return Mistake((number, _indentation(seen.line(number)) + 1), f"no {missing}", f"write `{meant}`")
+    return Mistake((number, _indentation(seen.line(number)) + 1), f"the {missing} is missing", f"write `{meant}`")
 
 
 def _second_colon(seen: _Seen) -> Mistake | None:
@@ -193,7 +202,7 @@ def _second_colon(seen: _Seen) -> Mistake | None:
     key = re.match(r"\s*(?:- )*[^\s:][^:]*:\s+(?=\S)", before)
     if "mapping values are not allowed" not in seen.problem or key is None:
         return None
-    return Mistake((line, key.end() + 1), "a value has a colon and a space in it", "put it in quotes")
+    return Mistake((line, key.end() + 1), "the value contains a colon followed by a space", "put it in quotes")
 
 
 def _too_deep(seen: _Seen) -> Mistake | None:
@@ -202,7 +211,7 @@ def _too_deep(seen: _Seen) -> Mistake | None:
     is_told = "mapping values are not allowed" in seen.problem or "did not find expected key" in seen.problem
     if not is_told or here <= there or above == 0:
         return None
-    reason = f"it is indented deeper than line {above}, whose key has its value already"
+    reason = f"it is indented deeper than line {above}, whose key already has a value"
     return Mistake((number, here + 1), reason, indent_by(there))
 
 
@@ -219,7 +228,7 @@ def _between(seen: _Seen) -> Mistake | None:
     there = _indentation(seen.line(above))
     if there < column:
         return None
-    reason = f"it is indented less than line {above}, and like no key before it"
+    reason = f"it is indented less than line {above} and matches no key above it"
     below = seen.after(number)
     if _words(seen.line(number)).endswith(":") and below:
         inner = _indentation(seen.line(below))
@@ -233,7 +242,7 @@ def _items_among_keys(seen: _Seen) -> Mistake | None:
     is_item = seen.line(line)[column - 1 :].startswith("- ")
     if not (is_item and "did not find expected key" in seen.problem) and "expected '-'" not in seen.problem:
         return None
-    reason = "keys and items of a list (-) stand on one level"
+    reason = "keys and list items (-) are mixed at the same level"
     return Mistake(seen.place, reason, "give the list a key of its own")
 
 
@@ -241,12 +250,13 @@ def _after_the_end(seen: _Seen) -> Mistake | None:
     line, column = seen.place
     if "did not find expected key" not in seen.problem or not seen.line(line)[: column - 1].strip():
         return None
-    return Mistake(seen.place, "the value before it has ended", "remove the rest of the line")
+    return Mistake(seen.place, "the value is already complete before this point", "remove the rest of the line")
 
 
 RECOGNISERS: Sequence[Callable[[_Seen], Mistake | None]] = (
     _tab,
     _odd_beginning,
+    _lone_sign,
     _open_quote,
     _open_bracket,
     _no_colon,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["ANY_OBJECT", "MAX_SCHEMA_BYTES", "json_matcher", "why_no_grammar"]
+__all__ = ["ANY_OBJECT", "MAX_SCHEMA_BYTES", "is_installed", "json_matcher", "why_no_grammar"]
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_SCHEMA_BYTES = 64 * 1024  # assumed: over ten times what agents send
@@ -19,9 +19,14 @@ OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}  # assumed: an indented line
 MISSING = "it needs llguidance, which is not installed: pip install 'tidemill[json]'"
 
 
+def is_installed() -> bool:
+    """Return whether the library is here."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
 def why_no_grammar(schema: str) -> str | None:
     """Return why no answer can be held to this schema, or None."""
-    if importlib.util.find_spec("llguidance") is None:
+    if not is_installed():
         return MISSING
     if len(schema.encode()) > MAX_SCHEMA_BYTES:
         return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes"

@@ -1,13 +1,14 @@
-"""Which tokens may come next in an answer that must be JSON of a schema.
+"""The tokens that may come next in an answer that must be JSON of a schema.
 
     the request's tokens so far -> llguidance's matcher -> [vocab_size] of bool, for `sampling.py`
 
 The matcher's state depends on the tokens alone, so a request goes on the same way on the rank that it moves to. The
 text ends where the JSON does: only then, and then only, the first of the stop ids is allowed.
-The vocabulary is read from the checkpoint's tokenizer.json when the first such request comes.
+The vocabulary is read from the checkpoint's tokenizer.json while the rank loads, where the library is installed: it
+takes seconds for 129,280 tokens, and every rank of the unit would wait for them in a step.
 """
 
-from dataclasses import dataclass
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.checkpoint import read_json
 from runtime.errors import RequestFailure
-from runtime.protocol.json_grammar import json_matcher, why_no_grammar
-from runtime.serving.request import Request
+from runtime.protocol.json_grammar import is_installed, json_matcher, why_no_grammar
+from runtime.serving.request import Constraint, Request
 
 __all__ = ["Constraints"]
 
-
-@dataclass
-class Constraint:
-    """One answer's matcher, and how many of its tokens it has seen."""
-
-    matcher: Any  # an llguidance.LLMatcher
-    num_seen: int = 0
+TOKENIZER = "tokenizer.json"
 
 
 class Constraints:
@@ -36,6 +32,10 @@ class Constraints:
     def __init__(self, checkpoint: Path, vocab_size: int) -> None:
         self._checkpoint, self._vocab_size = checkpoint, vocab_size
         self._tokenizers: dict[int, Any] = {}  # by the token that ends a text: one, unless gateways differ
+        end_of_text = _end_of_text(checkpoint)
+        if is_installed() and end_of_text is not None and (checkpoint / TOKENIZER).exists():
+            with contextlib.suppress(RequestFailure):  # the first request that needs it says why
+                self._tokenizer(end_of_text)
 
     def allowed(self, request: Request) -> Tensor | None:
         """Return `[vocab_size]`, whether each token may come next; None where all may. Raise RequestFailure."""
@@ -63,7 +63,7 @@ class Constraints:
     def _tokenizer(self, end_of_text: int) -> Any:
         import llguidance
 
-        file = self._checkpoint / "tokenizer.json"
+        file = self._checkpoint / TOKENIZER
         if end_of_text not in self._tokenizers:
             try:
                 made = llguidance.LLTokenizer(str(file), n_vocab=self._vocab_size, eos_token=end_of_text)
@@ -71,6 +71,15 @@ class Constraints:
                 raise RequestFailure(f"{file.name} cannot be used for JSON: {error}") from None
             self._tokenizers = {end_of_text: made}
         return self._tokenizers[end_of_text]
+
+
+def _end_of_text(checkpoint: Path) -> int | None:
+    """Return the first token id that ends a text, as the gateway finds it; None where there is none."""
+    for path in (checkpoint / "generation_config.json", checkpoint / "config.json"):
+        ids = read_json(path).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            return ids[0] if isinstance(ids, list) else ids
+    return None
 
 
 def _check(matcher: Any) -> None:

@@ -10,7 +10,7 @@ is computed.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
@@ -18,10 +18,15 @@ from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.messages import Sampling
 
-if TYPE_CHECKING:
-    from runtime.serving.constraint import Constraint
+__all__ = ["Constraint", "Request"]
 
-__all__ = ["Request"]
+
+@dataclass
+class Constraint:
+    """The matcher of one answer that must be JSON, and how many of its tokens it has seen."""
+
+    matcher: Any  # an llguidance.LLMatcher, made by `constraint.py`
+    num_seen: int = 0
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Where a unit's places stand: on the nodes that were planned for them, or on spares.
+"""The nodes of a unit's places: those that were planned for them, or spares.
 
 Pure: `status.py` looks the pods up. Which spare stands in for which node is what the unit's leader decides when all
 spares come together (`give_places` of the runtime): the first spare for the first missing node.

@@ -31,7 +31,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """As the user gave it. Empty where not given."""
+    """The cluster's configuration as the user gave it, empty where not given."""
 
     context: str
     kinds: tuple[str, ...]

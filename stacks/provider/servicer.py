@@ -66,7 +66,7 @@ class InitFailed(Exception):
 
     @classmethod
     def of(cls, manifest: Manifest, reasons: list[str]) -> "InitFailed":
-        """Of an object."""
+        """Return the failure of an object that exists and is not ready, with the reasons."""
         return cls(Reference.of(manifest).id, to_struct(manifest), _outputs(manifest), reasons)
 
 
@@ -134,7 +134,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @answered
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """That the manifest names an object of the resource's kind. The rest is the API server's to judge."""
+        """Check that the manifest names an object of the resource's kind. The API server judges the rest."""
         news = to_plain(request.news)
         is_list = request.type in occupants.LISTS
         failures = occupants.misnamed(news, request.type) if is_list else _misnamed(news, request.type)

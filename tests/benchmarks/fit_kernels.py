@@ -23,6 +23,7 @@ import numpy as np
 
 from planner.estimate.throughput import operations as ops
 from planner.estimate.throughput.dimensions import Bytes
+from planner.estimate.throughput.intervals import SCALED_WIDTH
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.machine import Machine, machine_with
 from planner.estimate.throughput.work import work_of
@@ -292,6 +293,23 @@ def fitted(gpu: str, groups: dict[str, tuple[list[str], list[Point]]], base: Ker
     return {"constants": constants, "residuals": residuals}
 
 
+def left_out(wheel: zipfile.ZipFile, gpus: dict[str, Row]) -> Row:
+    """Return how many points the range of scaled constants covers, when the tables of a point's GPU are left out.
+
+    Constants are then those of the reference, and of the reference itself those of the kind that is nearest to it.
+    """
+    num_points = num_covered = 0
+    for gpu in SYSTEMS:
+        other = Kernels(**(gpus["h100"]["constants"] | (gpus["h200"]["constants"] if gpu == "h100" else {})))
+        machine = machine_with(GPUS[gpu], gpu, other, {})
+        for _, points in families(Tables(wheel, gpu)).values():
+            for predict, measured in points:
+                num_points += 1
+                num_covered += 1 - SCALED_WIDTH <= predict(machine) / measured <= 1 + SCALED_WIDTH
+    print(f"left out: {num_covered} of {num_points} points covered, {num_covered / num_points:.1%}")
+    return {"width": SCALED_WIDTH, "points": num_points, "covered": num_covered}
+
+
 def rows_shares(gpu: str, constants: dict[str, float]) -> dict[str, float]:
     """Return the rate at which processors handle rows: what they reach within one node, where nothing else delays."""
     nvlink, memory = GPUS[gpu].nvlink_gb_per_s, GPUS[gpu].memory_gb_per_s
@@ -328,6 +346,7 @@ def main() -> None:
             "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); all else scaled",
         },
         "reference": "h100",
+        "left_out": left_out(wheel, gpus),
         "gpus": gpus,
     }
     OUTPUT.write_text(json.dumps(document, indent=1) + "\n")

@@ -44,7 +44,7 @@ class Row:
             model=work_of(V3, "fp8", "bf16"),
             unit=self.unit,
             overlap=self.overlap,
-            engine=self._without_excess(engine or engine_model(self.engine)),
+            engine=self._without_excess(engine or engine_model(self.engine, self.gpu)),
             imbalance=self.imbalance or Imbalance(),
             exchange=expected_copies(V3, self.unit.num_gpus, self.unit.num_nodes, groups_on_nodes=True),
             point=self.point,
@@ -102,6 +102,15 @@ MOREH = Row(
     Imbalance(luck(8, 450 * 8)),
 )
 ROWS = (PROFILE_PREFILL, PROFILE_DECODE, SGLANG_BALANCED, SGLANG_REAL, MOREH)
+
+
+# Published, and kept aside: no constant is fitted to it.
+SGLANG_DECODE = Row(
+    *("SGLang, decode, real routing", "sglang", "decode", "h100", unit(72, 4), "five_stage"),
+    *(OperatingPoint(requests=256, kv_tokens=2000), 22_282 / 8),
+    Imbalance(BALANCED_MAP),
+)
+ASIDE = (SGLANG_DECODE,)
 
 
 def service_decode(requests: float, imbalance: Imbalance) -> Row:

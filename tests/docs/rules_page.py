@@ -1,13 +1,6 @@
-"""`docs/rules.md`: every rule with one message, from the tests' wrong specs.
+"""`docs/rules.md`: every rule with one message, out of the page that has all of them."""
 
-A rule whose case is no text there has its words from the source.
-"""
-
-import re
-from pathlib import Path
-
-import planner
-from tests.planner.spec.wrong_specs import CASES
+from tests.planner.spec.messages import first_messages
 
 __all__ = ["rules_page"]
 
@@ -16,9 +9,8 @@ HEAD = """# The rules
 <!-- Written by `python -m tests.docs`: change what it is made from. -->
 
 A message has four parts: field and value, rule, reason, nearest fix. Programs find the id in `rule`
-([errors as JSON](errors.md)). Each id is shown with one message that it has in the tests, or with its rule alone."""
+([errors as JSON](errors.md)). Each id is shown with one of its messages."""
 COLUMNS = "| rule | for example |\n|---|---|"
-RULE = re.compile(r'"([SW]\d{3}) ([^"]*)')
 GROUPS = {
     "S1": "The file itself",
     "S2": "One field",
@@ -34,23 +26,13 @@ GROUPS = {
 
 
 def rules_page() -> str:
-    """Every rule id with one message; a rule whose case is no text in the tests has its words from the source."""
-    examples = {rule: f"must {words}" for rule, words in _rules_in_source()}
-    for group in reversed(CASES.values()):
-        examples |= {case["rule"]: case["message"] for case in reversed(group) if "message" in case}
+    """Every rule id with the first of its messages."""
+    examples = first_messages()
     parts = [HEAD]
     for prefix, title in GROUPS.items():
-        rows = [f"| {rule} | {_cell(examples[rule])} |" for rule in sorted(examples) if rule.startswith(prefix)]
+        rows = [f"| {rule} | {_cell(message)} |" for rule, message in examples.items() if rule.startswith(prefix)]
         parts.append(f"## {prefix}xx: {title}\n\n{COLUMNS}\n" + "\n".join(rows))
     return "\n\n".join(parts) + "\n"
-
-
-def _rules_in_source():
-    """(id, words after `must`) of every rule that the planner's sources name."""
-    for path in sorted(Path(planner.__file__).parent.rglob("*.py")):
-        for rule, words in RULE.findall(path.read_text()):
-            without_asides = re.sub(r" \(\{[^)]*\)", "", words)
-            yield rule, re.sub(r"\{[^}]*\}", "...", without_asides).removeprefix("must ")
 
 
 def _cell(text):

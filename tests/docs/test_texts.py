@@ -98,3 +98,22 @@ def test_a_decision_has_its_parts(path):
     assert re.match(r"([1-9]\d? )?[A-Z][a-z]+ 20\d\d\b", date)
     assert parts == [each for each in ("Context", "Choice", "Rejected", "Figures") if each in parts]
     assert {"Context", "Choice"} <= set(parts)
+
+
+# What a docstring does not begin with: such a sentence has no subject, and reads as a riddle.
+NO_BEGINNING = re.compile(
+    r'^ *"""(?:Of|By|With|Without|In|On|At|For|From|To|As|Over|Under|Between|Beside|Below|Above|After|Before|Within'
+    r"|Into|Until|Than|Against|Through|Among|Beyond|Near|That|Which|Whose|Where|Who)\b.*",
+    re.M,
+)
+PROSE_LATER = ("planner/expert_map", "planner/experts", "planner/estimate/throughput", "runtime/gateway")
+
+
+def test_docstrings_begin_with_a_subject_or_a_verb():
+    """No docstring of the packages begins with a preposition or a relative word."""
+    paths = (path for package in FLOORS for path in (ROOT / package).rglob("*.py"))
+    mine = [path for path in paths if not str(path.relative_to(ROOT)).startswith(PROSE_LATER)]
+    found = {str(path.relative_to(ROOT)): NO_BEGINNING.findall(path.read_text()) for path in mine}
+
+    assert {path: texts for path, texts in found.items() if texts} == {}
+    assert len(mine) > 100

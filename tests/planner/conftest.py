@@ -127,7 +127,11 @@ def with_line():
 @pytest.fixture(scope="session")
 def spec_folder(tmp_path_factory):
     """A folder with the model's config, another model's, broken ones, and load files."""
-    folder = tmp_path_factory.mktemp("specs")
+    return write_spec_folder(tmp_path_factory.mktemp("specs"))
+
+
+def write_spec_folder(folder):
+    """Write what `spec_folder` holds, and return the folder."""
     files = {
         "config.json": CONFIG,
         "stale/config.json": CONFIG,
@@ -174,6 +178,7 @@ def spec_folder(tmp_path_factory):
     (folder / "torn.json").write_text('{"model_type":')
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")
+    return folder
     return folder
 
 

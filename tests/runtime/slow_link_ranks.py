@@ -4,7 +4,8 @@ The link between the ranks takes LINK_S to move a batch's rows; each half of att
 STAGE_S longer than they do; half a batch takes half of it. All of it is slept, so that the proportions hold on a busy
 machine; rows, exchanges, threads and trace are the real ones.
 
-Writes `FOLDER/PHASE-OVERLAP-RANK.json`, a trace of STEPS steps each, and `FOLDER/RANK.json`, when the link was busy:
+Writes `FOLDER/PHASE-OVERLAP-RANK.json`, a trace of STEPS steps each, `FOLDER/PHASE-late-RANK.json`, with overlap on a
+link so slow that it does not hide, and `FOLDER/RANK.json`, when the link was busy:
 [from, to] in the trace's microseconds. To: when it was done, not when a busy machine let its thread go on.
 """
 
@@ -26,7 +27,7 @@ from tests.runtime.rank_processes import fork_ranks
 
 ADDRESS = "127.0.0.1"
 OVERLAP = {"prefill": "dual_batch", "decode": "five_stage"}
-STAGE_S, LINK_S = 0.020, 0.012
+STAGE_S, LINK_S, LATE_LINK_S = 0.020, 0.012, 0.036
 STEPS = 5
 REQUESTS, TOKENS = 8, 8
 
@@ -37,12 +38,13 @@ class SlowGroup(GlooGroup):
     def __init__(self, rank, size):
         super().__init__(rank, size, range(size))
         self.num_micro_batches = 1
+        self.link_s = LINK_S
         self.busy_us = []
 
     def all_to_all(self, rows, send, receive):
         """Sizes, which are integers, cost nothing."""
         if rows.dtype != torch.int64:
-            began_us, takes_s = time.monotonic_ns() / 1000, LINK_S / self.num_micro_batches
+            began_us, takes_s = time.monotonic_ns() / 1000, self.link_s / self.num_micro_batches
             time.sleep(takes_s)
             self.busy_us.append((began_us, began_us + takes_s * 1e6))
         return super().all_to_all(rows, send, receive)
@@ -55,10 +57,11 @@ def main(rank, size, port, checkpoint, folder):
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     prompts = [[7 * place % 96 for place in range(REQUESTS * TOKENS)]]  # one: its halves hide each other's exchanges
     for phase, step in (("prefill", lambda: engine.prefill(prompts)), ("decode", decode_step(engine))):
-        for overlap in ("none", OVERLAP[phase]):
+        for overlap, name in (("none", "none"), (OVERLAP[phase], OVERLAP[phase]), (OVERLAP[phase], "late")):
             engine.model.overlap = OVERLAPS[overlap]
             group.num_micro_batches = engine.model.overlap.num_micro_batches
-            with recording(folder / f"{phase}-{overlap}-{rank}.json", rank):
+            group.link_s = LATE_LINK_S if name == "late" else LINK_S
+            with recording(folder / f"{phase}-{name}-{rank}.json", rank):
                 for _ in range(STEPS):
                     step()
     (folder / f"{rank}.json").write_text(json.dumps(group.busy_us))

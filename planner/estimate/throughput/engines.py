@@ -6,7 +6,7 @@ Mechanisms are shared by all engines. An engine has
     host_ms        a step, on the host
     imbalance      how much fuller its fullest GPU is than the plan's map says
     core_share     where its core attention is another kernel than the GPU's constants are of
-    factor         throughput that it reaches of what mechanisms say, where nothing more is published
+    factor         throughput that it reaches of what mechanisms say, where nothing more is published: on that GPU only
 
 `tests/benchmarks/throughput.py` fits them, prints what each row would be predicted without itself, and is where the
 rows stand. An engine without rows of its own is taken to add what DeepSeek's does, whose kernels it runs, and its
@@ -40,10 +40,12 @@ class EngineModel:
 
 
 @cache
-def engine_model(name: str) -> EngineModel:
-    """Return the constants of the engine called `name`: one of a spec, or a system that was published."""
+def engine_model(name: str, gpu: str) -> EngineModel:
+    """Return the constants of the engine called `name` on a GPU: one of a spec, or a system that was published."""
     document = engines_json()
     own = document["engines"].get(name, {})
+    if gpu not in own.get("only_on", [gpu]):
+        own = {"as": "deepseek"}
     borrowed = own.get("as")
     values = document["defaults"] | (document["engines"][borrowed] if borrowed else {}) | own
     return EngineModel(

@@ -5,7 +5,7 @@
 // even in others. The worst of them only ever falls, and with it the quantile. The best of these searches is kept, or
 // the first that is enough.
 
-enum { REPEATS = 4, FEW_SETS = 10 };  // of choosing the windows that count; assumed
+enum { REPEATS = 4, FEW_WINDOWS = 5 };  // of choosing the windows that count; assumed
 
 // Covers the expert by the step that uncovers nobody and changes GPU loads least; returns whether there was one.
 static int cover_one(Layer *layer, const Rules *rules, int expert, int exposed)
@@ -85,35 +85,30 @@ static int choose_most_even(const Layer *layer, const Rules *rules)
     return changed;
 }
 
-// Counts set `number` of windows; returns whether there is such a set.
+static int num_sets(const Layer *layer, const Rules *rules)
+{
+    if (rules->num_counted == layer->W) return 0;
+    return layer->W <= FEW_WINDOWS ? 1 << layer->W : layer->W;
+}
+
+// Counts set `number` of windows: those of its bits where windows are few, else those most like window `number`. Returns
+// whether there is such a set.
 static int choose_set(const Layer *layer, const Rules *rules, int number)
 {
-    int W = layer->W, k = rules->num_counted, found = 1;
-    double num_sets = 1, *distances = zeros(W, sizeof(double));
-    for (int taken = 0; taken < k; taken++) num_sets = num_sets * (W - taken) / (taken + 1);
-    if (k == W) {
-        found = 0;
-    } else if (num_sets > FEW_SETS) {  // those most like window `number`
-        for (int window = 0; window < W && number < W; window++)
-            for (int expert = 0; expert < layer->E; expert++)
-                distances[window] += fabs(layer->loads[window * layer->E + expert] - layer->loads[number * layer->E + expert]);
-        found = number < W;
-    } else if (number < num_sets) {  // combinations in order: skip those that begin without, or with, this window
-        double skipped = number;
-        for (int window = 0, left = k; window < W; window++) {
-            double with = 1;  // sets of the windows after this one that are left to take once this one is taken
-            for (int taken = 0; taken < left - 1; taken++) with = with * (W - window - 1 - taken) / (taken + 1);
-            int is_taken = left > 0 && skipped < with;
-            if (left > 0 && !is_taken) skipped -= with;
-            left -= is_taken;
-            distances[window] = !is_taken;
-        }
-    } else {
-        found = 0;
+    int num_bits = 0;
+    double *distances = zeros(layer->W, sizeof(double));
+    for (int window = 0; window < layer->W; window++) {
+        const double *loads = layer->loads + window * layer->E, *centre = layer->loads + number % layer->W * layer->E;
+        int is_in = layer->W <= FEW_WINDOWS && (number >> window & 1);
+        num_bits += is_in;
+        distances[window] = !is_in;
+        for (int expert = 0; expert < layer->E && layer->W > FEW_WINDOWS; expert++)
+            distances[window] += fabs(loads[expert] - centre[expert]);
     }
-    if (found) choose(rules, distances, W);
+    int is_set = layer->W > FEW_WINDOWS || num_bits == rules->num_counted;
+    if (is_set) choose(rules, distances, layer->W);
     free(distances);
-    return found;
+    return is_set;
 }
 
 // Lets load go to a second node, as little as is needed, and from there to the GPUs of that node.
@@ -174,7 +169,8 @@ EXPORT void improve(int L, int E, int G, int S, int W, int M, int split, int num
         double least = INFINITY;
         best.loads = trial.loads = loads + (size_t)index * W * E;
         rules.enough = enough[index];
-        for (int set = NONE; least > rules.enough && (set == NONE || choose_set(&best, &rules, set)); set++) {
+        for (int set = NONE; least > rules.enough && set < num_sets(&best, &rules); set++) {
+            if (set != NONE && !choose_set(&best, &rules, set)) continue;
             if (allowed) memcpy(rules.allowed = free_to_go, allowed + index * pairs, pairs);
             take(&best, start + index * size);
             if (in_service) rules.before = memcpy(before, best.held, pairs);

@@ -59,16 +59,23 @@ static int find_exchange(const Layer *layer, int full, double excess, const doub
 {
     int per_node = layer->G / layer->M, S = layer->S, found = 0;
     double least = 2 * excess;
-    for (int place = full * per_node * S; place < (full + 1) * per_node * S; place++)
-        for (int other = 0; other < layer->G * S; other++) {
-            int expert = layer->slots[place], light = layer->slots[other], gpu = place / S, other_gpu = other / S;
-            double room = rooms[other_gpu / per_node], weight = layer->weights[expert];
-            if (room <= 0 || weight >= least || holds(layer, expert, other_gpu)) continue;
-            double cost = price(excess, room, weight - layer->weights[light], weight + layer->weights[light]);
-            if (cost >= least || holds(layer, light, gpu)) continue;
-            *best = (Step){gpu, place % S, other_gpu, other % S, light};
-            least = cost;
-            found = 1;
+    for (int gpu = full * per_node; gpu < (full + 1) * per_node; gpu++)
+        for (int other_gpu = 0; other_gpu < layer->G; other_gpu++) {
+            double room = rooms[other_gpu / per_node];
+            for (int slot = 0; slot < S && room > 0; slot++) {
+                int expert = at(layer, gpu, slot);
+                double weight = layer->weights[expert];
+                if (weight >= least || holds(layer, expert, other_gpu)) continue;
+                for (int other = 0; other < S; other++) {
+                    int light = at(layer, other_gpu, other);
+                    double light_weight = layer->weights[light];
+                    double cost = price(excess, room, weight - light_weight, weight + light_weight);
+                    if (cost >= least || holds(layer, light, gpu)) continue;
+                    *best = (Step){gpu, slot, other_gpu, other, light};
+                    least = cost;
+                    found = 1;
+                }
+            }
         }
     return found;
 }

@@ -103,10 +103,7 @@ def test_validate_says_that_racks_are_left_to_plan(small, spec_file):
     spec = small("rack", redundant=32).replace("gpus_per_node: 2", "gpus_per_node: 2\n  rack_size: 1")
     left = check_fit(check_spec(spec_file(spec))).left_to_plan
 
-    assert [problem.message for problem in left] == [
-        "coverage (rack) must hold in the racks where units will stand; these are not known before units are placed; "
-        "see tidemill plan"
-    ]
+    assert [(problem.rule[:4], problem.path) for problem in left] == [("S723", "coverage")]
 
 
 def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
@@ -115,10 +112,8 @@ def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
         plan_of(small("node", redundant=32, gpus_per_prefill=2))
 
     (problem,) = error.value.problems
-    assert problem.message.startswith(
-        "coverage (node) must be none: prefill has units that stand in one node; with that node all their experts go "
-        "dark, wherever replicas are; nearest: "
-    )
+    assert problem.rule == "S721 must be none: prefill has units that stand in one node"
+    assert problem.changes
 
 
 def test_racks_are_those_in_which_units_stand(spec_file):
@@ -141,7 +136,5 @@ def test_a_map_that_was_not_found_is_infeasible(plan_of, small, spec_file):
     with pytest.raises(InfeasibleError) as error:
         require_covered(checked, {"decode": SimpleNamespace(is_covered=False)})
 
-    assert error.value.problems[0].message == (
-        "coverage (rack) must suit all units of decode, which share one expert map; they stand in racks differently, "
-        "and no map was found that survives a rack of each; nearest: node"
-    )
+    (problem,) = error.value.problems
+    assert (problem.rule[:4], problem.path, problem.changes) == ("S722", "coverage", ({"coverage": "node"},))

@@ -235,7 +235,7 @@ def test_a_rack_under_two_leaf_switches_is_told(with_line, plan_of):
     whole = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3")).warnings
 
     assert [each.rule for each in torn] == [
-        "W103 puts rack-0 under leaf-0 and leaf-1, and 1 more of 2 racks under several leaves"
+        "W103 splits rack-0 between leaf-0 and leaf-1, and 1 more of 2 racks between leaves"
     ]
     assert whole == ()
 
@@ -257,7 +257,7 @@ def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
 
     assert error.value.problems[0].message == (
         "cluster.nodes must have at least 3 usable nodes (prefill 1 x 1 + decode 1 x 2), 2 of 7 are, a2 cordoned, "
-        "b1 tainted team=research:NoSchedule, b2 has h20; every unit has its nodes to itself; "
+        "b1 tainted team=research:NoSchedule, b2 has h20; units do not share nodes; "
         "nearest: cluster.nodes.1.cordoned false, or decode.ep_size 2"
     )
 

@@ -181,8 +181,8 @@ def test_an_edited_plan_says_so(document, tmp_path):
 
     assert problem.rule.startswith("S909")
     assert re.fullmatch(
-        r"digest \(sha256:[0-9a-f]{50}\.\.\.\) must be the digest of what it stands for \(sha256:[0-9a-f]{12}\.\.\.\); "
-        "it was changed after tidemill plan wrote it; change the spec and plan it again",
+        r"digest \(sha256:[0-9a-f]{50}\.\.\.\) must match the digest of the content \(sha256:[0-9a-f]{12}\.\.\.\); "
+        "the plan was edited after tidemill plan wrote it; change the spec and plan it again",
         problem.message,
     )
 

@@ -52,13 +52,13 @@ def test_a_plan_names_what_it_counts_with(plan_of):
 
 def test_what_patches_change_is_said(spec_text, plan_of):
     """Each field with its value, in 80 columns: nobody reviews what nobody sees. A plan without any says nothing."""
-    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, affinity: null}}}}"
+    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, schedulerName: null}}}}"
     patches = f"  patches: [{{kind: LeaderWorkerSet, patch: {{spec: {pod}}}}}]\n"
     text = plan_text(plan_of(spec_text + patches))
     path = "spec.leaderWorkerTemplate.workerTemplate.spec"
 
     assert f"Patched by the spec:\n  - every LeaderWorkerSet: {path}.hostIPC" in text
-    assert f"{path}.affinity null" in " ".join(text.split())
+    assert f"{path}.schedulerName null" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
     assert "Patched" not in plan_text(plan_of(spec_text))
 
@@ -95,7 +95,7 @@ def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, sp
     assert max(map(len, planned.splitlines())) <= 80
     assert planned.index("Warnings:\n  - prefill.overlap (five_stage) is ") < planned.index("by default")
     assert (status, lines[0]) == (0, f"{path}: valid")
-    assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is the overlap of decode")
+    assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is meant for decode")
     assert "Warnings" not in plan_text(plan_of(spec_text))
 
 

@@ -67,15 +67,14 @@ NEEDS_KNOWLEDGE = {
 
 # A file that cannot be read as a spec has no fields to change. What its fix says, done to its text at the place.
 DONE_TO_TEXT = {
-    "correct it": lambda before, after: before.removesuffix("*") + after,  # the case is an alias without a name
     "remove the character": lambda before, after: before + after[1:],
     "put each spec into its own file": lambda before, after: before,
     "start with `version: 1`": lambda before, after: "version: 1\n",
     "write a plain key": lambda before, after: f"{before}key{after.removeprefix('[1]')}",
     "write the value": lambda before, after: before.removesuffix("{") + "1" + after.partition("}}")[2],
     "remove one of the two": lambda before, after: before + after.partition("\n")[2],
-    "write the value out": lambda before, after: before + re.sub(r"[&!]\S+ ", "", after).replace("*x", "1"),
-    "flatten it": lambda before, after: before[: before.index("[")] + "1\n",
+    "write the value itself": lambda before, after: before + re.sub(r"[&!]\S+ ", "", after).replace("*x", "1"),
+    "use fewer levels": lambda before, after: before[: before.index("[")] + "1\n",
     "indent with spaces": lambda before, after: before + re.sub(r"[\t\u00a0]+", "  ", after, count=1),
     "put it in quotes": lambda before, after: before + re.sub(r"(.*)", r'"\1"', after, count=1),
     "close it": lambda before, after: before + after.replace("\n", '"\n', 1),

@@ -1,4 +1,4 @@
-"""Every rule: what breaks it, and the exact message, value, rule, reason and fix."""
+"""Every rule: what breaks it, where that is said, and the fix. `messages.txt` has the sentences."""
 
 import json
 import re
@@ -13,82 +13,93 @@ from planner.families import MODELS
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
 from planner.spec.schema import Spec
+from tests.planner.spec.brought_about import facts_of, plan_or_problems, problems_of_case
+from tests.planner.spec.messages import MESSAGES, OTHERS, messages_page
 from tests.planner.spec.wrong_specs import CASES, changed, data_of, with_load_file
 
 FEWEST_RULES = 60
 OTHER_STATUS = {"S816": 3, "S817": 3, "S903": 1, "S904": 1}  # of calls: infeasible, or failed at run time
 
-# Ids whose case is no text: a file that is not there or in another encoding, a search that finds no map,
-# what validate leaves to plan, and plans that were changed after they were written.
-ELSEWHERE = {
-    "test_yaml.py": {"S101", "S102"},
-    "test_many_mistakes.py": {"S109"},
-    "../estimate/test_coverage.py": {"S722", "S723"},
-    "../estimate/throughput/test_calibration.py": {"S914", "S915"},
-    "../engines/test_documents.py": {"S753"},
-    "../engines/test_models.py": {"S755", "S756", "S757", "S758", "S760"},
-    "../engines/test_map_size.py": {"S754"},
-    "../manifests/test_folder.py": {"S913"},
-    "../plan/test_loaded.py": {"S908", "S909", "S910", "S911", "S912"},
-}
+
+def numbered(group):
+    """Each case of `group` with its number, for one test each."""
+    return pytest.mark.parametrize(("index", "case"), list(enumerate(CASES[group])), ids=name_of)
 
 
-@pytest.mark.parametrize("case", CASES["fields"], ids=lambda case: f"{case['rule']} {case['text'][:40]}")
-def test_a_broken_rule_says_what_where_why_and_what_instead(case, with_line, problems_of):
-    """One wrong line gives one problem, on that line, with exactly this message."""
-    found = [each for each in problems_of(with_line(case["line"], case["text"])) if each.rule.startswith(case["rule"])]
+def name_of(value):
+    """A case by its rule and the first words of what is wrong; its number says which of several."""
+    if isinstance(value, int):
+        return str(value)
+    wrong = next(value[key] for key in ("text", "change", "file", "words") if key in value)
+    return f"{value['rule']} {str(wrong)[:40]}"
 
-    assert [problem.message for problem in found] == [case["message"]]
+
+def expected(case):
+    """What a program reads of the case's problems."""
+    return case.get("problems") or [{"path": case.get("path", ""), "changes": case.get("changes", [])}]
+
+
+@numbered("fields")
+def test_a_broken_rule_says_where_and_what_instead(index, case, spec_folder):
+    """One wrong line gives one problem, on that line, with exactly these changes."""
+    found = problems_of_case(spec_folder, "fields", index)
+
+    assert facts_of(found) == expected(case)
     assert found[0].line == case.get("at", case["line"])
 
 
-@pytest.mark.parametrize("case", CASES["changed"], ids=lambda case: f"{case['rule']} {case['change']}")
-def test_wrong_sections_are_described(case, problems_of):
+@numbered("changed")
+def test_wrong_sections_have_their_fixes(index, case, spec_folder):
     """The same for whole sections."""
-    found = [problem.message for problem in problems_of(changed(case)) if problem.rule.startswith(case["rule"])]
-
-    assert found == (case.get("messages") or [case["message"]])
+    assert facts_of(problems_of_case(spec_folder, "changed", index)) == expected(case)
 
 
-@pytest.mark.parametrize("case", CASES["load_files"], ids=lambda case: f"{case['rule']} {case['file']}")
-def test_wrong_load_files_are_described(case, problems_of):
-    """A load file is read when the spec is checked, and its mistake has the line that names it."""
-    (problem,) = problems_of(with_load_file(case["file"]))
+@numbered("load_files")
+def test_a_wrong_load_file_has_the_line_that_names_it(index, case, spec_folder):
+    """A load file is read when the spec is checked."""
+    found = problems_of_case(spec_folder, "load_files", index)
 
-    assert (problem.rule[:4], problem.line, problem.message) == (case["rule"], 26, case["message"])
+    assert (facts_of(found), found[0].line) == (expected(case), 26)
 
 
-@pytest.mark.parametrize("case", CASES["infeasible"], ids=lambda case: f"{case['rule']} {case['change']}")
-def test_what_cannot_be_had_says_what_binds_by_how_much_and_what_would_do(case, plan_of):
+@numbered("infeasible")
+def test_what_cannot_be_had_says_what_would_do(index, case, spec_folder):
     """A right spec that no plan can meet: one message, with up to three changes."""
-    with pytest.raises(InfeasibleError) as error:
-        plan_of(changed(case))
+    found = problems_of_case(spec_folder, "infeasible", index)
 
-    assert [problem.message for problem in error.value.problems] == [case["message"]]
-    assert error.value.problems[0].rule.startswith(case["rule"])
+    assert facts_of(found) == expected(case)
+    assert len(plan_or_problems(spec_folder, changed(case))[1]) == 1
 
 
-@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["rule"])
-def test_what_the_runtime_cannot_run_says_so(case, plan_of):
+@numbered("refused")
+def test_what_the_runtime_cannot_run_says_so(index, case, spec_folder):
     """It plans; `why_not` has the message, and launch files are refused."""
-    plan = plan_of(changed(case))
-    found = [problem.message for problem in plan.refusals if problem.rule.startswith(case["rule"])]
+    found = problems_of_case(spec_folder, "refused", index)
+    plan, _ = plan_or_problems(spec_folder, changed(case))
 
-    assert found[:1] == [case["message"]]
-    assert case["message"] in plan.as_json()["why_not"]
+    assert facts_of(found[:1]) == expected(case)
+    assert found[0].message in plan.as_json()["why_not"]
     with pytest.raises(InfeasibleError, match=case["rule"]):
         plan.deployable.launch_files()
 
 
-@pytest.mark.parametrize("case", CASES["warned"], ids=lambda case: f"{case['rule']} {case['change']}")
-def test_what_is_hardly_meant_is_said_and_planned(case, spec_file, capsys):
+@numbered("engines")
+def test_what_an_engine_does_not_do_with_a_model_says_so(index, case, spec_folder):
+    """Nothing is planned for this: the spec alone says it."""
+    assert facts_of(problems_of_case(spec_folder, "engines", index)) == expected(case)
+
+
+@numbered("warned")
+def test_what_is_hardly_meant_is_said_and_planned(index, case, spec_folder, spec_file, capsys):
     """`validate` and `plan` exit with 0, and each has the warning; only `validate` knows where it stands."""
+    (found,) = problems_of_case(spec_folder, "warned", index)
     path = str(spec_file(changed(case), "warned.yaml"))
     validated, planned = (answer(capsys, command, path) for command in ("validate", "plan"))
     (warning,) = (each for each in validated["warnings"] if each["rule"].startswith(case["rule"]))
     placed = {"file", "line", "column"}
 
-    assert (validated["valid"], validated["errors"], warning["message"]) == (True, [], case["message"])
+    assert facts_of([found]) == expected(case)
+    assert (validated["valid"], validated["errors"], warning["message"]) == (True, [], found.message)
     assert warning["file"] == path
     assert warning["line"] > 0
     assert {key: value for key, value in warning.items() if key not in placed} in planned["warnings"]
@@ -100,16 +111,18 @@ def answer(capsys, command, path):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("case", CASES["calls"], ids=lambda case: f"{case['rule']} {case['words']}")
-def test_a_wrong_call_says_what_is_wrong_with_it(case, spec_folder, spec_file, monkeypatch, capsys):
-    """One JSON document with exactly this message, and an exit status of the contract."""
-    spec_file()
-    monkeypatch.chdir(spec_folder)
-    status = main([*case["words"].split(), "--format", "json"])
-    (error,) = json.loads(capsys.readouterr().out)["errors"]
+@numbered("calls")
+def test_a_wrong_call_says_what_is_wrong_with_it(index, case, spec_folder):
+    """One JSON document with one problem of the rule, and an exit status of the contract."""
+    found = problems_of_case(spec_folder, "calls", index)
 
-    assert (error["rule"][:4], error["message"]) == (case["rule"], case["message"])
-    assert status == OTHER_STATUS.get(case["rule"], 2)
+    assert facts_of(found) == expected(case)
+    assert found[0].status == OTHER_STATUS.get(case["rule"], 2)
+
+
+def test_the_page_of_messages_is_up_to_date(spec_folder):
+    """Whoever rewords a message reads it among all others: `python -m tests.docs` writes the page again."""
+    assert MESSAGES.read_text() == messages_page(spec_folder), "write it again with python -m tests.docs"
 
 
 def test_a_right_spec_has_no_problems(problems_of, spec_text):
@@ -127,18 +140,10 @@ def test_every_rule_has_a_case():
     """A rule id in the planner's sources without a wrong spec in the tests fails here."""
     sources = "".join(path.read_text() for path in Path(planner.__file__).parent.rglob("*.py"))
     declared = set(re.findall(r'"([SW]\d{3})\b', sources))
-    tested = {case["rule"] for group in CASES.values() for case in group}.union(*ELSEWHERE.values())
+    tested = {case["rule"] for group in CASES.values() for case in group} | OTHERS.keys()
 
     assert declared == tested
     assert len(declared) >= FEWEST_RULES
-
-
-@pytest.mark.parametrize(("file", "rule_ids"), ELSEWHERE.items())
-def test_cases_elsewhere_are_there(file, rule_ids):
-    """The other test files do name the ids that this one counts on them for."""
-    text = (Path(__file__).parent / file).read_text()
-
-    assert sorted(rule_id for rule_id in rule_ids if rule_id not in text) == []
 
 
 def test_a_field_that_is_wrong_silences_only_the_rules_that_read_it(with_line, problems_of):

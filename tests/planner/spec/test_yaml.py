@@ -1,25 +1,20 @@
 """Reading YAML: what stands there is what is read, and what cannot be read has a place."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from planner.problems.errors import SpecError
 from planner.spec.yaml import parse_document, read_document
-
-CASES = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text())["files"]
-FILES = [tuple(case.values()) for case in CASES]
+from tests.planner.spec.wrong_specs import CASES
 
 
-@pytest.mark.parametrize(("rule_id", "text", "place", "message"), FILES)
-def test_what_is_not_a_spec_is_refused_with_its_place(rule_id, text, place, message):
+@pytest.mark.parametrize("case", CASES["files"], ids=lambda case: f"{case['rule']} {case['text'][:20]!r}")
+def test_what_is_not_a_spec_is_refused_with_its_place(case):
     """Each way of not being readable is one problem with a line and a column."""
     with pytest.raises(SpecError) as error:
-        parse_document(text, "spec.yaml")
+        parse_document(case["text"], "spec.yaml")
 
     (problem,) = error.value.problems
-    assert (problem.rule[:4], [problem.line, problem.column], problem.message) == (rule_id, place, message)
+    assert (problem.rule[:4], [problem.line, problem.column]) == (case["rule"], case["place"])
 
 
 def test_deep_nesting_is_refused_before_it_can_hurt():
@@ -27,7 +22,8 @@ def test_deep_nesting_is_refused_before_it_can_hurt():
     with pytest.raises(SpecError) as error:
         parse_document("a: " + "[" * 100_000, "spec.yaml")
 
-    assert str(error.value) == "spec.yaml:1:36: must nest at most 32 deep; no spec needs more; flatten it [S108]"
+    (problem,) = error.value.problems
+    assert (problem.rule[:4], problem.line, problem.column) == ("S108", 1, 36)
 
 
 def test_a_missing_file_is_one_sentence(tmp_path):

@@ -83,6 +83,14 @@ def test_what_cannot_be_held_fails_alone(asked, complaint):
         Constraints(DEMO, VOCAB_SIZE).allowed(asked)
 
 
+def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
+    """It takes seconds for a large one, and a step must not wait for it."""
+    constraints = Constraints(DEMO, VOCAB_SIZE)
+    monkeypatch.setattr("llguidance.LLTokenizer", None)
+
+    assert constraints.allowed(request()).any()
+
+
 def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):
     """And not the unit."""
     with pytest.raises(RequestFailure, match=r"tokenizer\.json cannot be used"):

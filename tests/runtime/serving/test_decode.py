@@ -1,5 +1,6 @@
 """The decode policy of a rank: what a request generated, its first token included, decides how it goes on."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -15,7 +16,7 @@ class SameLogits:
     """An engine that always finds the same tokens likely."""
 
     def __init__(self, config):
-        self.config, self.checkpoint = config, None
+        self.config, self.checkpoint = config, Path("/nowhere")
 
     def new_cache(self, num_tokens):
         return new_cache(self.config, num_tokens, torch.float32)

@@ -1,5 +1,6 @@
 """What all phases that the gateway speaks to do alike."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_conf
     """A gateway of a newer launch may allow more than this unit holds; one of just the limit is served."""
     engine = SimpleNamespace(
         config=small_config,
-        checkpoint=None,
+        checkpoint=Path("/nowhere"),
         new_cache=lambda num_tokens: new_cache(small_config, num_tokens, torch.float32),
         step=lambda prefilling, decoding, cache: torch.zeros(len(prefilling) + len(decoding), 4),
     )

@@ -1,0 +1,80 @@
+"""What a search for layouts found, in the plan's text: the fastest, why another was taken, and what was out."""
+
+from collections.abc import Iterator, Sequence
+
+from planner.plan.columns import filled, table, wrapped
+from planner.plan.plan import Plan
+from planner.search.candidates import Numbers
+from planner.search.front import FrontPoint
+from planner.search.layouts import PhaseSearch, Ranked
+
+__all__ = ["search_text"]
+
+MAX_FRONT = 8  # points of a front; of more, some between are left out
+
+
+def search_text(plan: Plan) -> str:
+    """Return the candidates of each phase that speed decided; empty where it decided none."""
+    return "\n\n".join(_phase(each) for each in plan.search.phases) if plan.search else ""
+
+
+def _phase(search: PhaseSearch) -> str:
+    head = ("EP x TP", "slots", "requests", "tokens/s GPU", "TPOT", "TTFT", "why not")
+    rows = [(search.phase, *head), *map(_row, search.ranked)]
+    return "\n".join([wrapped(rows), *_lost(search), *_front(search)])
+
+
+def _row(ranked: Ranked) -> tuple[str, ...]:
+    numbers, speed = ranked.candidate.numbers, ranked.candidate.speed
+    return (
+        "chosen" if ranked.why_not is None else "",
+        f"{numbers['ep_size']} x {numbers['attention_tp']}",
+        f"+{numbers['redundant_experts']}",
+        str(numbers["max_requests"]),
+        f"{speed.tokens_per_s_per_gpu:,.0f}",
+        _ms(speed.tpot_ms),
+        _ms(speed.ttft_ms),
+        ranked.why_not or "",
+    )
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:,.1f}" if milliseconds < 1000 else f"{milliseconds:,.0f}"
+
+
+def _lost(search: PhaseSearch) -> Iterator[str]:
+    out = [
+        f"{number} by {why} (EP{each.numbers['ep_size']}: {each.detail})" for why, (number, each) in search.lost.items()
+    ]
+    told = f"; out are {', '.join(out)}" if out else ""
+    yield from filled(f"Of {search.tried} layouts{told}. Latencies in ms; requests a GPU or attention group.")
+
+
+def _front(search: PhaseSearch) -> Iterator[str]:
+    """Return the lines that set each speed beside its latency."""
+    if len(search.front) > 1:
+        latency = "TTFT" if search.phase == "prefill" else "TPOT"
+        rows: list[tuple[str, ...]] = [("front: EP x TP", f"{latency} ms", "tokens/s GPU", "requests")]
+        rows += [
+            (
+                _size(each.numbers),
+                _ms(each.latency_ms),
+                f"{each.tokens_per_s_per_gpu:,.0f}",
+                str(each.numbers["max_requests"]),
+            )
+            for each in _thinned(search.front)
+        ]
+        yield ""
+        yield table(rows)
+
+
+def _size(numbers: Numbers) -> str:
+    return f"{numbers['ep_size']} x {numbers['attention_tp']} +{numbers['redundant_experts']}"
+
+
+def _thinned(front: Sequence[FrontPoint]) -> list[FrontPoint]:
+    """Return both ends and some points between."""
+    if len(front) <= MAX_FRONT:
+        return list(front)
+    step = (len(front) - 1) / (MAX_FRONT - 1)
+    return [front[round(step * number)] for number in range(MAX_FRONT)]

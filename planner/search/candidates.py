@@ -1,0 +1,250 @@
+"""All layouts of one phase that its `auto` fields allow, each with its speed or with why it is out.
+
+    ep_size             whole nodes, up to two GPUs an expert and to the cluster; parts of a node that divide it
+    redundant_experts   equal slots for all GPUs: from the fewest, until no replica is hotter than a GPU's mean load
+    attention_tp        sizes that divide heads and node
+    max_batch_tokens    powers of two
+    max_requests        the most that KV has room for and the SLO allows
+
+Each is tried with each, and three kinds of branches are cut, since none of them can hold the best:
+    more slots where memory is short           memory only gets shorter
+    more slots once they are bounded           more slots take memory from KV and bandwidth from all, and gain balance:
+                                               as many as now, with the best balance that memory has slots for, would
+                                               be no better than what was found for as many nodes
+    more requests where one limit is broken    TPOT and KV grow with them, so the most is found by halving
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
+from planner.facts.terms import Phase
+from planner.search.replicas import BestBalance
+from planner.search.speed import Speed, Trials, speed_of
+from planner.spec.attention_rules import attention_sizes
+from planner.spec.check import ResolvedSpec
+from planner.spec.schema import AUTO, MAX_REDUNDANT, PhaseSpec
+
+__all__ = ["KEPT", "Candidate", "Lost", "Numbers", "Why", "candidates_of", "is_auto", "tried_at"]
+
+KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
+MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
+BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
+
+Numbers = Mapping[str, int]
+Why = Literal["memory", "slo", "failure domain", "cluster"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that fits and keeps the SLO."""
+
+    numbers: Numbers  # every field that a phase may leave to the planner, but `units`
+    nodes: int  # of a unit
+    speed: Speed
+    tokens_per_s_per_node: float  # a GPU of the node that the unit leaves idle counts
+
+    @property
+    def latency_ms(self) -> float:
+        """Return TPOT, or in prefill TTFT."""
+        found = self.speed.ttft_ms if self.speed.tpot_ms is None else self.speed.tpot_ms
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A layout that is out, and why; with what it would take."""
+
+    numbers: Numbers
+    why: Why
+    detail: str
+    reached: Mapping[str, float]  # slo field -> the least that this layout reaches
+
+
+def candidates_of(spec: ResolvedSpec, phase: Phase, most_nodes: int, trials: Trials) -> Iterator[Candidate | Lost]:
+    """Yield what becomes of each layout of `phase`, in units of at most `most_nodes` nodes."""
+    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
+    best: dict[int, float] = {}
+    for ep_size in _ep_sizes(spec, section, most_nodes):
+        for attention_tp in _attention_sizes(spec, section, ep_size):
+            for batch_tokens in _batch_tokens(spec, phase):
+                start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
+                yield from _with_slots(spec, phase, start, max(1, ep_size // per_node), trials, best)
+
+
+def is_auto(section: PhaseSpec, field: str) -> bool:
+    """Return whether the field is left to the planner."""
+    return bool(getattr(section, field) == AUTO)
+
+
+def tried_at(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> ResolvedSpec:
+    """Return the spec with a layout's numbers and so many requests; units do not matter to one of them."""
+    units = {"units": 1} if is_auto(spec.phase(phase), "units") else {}
+    return spec.trying(phase, {**numbers, **units, "max_requests": requests})
+
+
+def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, most_nodes: int) -> Sequence[int]:
+    if not is_auto(section, "ep_size"):
+        return [section.ep_size]
+    per_node = spec.cluster.gpus_per_node
+    most = min(2 * spec.model.num_routed_experts, most_nodes * per_node)
+    within = [size for size in range(1, per_node + 1) if per_node % size == 0]
+    return [*within, *range(2 * per_node, most + 1, per_node)]
+
+
+def _attention_sizes(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
+    if not is_auto(section, "attention_tp"):
+        return [section.attention_tp] if ep_size % section.attention_tp == 0 else []
+    per_node = spec.cluster.gpus_per_node
+    return [each for each in attention_sizes(ep_size, per_node, spec.model) if each <= per_node]
+
+
+def _batch_tokens(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
+    section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
+    if not is_auto(section, "max_batch_tokens"):
+        return [section.max_batch_tokens]
+    if phase == "decode":
+        return [int(PhaseSpec.model_fields["max_batch_tokens"].default)]  # of no effect: prompts are prefill's
+    return [point.step_tokens] if phase == "prefill" and point else BATCH_TOKENS[::-1]  # the largest is mostly best
+
+
+def _redundant(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Iterator[int]:
+    """Yield redundant experts from the fewest that give all GPUs equally many slots."""
+    num_logical = spec.model.num_routed_experts
+    if not is_auto(section, "redundant_experts"):
+        if (num_logical + section.redundant_experts) % ep_size == 0:
+            yield section.redundant_experts
+        return
+    most = min(num_logical * (ep_size - 1), MAX_REDUNDANT)
+    yield from range(-num_logical % ep_size, most + 1, ep_size)
+
+
+def _with_slots(
+    spec: ResolvedSpec,
+    phase: Phase,
+    start: Numbers,
+    nodes: int,
+    trials: Trials,
+    best: dict[int, float],
+) -> Iterator[Candidate | Lost]:
+    """Try one size with more and more slots, until more can only be worse than the `best` of its number of nodes."""
+    ep_size, num_logical = start["ep_size"], spec.model.num_routed_experts
+    all_redundant = list(_redundant(spec, spec.phase(phase), ep_size))
+    if not all_redundant:  # what is written does not divide
+        return
+    most = _most_that_fit(spec, phase, start, all_redundant, trials)
+    ideal = replace(trials, best=BestBalance(trials.balance, num_logical + most))
+    for redundant in all_redundant:
+        numbers = {**start, "redundant_experts": redundant}
+        if dark := _dark(spec, phase, ep_size, (num_logical + redundant) // ep_size):
+            yield Lost(numbers, "failure domain", dark, {})
+            continue
+        found = _tried(spec, phase, numbers, nodes, trials)
+        yield found
+        best[nodes] = max(best.get(nodes, 0.0), _rate(found))
+        if redundant >= most or _rate(_tried(spec, phase, numbers, nodes, ideal)) <= best[nodes]:
+            return
+
+
+def _most_that_fit(
+    spec: ResolvedSpec, phase: Phase, start: Numbers, all_redundant: Sequence[int], trials: Trials
+) -> int:
+    """Return the most redundant experts that leave memory for one request, else the fewest that there are."""
+    least, _ = _requests(spec, phase, spec.phase(phase))
+
+    def fits(redundant: int) -> bool:
+        memory = trials.memory_of(tried_at(spec, phase, {**start, "redundant_experts": redundant}, least), phase)
+        return memory is not None and memory.short <= 0
+
+    return all_redundant[max(bisect_left(all_redundant, True, key=lambda each: not fits(each)) - 1, 0)]
+
+
+def _rate(found: Candidate | Lost) -> float:
+    return found.tokens_per_s_per_node if isinstance(found, Candidate) else 0.0
+
+
+def _dark(spec: ResolvedSpec, phase: Phase, ep_size: int, slots: int) -> str | None:
+    """Return why some expert goes dark with a failure domain that `coverage` names; None where none need."""
+    coverage, per_node = spec.written.coverage, spec.cluster.gpus_per_node
+    if coverage == "none":
+        return None
+    of_domain = per_node * (spec.cluster.rack_size or 1 if coverage == "rack" else 1)
+    parts = consecutive_domains(ep_size, min(of_domain, ep_size))
+    fewest = fewest_slots_per_gpu(spec.model.num_routed_experts, parts)
+    if fewest is None:
+        return f"all of a unit's experts are in one {coverage}"
+    return f"two {coverage}s for each expert take {fewest} slots a GPU, not {slots}" if slots < fewest else None
+
+
+def _tried(spec: ResolvedSpec, phase: Phase, numbers: Numbers, nodes: int, trials: Trials) -> Candidate | Lost:
+    """Return the layout with as many requests as it takes, or why it takes none."""
+    section = spec.phase(phase)
+    looks: dict[int, _Look] = {}
+
+    def look(requests: int) -> "_Look":
+        if requests not in looks:
+            tried = tried_at(spec, phase, numbers, requests)
+            looks[requests] = _look(tried, phase, trials, _kv_tokens(spec, phase, requests))
+        return looks[requests]
+
+    least, most = _requests(spec, phase, section)
+    if (first := look(least)).broken is not None:
+        return Lost({**numbers, "max_requests": least}, first.broken[0], first.broken[1], first.reached)
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if look(middle).broken is None else (least, middle - 1)
+    speed = look(least).speed
+    assert speed is not None
+    per_node = numbers["ep_size"] / nodes
+    return Candidate({**numbers, "max_requests": least}, nodes, speed, speed.tokens_per_s_per_gpu * per_node)
+
+
+def _requests(spec: ResolvedSpec, phase: Phase, section: PhaseSpec) -> tuple[int, int]:
+    """Return the fewest and the most requests that are tried."""
+    point: Any = getattr(spec.written.operating_point, phase)
+    if not is_auto(section, "max_requests"):
+        return section.max_requests, section.max_requests
+    if phase == "prefill":
+        return 1, 1  # as many as its KV holds: they do not change its speed
+    return (point.requests, point.requests) if point else (1, MAX_REQUESTS)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One layout at one number of requests."""
+
+    speed: Speed | None
+    broken: tuple[Why, str] | None
+    reached: Mapping[str, float]
+
+
+def _look(tried: ResolvedSpec, phase: Phase, trials: Trials, kv_tokens: int) -> _Look:
+    memory = trials.memory_of(tried, phase)
+    assert memory is not None
+    if memory.short > 0:
+        return _Look(None, ("memory", f"{memory.short / 1e9:.1f} GB short of one request"), {})
+    if kv_tokens > memory.kv_tokens:
+        return _Look(None, ("memory", f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens"), {})
+    speed, slo = speed_of(tried, phase, memory, trials), tried.written.slo
+    reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
+    known = {field: value for field, value in reached.items() if value is not None}
+    broken = [
+        f"{field[:4].upper()} is {value:,.4g} ms, over {KEPT:.0%} of {most:g}"
+        for field, value in known.items()
+        if (most := getattr(slo, field)) is not None and value > KEPT * most
+    ]
+    return _Look(speed, ("slo", " and ".join(broken)) if broken else None, known)
+
+
+def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
+    """Return the KV of so many requests at the operating point's length, else at half of the longest.
+
+    A number of requests that is written is a limit: without an operating point one request must fit.
+    """
+    section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
+    if phase == "prefill" or (point is None and not is_auto(section, "max_requests")):
+        return section.max_request_tokens
+    return int(point.requests * point.kv_tokens) if point else requests * (section.max_request_tokens // 2)

@@ -1,0 +1,271 @@
+"""`auto` by speed: the layouts that serve most under the SLO and in memory, and why the others do not.
+
+A phase's candidates (`candidates.py`) are reduced to its best of each number of nodes, and units of these fill the
+cluster (`fleet.py`). Nothing that does not fit is ever a candidate. What is predicted here is predicted again by the
+plan with the maps that it has found.
+
+It decides only where speeds are known, and only for specs that ask for it: with an SLO, or with `auto` for what memory
+alone cannot decide.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import ceil
+
+from planner.cluster.inventory import nodes_for
+from planner.facts.drawn import draw_loads
+from planner.facts.loads import Loads
+from planner.facts.terms import Phase
+from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.fix import nearest
+from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of, is_auto, tried_at
+from planner.search.fleet import Fleet, Offer, fill
+from planner.search.front import FrontPoint, front_of
+from planner.search.replicas import ReplicaBalance
+from planner.search.speed import LayoutOf, MemoryOf, Trials, is_predictable, speed_of
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["BY_SPEED", "LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes", "wants_speed"]
+
+BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # what memory alone cannot decide
+FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
+MAX_RANKED = 8  # candidates of a phase that a plan tells
+MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
+ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
+BINDS = 1.03  # times as full as the chosen layout's fullest GPU
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate and why another was taken; the chosen one has no reason."""
+
+    candidate: Candidate
+    why_not: str | None
+
+
+@dataclass(frozen=True)
+class PhaseSearch:
+    """What was tried for a phase."""
+
+    phase: Phase
+    tried: int
+    chosen: Candidate
+    ranked: tuple[Ranked, ...]  # each size's best from the fastest a GPU, the chosen one among them
+    lost: Mapping[Why, tuple[int, Lost]]  # how many, and the nearest of them
+    front: tuple[FrontPoint, ...]
+
+
+@dataclass(frozen=True)
+class LayoutSearch:
+    """The layouts that were found, and what they serve."""
+
+    phases: tuple[PhaseSearch, ...]
+    fleet: Fleet
+    tokens: Mapping[Phase, float]  # of each phase for one token of output
+    room: int  # nodes
+
+    def values(self, spec: ResolvedSpec) -> dict[str, int]:
+        """Return what stands in place of `auto`: path -> number. Prefill's requests are left to its memory."""
+        found: dict[str, int] = {}
+        for each in self.phases:
+            section = spec.phase(each.phase)
+            fields = [field for field in FIELDS if (each.phase, field) != ("prefill", "max_requests")]
+            found |= {f"{each.phase}.{f}": each.chosen.numbers[f] for f in fields if is_auto(section, f)}
+            if is_auto(section, "units"):
+                found[f"{each.phase}.units"] = self.fleet.units[each.phase]
+        return found
+
+
+def wants_speed(spec: ResolvedSpec) -> bool:
+    """Return whether something is left to the planner that speed should decide."""
+    slo = spec.written.slo
+    fields = BY_SPEED if slo.ttft_ms is None and slo.tpot_ms is None else (*BY_SPEED, *FIELDS)
+    return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)
+
+
+def search_layouts(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> LayoutSearch | None:
+    """Return the best layouts; None where speeds are not known, or nothing fits, whatever the SLO.
+
+    Raises InfeasibleError, with the least that could be promised, when the SLO is all that nothing keeps.
+    """
+    if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
+        return None
+    trials, room = Trials(memory_of, layout_of, ReplicaBalance(_loads(spec))), _room(spec)
+    found = {phase: _found(spec, phase, room, trials) for phase in spec.phases}
+    _require_slo(spec, found)
+    candidates = {phase: [each for each in all_ if isinstance(each, Candidate)] for phase, all_ in found.items()}
+    if not all(candidates.values()):
+        return None
+    tokens = _tokens(spec)
+    written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
+    fleet = fill({phase: _offers(phase, each) for phase, each in candidates.items()}, written, tokens, room)
+    if fleet is None:
+        return None
+    chosen = {phase: candidates[phase][offer.candidate] for phase, offer in fleet.offers.items()}
+    phases = tuple(
+        PhaseSearch(
+            phase=phase,
+            tried=len(found[phase]),
+            chosen=chosen[phase],
+            ranked=_ranked(candidates[phase], chosen[phase]),
+            lost=_lost([each for each in found[phase] if isinstance(each, Lost)]),
+            front=_front(spec, phase, candidates[phase], trials),
+        )
+        for phase in spec.phases
+    )
+    return LayoutSearch(phases, fleet, tokens, sum(room.values()))
+
+
+def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
+    """Return as many units of each phase as the nodes hold, where nobody knows how fast they are; 1 at least."""
+    per_node = spec.cluster.gpus_per_node
+    offers = [Offer(p, n, 1.0, 1.0, 0) for p in spec.phases for n in [max(1, spec.phase(p).ep_size // per_node)]]
+    written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
+    alike = dict.fromkeys(spec.phases, 1.0)
+    fleet = fill({each.phase: [each] for each in offers}, written, alike, _room(spec))
+    return dict(fleet.units) if fleet else {phase: number or 1 for phase, number in written.items()}
+
+
+def _loads(spec: ResolvedSpec) -> Loads:
+    """Return the measured loads, or drawn ones where none are given."""
+    if spec.measured_loads is not None:
+        return spec.measured_loads
+    drawn, model = spec.written.expert_load, spec.model
+    return draw_loads(drawn.alpha, drawn.seed, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
+
+
+def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
+    """Count the nodes that can be used, for all phases that run on each GPU type."""
+    counts = Counter(node.gpu for node in nodes_for(spec) if node.unusable is None)
+    gpus = {gpu: frozenset(p for p in spec.phases if spec.written.gpu_name(p) == gpu) for gpu in spec.written.gpu_names}
+    return {phases: counts[gpu] for gpu, phases in gpus.items()}
+
+
+def _found(
+    spec: ResolvedSpec,
+    phase: Phase,
+    room: Mapping[frozenset[Phase], int],
+    trials: Trials,
+) -> list[Candidate | Lost]:
+    """Every layout of a phase that leaves a node to each other one."""
+    most = min(nodes - (len(phases) - 1) for phases, nodes in room.items() if phase in phases)
+    return list(candidates_of(spec, phase, most, trials))
+
+
+def _require_slo(spec: ResolvedSpec, found: Mapping[Phase, Sequence[Candidate | Lost]]) -> None:
+    """Raise InfeasibleError where all layouts of a phase that fit break the SLO."""
+    wrong = []
+    for phase, each in found.items():
+        broken = [lost for lost in each if isinstance(lost, Lost) and lost.why == "slo"]
+        if broken and not any(isinstance(one, Candidate) for one in each):
+            wrong += [spec.problem(_violation(spec, phase, field, broken)) for field in _missed(spec, broken)]
+    if wrong:
+        raise InfeasibleError(wrong)
+
+
+def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
+    """Return the fields that no layout keeps; all of them, where each is kept by some."""
+    promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
+    known = [field for field in promised if field in broken[0].reached]
+    missed = [
+        field
+        for field in known
+        if min(each.reached[field] for each in broken) > KEPT * getattr(spec.written.slo, field)
+    ]
+    return missed or known
+
+
+def _violation(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost]) -> Violation:
+    best = min(broken, key=lambda lost: lost.reached[field])
+    reached = max(ceil(best.reached[field] / KEPT), 1)
+    rule = f"S727 must be at least {reached} for some layout of {phase}"
+    requests = best.numbers["max_requests"]
+    load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} a GPU"
+    reason = f"the fastest, EP{best.numbers['ep_size']}, takes {best.reached[field]:,.1f} ms{load}"
+    return Violation(f"slo.{field}", getattr(spec.written.slo, field), rule, reason, nearest(reached))
+
+
+def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:
+    """Return the tokens that each phase computes for one token of output: of the traffic, else of the points."""
+    traffic, points = spec.written.traffic, spec.written.operating_point
+    if spec.written.mixed:
+        return {"mixed": 1.0}
+    if traffic is not None:
+        prompts = traffic.input_tokens * (1 - traffic.cache_hit_rate) / traffic.output_tokens
+    elif points.prefill and points.decode and points.decode.kv_tokens > points.prefill.prompt_tokens:
+        output = 2 * (points.decode.kv_tokens - points.prefill.prompt_tokens)  # KV is a prompt and half of its answer
+        prompts = points.prefill.prompt_tokens * (1 - points.prefill.cache_hit_rate) / output
+    else:
+        prompts = 1 / ASSUMED_OUTPUT
+    return {"prefill": max(prompts, 1e-9), "decode": 1.0}
+
+
+def _offers(phase: Phase, candidates: Sequence[Candidate]) -> list[Offer]:
+    """Return the best candidate of each number of nodes."""
+    best: dict[int, int] = {}
+    for number, each in enumerate(candidates):
+        held = best.get(each.nodes)
+        if held is None or each.tokens_per_s_per_node > candidates[held].tokens_per_s_per_node:
+            best[each.nodes] = number
+    most = max(each.tokens_per_s_per_node for each in candidates)
+    return [
+        Offer(phase, nodes, nodes * rate, rate / most, number)
+        for nodes, number in sorted(best.items())
+        for rate in [candidates[number].tokens_per_s_per_node]
+    ]
+
+
+def _ranked(candidates: Sequence[Candidate], chosen: Candidate) -> tuple[Ranked, ...]:
+    """Return the fastest of each EP size and attention TP, from the fastest on, and the chosen one with them."""
+    order = sorted(candidates, key=lambda each: (-each.tokens_per_s_per_node, each.nodes))
+    first = {_size(chosen): chosen}
+    for each in order:
+        first.setdefault(_size(each), each)
+    best = sorted(first.values(), key=order.index)
+    told = best[:MAX_RANKED] if chosen in best[:MAX_RANKED] else [*best[: MAX_RANKED - 1], chosen]
+    return tuple(Ranked(each, None if each == chosen else _why_not(each, chosen)) for each in told)
+
+
+def _size(candidate: Candidate) -> tuple[int, int]:
+    return candidate.numbers["ep_size"], candidate.numbers["attention_tp"]
+
+
+def _why_not(other: Candidate, chosen: Candidate) -> str:
+    ratio = other.tokens_per_s_per_node / chosen.tokens_per_s_per_node
+    if ratio >= 1:
+        return "cluster: fills it worse"
+    slower = f"{100 * (1 - ratio):.1f} % slower"
+    if other.speed.max_over_mean > BINDS * chosen.speed.max_over_mean:
+        return f"bound: {slower}, max/mean {other.speed.max_over_mean:.2f}"
+    return slower
+
+
+def _lost(lost: Sequence[Lost]) -> dict[Why, tuple[int, Lost]]:
+    """Count the reasons; the example of each is the last, of the largest units, which comes nearest."""
+    found: dict[Why, tuple[int, Lost]] = {}
+    for each in lost:
+        found[each.why] = (found.get(each.why, (0, each))[0] + 1, each)
+    return found
+
+
+def _front(spec: ResolvedSpec, phase: Phase, candidates: Sequence[Candidate], trials: Trials) -> tuple[FrontPoint, ...]:
+    """Try the fastest layouts with fewer and fewer requests, where these are free."""
+    order = sorted(candidates, key=lambda each: -each.tokens_per_s_per_node)[:MAX_FRONT_SIZES]
+    small = sorted(candidates, key=lambda each: each.latency_ms)[:MAX_FRONT_SIZES]
+    points = [FrontPoint(each.numbers, each.speed.tokens_per_s_per_gpu, each.latency_ms) for each in candidates]
+    if not is_auto(spec.phase(phase), "max_requests") or phase == "prefill":
+        return front_of(points)
+    for each in chain(order, small):
+        requests = each.numbers["max_requests"] // 2
+        while requests:
+            tried = tried_at(spec, phase, each.numbers, requests)
+            memory = trials.memory_of(tried, phase)
+            assert memory is not None
+            speed = speed_of(tried, phase, memory, trials)
+            assert speed.tpot_ms is not None
+            numbers = {**each.numbers, "max_requests": requests}
+            points.append(FrontPoint(numbers, speed.tokens_per_s_per_gpu, speed.tpot_ms))
+            requests //= 2
+    return front_of(points)

@@ -1,0 +1,106 @@
+"""How fast a layout would be, before it is placed and balanced: what a search asks of each.
+
+The point is that of `estimate/performance.py`, the time that of `estimate/throughput`; balance is `replicas.py`'s. The
+latencies are the means that a plan predicts too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from planner.estimate.performance import operating_point, unit_shape
+from planner.estimate.throughput.copies import expected_copies
+from planner.estimate.throughput.engines import engine_model
+from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.predict import Case, saturated_rate
+from planner.estimate.throughput.work import why_unknown, work_of
+from planner.facts.terms import Phase
+from planner.layout.dispatch import groups_on_nodes
+from planner.layout.layout import PhaseLayout
+from planner.layout.memory import MemoryPlan
+from planner.search.replicas import Balance, BestBalance, ReplicaBalance
+from planner.spec.check import ResolvedSpec
+from planner.spec.precision import kv_dtype
+
+__all__ = ["LayoutOf", "MemoryOf", "Speed", "Trials", "is_predictable", "speed_of"]
+
+MS_PER_S = 1e3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One layout at one load; rates of prefill count computed tokens."""
+
+    tokens_per_s_per_gpu: float
+    tpot_ms: float | None  # none in prefill
+    ttft_ms: float | None  # none in decode
+    max_over_mean: float
+
+
+MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
+LayoutOf = Callable[[ResolvedSpec, Phase], PhaseLayout]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What each layout is tried with: the passes that know its shape and its memory, and the loads of experts."""
+
+    memory_of: MemoryOf
+    layout_of: LayoutOf
+    balance: ReplicaBalance
+    best: BestBalance | None = None  # asked instead, for what no more slots can exceed
+
+
+def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether rates and links of the phase's GPU and the model's kernels are known."""
+    gpu = spec.gpu_of(phase)
+    known = machine_of(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
+    return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
+
+
+def speed_of(spec: ResolvedSpec, phase: Phase, memory: MemoryPlan, trials: Trials) -> Speed:
+    """Return how fast `phase` is as `spec` has it, which has numbers for every field of the phase."""
+    case = _case(spec, trials.layout_of(spec, phase), memory, trials.best or trials.balance)
+    rate, group = saturated_rate(case), case.unit.attention_tp
+    tpot = None if phase == "prefill" else case.point.requests / group / rate * MS_PER_S
+    return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), case.imbalance.gpus)
+
+
+def _case(spec: ResolvedSpec, layout: PhaseLayout, memory: MemoryPlan, balance: Balance) -> Case:
+    """Return what is asked of `estimate/throughput`."""
+    phase = layout.phase
+    section, gpu = spec.phase(phase), spec.gpu_of(phase)
+    kv = kv_dtype(layout.precision, section.kv_precision)
+    machine = machine_of(gpu, layout.gpu)
+    work = work_of(spec.model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
+    assert machine is not None
+    assert work is not None
+    point, unit = operating_point(spec, phase, memory.kv_tokens), unit_shape(spec, layout)
+    tokens = point.step_tokens if phase == "prefill" else point.requests
+    pairs = tokens / layout.attention_tp * spec.model.num_experts_per_token
+    per_node = spec.cluster.gpus_per_node
+    on_nodes = groups_on_nodes(spec.model, gpu, per_node, layout) > 1
+    return Case(
+        phase=phase,
+        machine=machine,
+        model=work,
+        unit=unit,
+        overlap=layout.overlap,
+        engine=engine_model(spec.written.engine_name, layout.gpu),
+        imbalance=balance.of(layout.num_physical_experts, unit.num_gpus, unit.num_nodes, pairs),
+        exchange=expected_copies(spec.model, unit.num_gpus, unit.num_nodes, groups_on_nodes=on_nodes),
+        point=point,
+    )
+
+
+def _ttft_ms(case: Case, rate: float) -> float | None:
+    """Return the mean time of a prompt's steps and of the queue before them, as `predict.py` has it."""
+    if case.phase == "decode":
+        return None
+    point, group = case.point, case.unit.attention_tp
+    of_prompts = rate if case.phase == "prefill" else saturated_rate(replace(case, phase="prefill"))
+    step = point.step_tokens / group / of_prompts
+    steps = max(1, ceil(point.prompt_tokens * (1 - point.cache_hit_rate) / point.step_tokens))
+    used = point.utilisation
+    wait = step * used / (2 * (1 - used)) if used < 1 else 0.0
+    return (steps * step + wait) * MS_PER_S

@@ -1,0 +1,225 @@
+"""`auto` by speed: the best of all layouts under the SLO and in memory, a full cluster, and what is out."""
+
+import json
+from itertools import product
+
+import pytest
+
+from planner.compiler import _layout_of, _memory_of, check_fit, compile_plan
+from planner.expert_map import balance
+from planner.facts.drawn import draw_loads
+from planner.plan.text import plan_text
+from planner.problems.errors import InfeasibleError
+from planner.search.candidates import KEPT, Candidate, tried_at
+from planner.search.fleet import Offer, fill
+from planner.search.front import FrontPoint, front_of
+from planner.search.layouts import search_layouts
+from planner.search.replicas import ReplicaBalance
+from planner.search.speed import Trials, speed_of
+from planner.spec.check import check_document
+from planner.spec.yaml import parse_document, read_document
+from tests.planner.test_shipped_specs import SPECS
+
+PUBLISHED = read_document(SPECS / "deepseek-h800.yaml").data
+FREE = {"ep_size": "auto", "redundant_experts": "auto", "units": "auto"}
+SLO = {"tpot_ms": 60, "ttft_ms": 5000}
+
+
+def spec_of(nodes=16, slo=SLO, decode=(), prefill=(), **sections):
+    """The published system with sizes left to the planner, on other numbers of nodes."""
+    data = {key: value for key, value in PUBLISHED.items() if key not in ("schedule", "cost")}
+    data |= {"cluster": PUBLISHED["cluster"] | {"nodes": nodes}, "slo": slo}
+    data |= {
+        "prefill": PUBLISHED["prefill"] | FREE | dict(prefill),
+        "decode": PUBLISHED["decode"] | FREE | dict(decode),
+    }
+    kept = {key: value for key, value in (data | sections).items() if value is not None}
+    return check_document(parse_document(json.dumps(kept), "spec.yaml"))
+
+
+def found_for(spec):
+    return search_layouts(spec, _memory_of, _layout_of)
+
+
+def trials_of(spec):
+    """What layouts are tried with, as the search has it."""
+    model = spec.model
+    loads = draw_loads(1.01, 0, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
+    return Trials(_memory_of, _layout_of, ReplicaBalance(loads))
+
+
+def every_layout(spec, phase, requests, trials):
+    """(nodes, tokens/s of a unit) of every EP size and number of slots that fit and keep the SLO; nothing is cut."""
+    for ep_size in [1, 2, 4, *range(8, 8 * 15 + 1, 8)]:
+        for redundant in range(-256 % ep_size, 256 * (ep_size - 1) + 1, ep_size):
+            numbers = {"ep_size": ep_size, "redundant_experts": redundant}
+            tried = tried_at(spec, phase, numbers, requests)
+            memory = _memory_of(tried, phase)
+            if memory.short > 0:
+                break
+            if phase == "decode" and requests * 4989 > memory.kv_tokens:
+                break
+            speed = speed_of(tried, phase, memory, trials)
+            if (speed.tpot_ms or 0) <= KEPT * SLO["tpot_ms"] and (speed.ttft_ms or 0) <= KEPT * SLO["ttft_ms"]:
+                yield max(1, ep_size // 8), speed.tokens_per_s_per_gpu * ep_size
+
+
+def test_sixteen_nodes_get_the_best_of_all_layouts():
+    """Brute force over all EP sizes, numbers of slots and counts of units finds nothing that serves more."""
+    spec = spec_of()
+    search, trials = found_for(spec), trials_of(spec)
+    prefills = list(every_layout(spec, "prefill", 32, trials))
+    decodes = list(every_layout(spec, "decode", 88, trials))
+    prompts = 608e9 * (1 - 0.563) / 168e9
+
+    best = max(
+        min(p * rate / prompts, d * other / 1)
+        for (nodes, rate), (beside, other) in product(set(prefills), set(decodes))
+        for p in range(1, 16 // nodes + 1)
+        if (d := (16 - p * nodes) // beside)
+    )
+
+    assert len(prefills) > len(decodes) > 40
+    assert search.fleet.served_per_s == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize(("ep_size", "redundant", "tpot"), [(32, 32, 80), (72, 32, 45), (144, 176, 50)])
+def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redundant, tpot):
+    """Of all numbers of requests, the one with most tokens/s: trying every one finds no better."""
+    fixed = {"ep_size": ep_size, "redundant_experts": redundant, "max_requests": "auto", "max_request_tokens": 8192}
+    spec = spec_of(60, {"tpot_ms": tpot}, fixed, {"ep_size": 32, "max_request_tokens": 8192}, operating_point=None)
+    trials, rates = trials_of(spec), {}
+    for requests in range(1, 256):
+        tried = tried_at(spec, "decode", {}, requests)
+        memory = _memory_of(tried, "decode")
+        speed = speed_of(tried, "decode", memory, trials)
+        if requests * 4096 <= memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
+            rates[requests] = speed.tokens_per_s_per_gpu
+    chosen = next(each.chosen for each in found_for(spec).phases if each.phase == "decode")
+
+    assert chosen.speed.tokens_per_s_per_gpu == max(rates.values())
+    assert chosen.numbers["max_requests"] == max(rates)
+
+
+def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
+    """Nothing that is ranked is short of memory, and the plan's own prediction is what the search promised.
+
+    Slots bind, so that the map's balance is hardest to foresee.
+    """
+    free = {"ep_size": 96, "redundant_experts": 32, "max_requests": "auto", "max_request_tokens": 8192}
+    spec = spec_of(20, {"tpot_ms": 50}, free, {"max_request_tokens": 8192}, operating_point=None)
+    plan = compile_plan(spec)
+    decode = next(each.prediction for each in plan.outlooks if each.phase == "decode")
+    searched = next(each for each in plan.search.phases if each.phase == "decode")
+
+    assert sum(len(unit.nodes) for unit in plan.units) == plan.search.fleet.nodes <= 20
+    assert all(each.full_requests >= 1 for each in plan.memory)
+    assert 48.5 < decode.tpot_seconds.mid * 1e3 <= 50
+    assert decode.tokens_per_s_per_gpu.mid == pytest.approx(searched.chosen.speed.tokens_per_s_per_gpu, rel=0.01)
+    assert [each.candidate for each in searched.ranked if each.why_not is None] == [searched.chosen]
+    assert json.dumps(plan.as_json()["search"])
+    assert "chosen" in plan_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("slo", "messages"),
+    [
+        ({"tpot_ms": 5}, ["slo.tpot_ms (5.0) must be at least"]),
+        ({"tpot_ms": 5, "ttft_ms": 5}, ["slo.ttft_ms (5.0) must be at least", "slo.tpot_ms (5.0) must be at least"]),
+    ],
+)
+def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo, messages):
+    """With what is offered instead of each, there are layouts."""
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec_of(slo=slo))
+    problems = caught.value.problems
+    reached = {each.path.removeprefix("slo."): each.changes[0][each.path] for each in problems}
+
+    assert sorted(each.message[: each.message.index(" least") + 6] for each in problems) == sorted(messages)
+    assert found_for(spec_of(slo=reached)).fleet.nodes <= 16
+
+
+@pytest.mark.parametrize("gpu", ["h200", "mi300x"])
+def test_one_node_gets_the_layout_that_runs_in_public(gpu):
+    """DeepSeek-R1 on 8 x H200 and on 8 x MI300X: experts over all eight GPUs, attention data-parallel."""
+    mixed = {"ep_size": "auto", "attention_tp": "auto", "redundant_experts": "auto", "units": "auto"}
+    mixed |= {"precision": "fp8", "max_requests": "auto", "max_batch_tokens": "auto", "max_request_tokens": 8192}
+    cluster = {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}
+    data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}
+    fit = check_document(parse_document(json.dumps(data | {"slo": {"tpot_ms": 50}}), "spec.yaml"))
+    chosen = found_for(fit).phases[0].chosen.numbers
+
+    assert (chosen["ep_size"], chosen["attention_tp"]) == (8, 1)
+
+
+def test_units_fill_a_cluster_whose_speed_nobody_knows(plan_of, spec_text):
+    """On CPUs, as many of each phase as nodes hold: one prefill unit of a node, one decode unit of two."""
+    plan = plan_of(spec_text.replace("units: 1", "units: auto").replace("  max_batch_tokens: 2048\n", ""))
+
+    assert [unit.phase for unit in plan.units] == ["prefill", "decode"]
+    assert plan.search is None
+
+
+def test_a_fleet_is_the_best_of_all_counts():
+    """Against every pair of counts, for two offers a phase."""
+    offers = {
+        "prefill": [Offer("prefill", 2, 70.0, 1.0, 0), Offer("prefill", 3, 100.0, 0.95, 1)],
+        "decode": [Offer("decode", 5, 60.0, 0.8, 0), Offer("decode", 7, 95.0, 1.0, 1)],
+    }
+    for nodes in range(9, 60):
+        fleet = fill(offers, {"prefill": None, "decode": None}, {"prefill": 3.0, "decode": 1.0}, {_BOTH: nodes})
+        best = max(
+            min(p * a.tokens_per_s / 3, d * b.tokens_per_s)
+            for a, b in product(*offers.values())
+            for p, d in product(range(1, 31), range(1, 13))
+            if p * a.nodes + d * b.nodes <= nodes
+        )
+        assert fleet.served_per_s == best
+
+
+def test_units_stay_within_what_a_spec_may_say():
+    """A thousand of a phase, however many nodes there are."""
+    offers = {"mixed": [Offer("mixed", 1, 1.0, 1.0, 0)]}
+
+    assert fill(offers, {"mixed": None}, {"mixed": 1.0}, {frozenset(("mixed",)): 20_000}).units == {"mixed": 1000}
+
+
+_BOTH = frozenset(("prefill", "decode"))
+
+
+def test_a_front_has_no_point_that_another_beats():
+    """Sorted by latency, each is faster than all before it."""
+    points = [FrontPoint({}, rate, latency) for rate, latency in [(5, 3), (4, 3), (9, 7), (6, 8), (5, 4), (1, 1)]]
+
+    assert [(each.tokens_per_s_per_gpu, each.latency_ms) for each in front_of(points)] == [(1, 1), (5, 3), (9, 7)]
+
+
+@pytest.mark.parametrize(("ep_size", "num_slots"), [(32, 288), (72, 288), (144, 288), (144, 432)])
+def test_the_balance_is_known_before_the_map(ep_size, num_slots):
+    """What replicas leave is what the map reaches, within 6 %: facts about EP144 with two slots a GPU included."""
+    loads = draw_loads(1.01, 0, 8, 256, 8)
+    reached = balance(loads, num_slots, ep_size).max_over_mean
+
+    assert ReplicaBalance(loads).bound(num_slots, ep_size) == pytest.approx(sum(reached) / len(reached), rel=0.06)
+
+
+def test_each_size_is_told_once_with_why_another_was_taken():
+    """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
+    for each in found_for(spec_of()).phases:
+        sizes = [ranked.candidate.numbers["ep_size"] for ranked in each.ranked]
+        rates = [ranked.candidate.tokens_per_s_per_node for ranked in each.ranked]
+        chosen = [ranked.why_not for ranked in each.ranked].index(None)
+
+        assert len(set(sizes)) == len(sizes) > 3
+        assert rates == sorted(rates, reverse=True)
+        assert all(ranked.why_not.startswith("cluster") for ranked in each.ranked[:chosen])
+        assert all("slower" in ranked.why_not for ranked in each.ranked[chosen + 1 :])
+
+
+def test_coverage_leaves_out_units_that_one_node_holds():
+    """Every expert on two nodes takes two nodes, and slots for it: the others are out by their failure domain."""
+    search = found_for(spec_of(coverage="node"))
+    out = [each.lost["failure domain"][0] for each in search.phases]
+
+    assert min(out) >= 3
+    assert all(isinstance(each.chosen, Candidate) and each.chosen.nodes >= 2 for each in search.phases)

@@ -1,0 +1,150 @@
+"""Every message of the planner, a rule after another: `messages.txt`, which `python -m tests.docs` writes.
+
+Whoever changes a message reads it there, as a user would, beside those of its kind.
+"""
+
+import io
+import json
+import re
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from planner.cli import main
+from planner.compiler import check_fit
+from planner.engines.limits import engine_refusals
+from planner.estimate.coverage import require_covered
+from planner.facts.digest import pretty_json
+from planner.plan.deployable import document_digest, plan_digest
+from planner.problems.errors import TidemillError
+from planner.problems.printable import printable
+from planner.spec.check import check_spec
+from planner.spec.schema import Spec
+from tests.planner.conftest import SPEC
+from tests.planner.layout.test_memory import PAIR
+from tests.planner.spec.brought_about import answers, plan_or_problems, problems_of_case
+from tests.planner.spec.wrong_specs import CASES
+
+__all__ = ["MESSAGES", "OTHERS", "first_messages", "messages_page"]
+
+MESSAGES = Path(__file__).parent / "messages.txt"
+DIGEST = re.compile(r"sha256:[0-9a-f]{8,}(\.\.\.)?")  # of a plan: another in every version of the planner
+HEAD = "Every message of the planner, by rule. Written by `python -m tests.docs`: change what it is made from."
+
+
+def messages_page(folder):
+    """Return the page; `folder` is a `spec_folder`."""
+    found = {}
+    for group, cases in CASES.items():
+        for index, case in enumerate(cases):
+            problems = problems_of_case(folder, group, index)[: 1 if group == "refused" else None]
+            found.setdefault(case["rule"], {}).update(dict.fromkeys(each.message for each in problems))
+    for rule, bring_about in OTHERS.items():
+        problems = [each for each in bring_about(folder) if each.rule.startswith(rule)]
+        found.setdefault(rule, {}).update(dict.fromkeys(each.message for each in problems))
+    parts = ("\n".join([rule, *(f"  {printable(each)}" for each in found[rule])]) for rule in sorted(found))
+    return DIGEST.sub("sha256:...", "\n\n".join([HEAD, *parts]) + "\n")
+
+
+def first_messages():
+    """Return rule -> its first message, as the page has them."""
+    parts = (part.splitlines() for part in MESSAGES.read_text().split("\n\n")[1:])
+    return {rule: message.strip() for rule, message, *_ in parts}
+
+
+def _written(folder, name, text):
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return name
+
+
+def _validated(name, text):
+    """What `validate` says of a file with this text."""
+    return lambda folder: answers(folder, "validate", _written(folder, name, text))
+
+
+def _rendered(folder, document, *words):
+    """What `render` says of this plan."""
+    return answers(folder, "render", _written(folder, "plan.json", pretty_json(document)), *words, "-o", "rendered")
+
+
+def _plan(folder, text=SPEC):
+    return json.loads(pretty_json(plan_or_problems(folder, text)[0].as_json()))
+
+
+def _with_other_nodes(folder):
+    document = _plan(folder)
+    document["units"][0]["nodes"] = ["node-9"]
+    return document
+
+
+def _with_other_references(folder):
+    document = _with_other_nodes(folder)
+    document["digest"] = plan_digest(document, Spec.model_validate(document["spec"]))
+    return _rendered(folder, document | {"document_digest": document_digest(document)})
+
+
+def _changed_by_hand(folder):
+    """Render a plan, edit a file of it and render it again."""
+    _written(folder, "spec.yaml", SPEC)
+    with redirect_stdout(io.StringIO()):
+        main(["render", str(folder / "spec.yaml"), "-o", str(folder / "edited"), "--overwrite"])
+    with (folder / "edited" / "kustomization.yaml").open("a") as file:
+        file.write("# by hand\n")
+    return answers(folder, "render", "spec.yaml", "-o", "edited")
+
+
+def _raised(function, *arguments):
+    try:
+        function(*arguments)
+    except TidemillError as error:
+        return error.problems
+    return ()
+
+
+def _spec(folder, data):
+    return check_spec(folder / _written(folder, "other.yaml", json.dumps(data, indent=1)))
+
+
+def _of_another_engine(folder):
+    plan, _ = plan_or_problems(folder, SPEC)
+    return _raised(replace(plan.deployable, engine="sglang", refusals=()).require_local)
+
+
+def _of_an_unknown_model(folder):
+    spec = _spec(folder, PAIR | {"engine": "vllm"})
+    return list(engine_refusals(replace(spec, model=replace(spec.model, model_type="llama4"))))
+
+
+def _of_units_in_racks(folder):
+    return _raised(require_covered, _spec(folder, RACKS), {"decode": SimpleNamespace(is_covered=False)})
+
+
+RACKS = PAIR | {
+    "coverage": "rack",
+    "cluster": PAIR["cluster"] | {"rack_size": 2},
+    "prefill": PAIR["prefill"] | {"redundant_experts": 256},
+    "decode": PAIR["decode"] | {"redundant_experts": 320},
+}
+
+# What is no case of `wrong_specs.yaml`: it takes a file that is no text, a plan, or a value that no spec can have.
+OTHERS = {
+    "S101": lambda folder: answers(folder, "validate", "none.yaml"),
+    "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
+    "S109": _validated("flood.yaml", SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200))),
+    "S722": _of_units_in_racks,
+    "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
+    "S753": _of_another_engine,
+    "S760": _of_an_unknown_model,
+    "S908": _with_other_references,
+    "S909": lambda folder: _rendered(folder, _with_other_nodes(folder)),
+    "S910": lambda folder: _rendered(folder, _plan(folder, SPEC.replace("gpu: cpu", "gpu: mi300x"))),
+    "S911": lambda folder: _rendered(folder, _plan(folder), "--previous", "plan.json"),
+    "S912": lambda folder: _validated("plan.json", pretty_json(_plan(folder)))(folder),
+    "S913": _changed_by_hand,
+    "S914": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--calibration", "none.json"),
+    "S915": lambda folder: answers(
+        folder,
+        *("plan", _written(folder, "spec.yaml", SPEC), "--calibration", _written(folder, "measured.json", "[1]")),
+    ),
+}
