@@ -62,6 +62,20 @@ def services_stay_planned(patches: Sequence[Mapping[str, Any]], plan: str) -> It
                 yield Broken(f"S460 must leave {field} alone", reason, removal(), f"{where}.{field}")
 
 
+@_reads("kubernetes.patches", "gateway.port")
+def services_lead_to_the_planned_ports(patches: Sequence[Mapping[str, Any]], port: int) -> Iterator[Broken]:
+    """A port of the plan's that leads elsewhere would give clients, or ranks, to another program."""
+    for index, each in enumerate(patches):
+        items = _at(each, ("patch", "spec", "ports")) if each.get("kind") == "Service" else None
+        for number, item in enumerate(items if isinstance(items, list) else ()):
+            for field in ("targetPort", "protocol"):
+                if isinstance(item, dict) and field in item and item.get("port") in (port, names.Ports.REGISTRY):
+                    where = _dotted(index, ("patch", "spec", "ports", number, field))
+                    yield Broken(
+                        f"S460 must leave {field} alone", "the plan says where its ports lead", removal(), where
+                    )
+
+
 def _changed(pod: Any, place: Place, fields: Sequence[str]) -> Iterator[Changed]:
     """Yield the path and the reason of each change of a planned `pod` that makes it another one."""
     for field in fields:

@@ -10,7 +10,7 @@ METADATA = ("finalizers", "ownerReferences", "generateName", "deletionTimestamp"
 def broken(kind, patch, name=None):
     """The paths below the patch that are refused."""
     each = {"kind": kind, "patch": patch} | ({"name": name} if name else {})
-    values = {"kubernetes.patches": [each], "name": "river"}
+    values = {"kubernetes.patches": [each], "name": "river", "gateway.port": 8000}
     found = broken_rules(values, about="kubernetes.patches")
     return [violation.path.removeprefix("kubernetes.patches.0.patch.") for violation in found]
 
@@ -58,6 +58,7 @@ def test_a_unit_stays_what_was_planned(pod, end):
         ("Service", {"spec": {"type": " ExternalName"}}),
         ("Service", {"spec": {"type": {}}}),
         ("Service", {"spec": {"clusterIP": "10.0.0.1"}}),
+        ("Service", {"spec": {"ports": [{"port": 8000, "targetPort": 22}]}}),
     ],
 )
 def test_an_object_stays_what_was_planned(kind, patch):
@@ -69,6 +70,7 @@ def test_an_object_stays_what_was_planned(kind, patch):
     ("kind", "patch", "name"),
     [
         ("Service", {"spec": {"type": "LoadBalancer", "clusterIP": "10.0.0.1"}}, "river-gateway"),
+        ("Service", {"spec": {"ports": [{"port": 8000, "nodePort": 30000}, {"port": 80, "targetPort": "http"}]}}, None),
         ("Deployment", {"spec": {"template": {"spec": {"schedulerName": "mine"}}}}, None),
         ("LeaderWorkerSet", of_unit(containers(resources={"limits": {"nvidia.com/gpu": None}})), None),
         ("LeaderWorkerSet", of_unit(containers(command=["sh"], env=[{"name": "A", "value": "b"}])), None),
