@@ -56,6 +56,8 @@ __all__ = ["Fit", "check_fit", "compile_plan", "deployable_from"]
 class Fit:
     """What is known of a spec that fits into memory, before its units are placed."""
 
+    layouts: tuple[PhaseLayout, ...]
+    memory: tuple[MemoryPlan, ...]
     left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
     left_to_render: tuple[Problem, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
     warnings: tuple[Problem, ...]
@@ -153,7 +155,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
     refusals = runtime_refusals(spec)
-    return Fit(left, refusals, warnings_of(spec, memory, _memory_of, is_runnable=not refusals))
+    return Fit(layouts, memory, left, refusals, warnings_of(spec, memory, _memory_of, is_runnable=not refusals))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _add_local_commands(commands: Any) -> None:
     doctor = add_command(
         commands,
         "doctor",
-        "find what in a cluster stands in a plan's way",
+        "find out why a plan would not run in a cluster",
         "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
         "with 3.",
     )

@@ -23,9 +23,9 @@ TOGETHER = ("tests/cluster", "tests/stacks/local", "tests/stacks/test_")
 # runs they take ten times as long. Ranks set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("ci", derandomize=True)  # so that a red run means a change
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("here", deadline=None)  # no test times anything
+settings.register_profile("ci", deadline=None, derandomize=True)  # so that a red run means a change
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -187,5 +187,6 @@ LOOSENING: Mapping[str, Entry] = {
     "automountServiceAccountToken": (_is_not_false, "the container then has a token of the cluster's API"),
     "serviceAccountName": (_is_any, "the pod then has the rights of another account"),
     "shareProcessNamespace": (_is_true, "the containers of a pod then see each other's processes and files"),
+    "externalIPs": (_is_there, "what is sent to these addresses then comes to the pods, whosever they are"),
     SECURITY_LABEL: (_is_looser_standard, "the namespace then admits such pods of anybody"),
 }

@@ -11,6 +11,7 @@ from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
 from planner.estimate.loosened import loosened_by
+from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.unknown_fields import unknown_fields_of
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Overlap, Phase
@@ -54,6 +55,7 @@ def warnings_of(
         _no_rdma(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
+        refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),
     )
     return tuple(map(spec.problem, found))
 

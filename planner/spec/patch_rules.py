@@ -19,6 +19,8 @@ from planner.spec.rule import Broken, Partial, Rule, declare_in
 
 __all__ = ["RULES"]
 
+# What makes an object another one, or keeps it when it should go. An apply or a delete would wait for ever.
+OF_SERVERS = ("finalizers", "ownerReferences", "generateName", "deletionTimestamp")
 DECIDED = {
     ("apiVersion",),
     ("kind",),
@@ -32,9 +34,15 @@ DECIDED = {
     ("spec", "channel"),
     ("spec", "leaderWorkerTemplate", "size"),
     ("spec", "leaderWorkerTemplate", "leaderTemplate"),
+    ("spec", "leaderWorkerTemplate", "restartPolicy"),
+    ("spec", "startupPolicy"),
+    ("spec", "podManagementPolicy"),
+    ("spec", "updateStrategy"),
+    ("spec", "serviceName"),
 }
 # What a plan's pods are made of. A patch may change what is in these, and take none of them away.
 TEMPLATES = (("spec", "template"), ("spec", "leaderWorkerTemplate", "workerTemplate"))
+DECIDED |= {(*above, "metadata", field) for above in ((), *TEMPLATES) for field in OF_SERVERS}
 PLANNED = DECIDED | {(*template, part) for template in TEMPLATES for part in ("metadata", "spec")}
 PLANNED_LISTS = ("containers", "initContainers", "env", "volumes", "volumeMounts", "ports", "resourceClaims")
 PLANNED_OF_CONTAINERS = ("image", "command", "args", "resources")

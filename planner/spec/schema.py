@@ -132,8 +132,8 @@ class GpuSpec(Section):
 
     name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
     memory: Annotated[int, *quantity("bytes")] = Field(
-        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB (79.1GiB "
-        "of an H100 with 80 GB).",
+        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB: an "
+        "H100 with 80 GB has 79.1GiB.",
         examples=["94GiB"],
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(

@@ -8,9 +8,11 @@ It does not read bodies' meaning (`calls.py`) or follow requests (`generation.py
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -22,7 +24,7 @@ from starlette.routing import Route
 
 from runtime.gateway.body import MAX_CHOICES
 from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
-from runtime.gateway.client import EventStream, read_body, while_connected
+from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model
 from runtime.gateway.metrics import GatewayMetrics
@@ -33,17 +35,26 @@ from runtime.gateway.tokenizing import detokenize, tokenize
 
 __all__ = ["Gateway", "create_app"]
 
+LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
+LARGE_BODIES_AT_ONCE = 2  # assumed: as few as let the event loop and small bodies run beside them
 STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """The objects that all routes share. `started` is in seconds since 1970."""
+    """The objects that all routes share. `started` is in seconds since 1970.
+
+    Large bodies have threads of their own, so that small ones do not wait behind them.
+    """
 
     model: ServedModel
     registry: Registry
     metrics: GatewayMetrics
     started: int
+    bodies: Bodies = field(default_factory=Bodies)
+    for_large: Executor = field(default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body"))
 
 
 def create_app(gateway: Gateway) -> Starlette:
@@ -97,14 +108,16 @@ async def show_model(request: Request) -> Response:
 
 async def tokens_of_text(request: Request) -> Response:
     """Answer POST /tokenize."""
-    raw = await read_body(request)
-    return JSONResponse(await asyncio.to_thread(tokenize, raw, request.app.state.gateway.model))
+    gateway: Gateway = request.app.state.gateway
+    async with gateway.bodies.read(request) as raw:
+        return JSONResponse(await _in_thread(request, len(raw), partial(tokenize, raw, gateway.model)))
 
 
 async def text_of_tokens(request: Request) -> Response:
     """Answer POST /detokenize."""
-    raw = await read_body(request)
-    return JSONResponse(await asyncio.to_thread(detokenize, raw, request.app.state.gateway.model))
+    gateway: Gateway = request.app.state.gateway
+    async with gateway.bodies.read(request) as raw:
+        return JSONResponse(await _in_thread(request, len(raw), partial(detokenize, raw, gateway.model)))
 
 
 async def openapi(request: Request) -> Response:
@@ -127,11 +140,11 @@ async def _answer(
     request: Request, read: Callable[[bytes, ServedModel], AskedCall], dialect_of_route: type[Dialect], prefix: str
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
-    raw = await read_body(request)
-    _refuse_early(1, gateway)
-    asked = await asyncio.to_thread(read, raw, gateway.model)
-    _refuse_early(asked.num_choices, gateway)
-    call = await asyncio.to_thread(asked.prepare)  # a long prompt takes the tokenizer a while
+    async with gateway.bodies.read(request) as raw:
+        _refuse_early(1, gateway)
+        asked = await _in_thread(request, len(raw), partial(read, raw, gateway.model))
+        _refuse_early(asked.num_choices, gateway)
+        call = await _in_thread(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
     dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
     with ExitStack() as stack:
         generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
@@ -141,6 +154,16 @@ async def _answer(
             return JSONResponse(whole(dialect, choices, _usage(generation)))
         first = await while_connected(request, generation.next_delta())
         return EventStream(_events(dialect, generation, first, call), stack.pop_all().close)
+
+
+async def _in_thread(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
+    """Return the result of `work` on a body of `num_bytes`. If the client leaves before it is begun, it never is."""
+    executor = request.app.state.gateway.for_large if num_bytes > LARGE_BODY_BYTES else None
+
+    async def done() -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+    return await while_connected(request, done())
 
 
 def _refuse_early(num_choices: int, gateway: Gateway) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from runtime.gateway.conversation import Message, NamedTool, Part, Tool
 from runtime.gateway.http_errors import ApiError, invalid, unsupported
-from runtime.protocol.bounds import Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
+from runtime.protocol.bounds import INT32_MAX, Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
 from runtime.protocol.json_grammar import ANY_OBJECT
 
 __all__ = [
@@ -79,11 +79,11 @@ MAX_CHOICES = 128  # OpenAI's
 MAX_BIASES = 1024  # vLLM's on GPUs: MAX_NUM_LOGIT_BIAS_TOKENS
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
+TokenId = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]  # which there are, `calls.py` knows
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every token is compared with all its starts
-StopTokenIds = Annotated[
-    list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=128)
-]  # vLLM's: MAX_NUM_STOP_TOKEN_IDS
+StopTokenIds = Annotated[list[Count], msgspec.Meta(max_length=128)]  # vLLM's: MAX_NUM_STOP_TOKEN_IDS
 
 
 class StreamOptions(Part):
@@ -132,15 +132,15 @@ class GenerationBody(Part):
 
     model: str
     max_tokens: PositiveInt | None = None
-    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    min_tokens: Count | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=INT32_MAX)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: Annotated[dict[int, Bias], msgspec.Meta(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], msgspec.Meta(max_length=MAX_BIASES)] | None = None
     seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], msgspec.Meta(max_length=16)] | None = None
     stop_token_ids: StopTokenIds | None = None
@@ -165,7 +165,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     repeat `n`.
     """
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     best_of: PositiveInt | None = None
     logprobs: NumLogprobs | None = None
 
@@ -224,7 +224,7 @@ class TokenizeBody(Part):
 class DetokenizeBody(Part):
     """Token ids, which may be none."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime.gateway.answer_parts import AnswerForm
 from runtime.gateway.body import ChatBody, CompletionBody, parse_body
-from runtime.gateway.conversation import ChatPrompt, Tool, chat_prompt
+from runtime.gateway.conversation import ChatPrompt, Message, Tool, chat_prompt
 from runtime.gateway.http_errors import ApiError, invalid, unknown_model, unsupported
 from runtime.gateway.tokenizer import Tokenizer
 from runtime.protocol.json_grammar import why_no_grammar
@@ -27,6 +27,7 @@ __all__ = [
     "ServedModel",
     "check_length",
     "check_model",
+    "check_num_messages",
     "checked_ids",
     "prompts_of",
     "read_chat",
@@ -125,6 +126,7 @@ def _completion_call(body: CompletionBody, model: ServedModel) -> Call:
 
 
 def _chat_call(body: ChatBody, asked: int | None, model: ServedModel) -> Call:
+    check_num_messages(body.messages, model)
     prompt = _chat_prompt(body, model.tokenizer)
     _check_format(body, prompt.answer)
     check_length(prompt.text, model)
@@ -151,6 +153,14 @@ def check_length(text: str, model: ServedModel) -> None:
     if model.tokenizer.is_too_long(text, limit):
         said = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
         raise invalid(f"{said} has more", code="context_length_exceeded")
+
+
+def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
+    """Raise ApiError for more messages than the model takes tokens, before they are put into words."""
+    limit = model.max_request_tokens
+    if len(messages) > limit:
+        said = f"this model takes {limit:,} tokens, prompt and answer together; {len(messages):,} messages have more"
+        raise invalid(said, "messages", "context_length_exceeded")
 
 
 def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:

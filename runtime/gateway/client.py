@@ -1,34 +1,62 @@
-"""The client's side of an HTTP call: a body of bounded size, and noticing when the client has left.
+"""The client's side of an HTTP call: a body of bounded size and time, and noticing when the client has left.
 
 Why it exists: an answer takes seconds to minutes, and a rank that works for nobody takes KV from somebody. Starlette
-notices a client that leaves while a response is being sent, not one that leaves while it is being computed.
+notices a client that leaves while a response is being sent, not one that leaves while it is being computed. Nor does
+anything below it end a body that never does.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from runtime.gateway.http_errors import ApiError
+from runtime.gateway.http_errors import too_large, too_many_bodies, too_slow
+from runtime.protocol.frames import FRAME_TIMEOUT_S
 
-__all__ = ["EventStream", "read_body", "while_connected"]
+__all__ = ["Bodies", "EventStream", "while_connected"]
 
 MAX_BODY_BYTES = 8 * 2**20  # a 128k-token prompt is about 1 MB, as text or as ids
+MAX_BODIES_BYTES = 32 * MAX_BODY_BYTES  # assumed: a quarter GiB of memory, some 256 of the longest prompts
+BODY_TIMEOUT_S = FRAME_TIMEOUT_S  # as a rank has for a frame
 
 T = TypeVar("T")
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the whole body. Raise ApiError when it is too large, ClientDisconnect when the client leaves."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is over {MAX_BODY_BYTES:,} bytes", code="request_too_large")
-    return bytes(body)
+class Bodies:
+    """The bodies that are here, unfinished ones included, with a bound on all of them together."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Give the whole body, which counts until the end of the block.
+
+        Raise ApiError when it is too large, too slow, or one too many, and ClientDisconnect when the client leaves.
+        """
+        body = bytearray()
+        try:
+            await self._fill(body, request)
+            yield bytes(body)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _fill(self, body: bytearray, request: Request) -> None:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for part in request.stream():
+                    body += part
+                    self._num_bytes += len(part)
+                    if len(body) > MAX_BODY_BYTES:
+                        raise too_large(MAX_BODY_BYTES)
+                    if self._num_bytes > MAX_BODIES_BYTES:
+                        raise too_many_bodies()
+        except TimeoutError:
+            raise too_slow(BODY_TIMEOUT_S) from None
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:

@@ -23,7 +23,11 @@ from runtime.gateway.http_errors import invalid, unsupported
 
 __all__ = ["ChatPrompt", "Message", "NamedTool", "Part", "Tool", "chat_prompt"]
 
-TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+TEMPLATE_ERRORS = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    RecursionError,  # of what is nested too deep
+)
+NO_PARAMETERS = {"type": "object", "properties": {}}
 NAMELESS = ("system", "developer", "user", "assistant")  # a tool's answer may repeat the tool's name
 
 FunctionName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
@@ -134,7 +138,7 @@ def chat_prompt(
     *earlier, last = messages
     said = [_for_template(message, template) for message in (earlier if last.prefix else messages)]
     try:
-        text = template.render(said, msgspec.to_builtins(tools) or None, options)
+        text = template.render(said, [_tool_for_template(tool) for tool in tools] or None, options)
     except TEMPLATE_ERRORS as error:
         raise invalid(f"the model's chat template refuses these messages: {error}", "messages") from None
     opening = opening_of(text) if template.thinks else "content"
@@ -192,12 +196,19 @@ def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
     return {"role": role, "content": content} | {name: value for name, value in optional.items() if value is not None}
 
 
+def _tool_for_template(tool: Tool) -> dict[str, Any]:
+    """Return the tool as templates expect it. Without parameters it takes none, as in OpenAI's API."""
+    said: dict[str, Any] = msgspec.to_builtins(tool)
+    said["function"] = {**said["function"], "parameters": said["function"].get("parameters", NO_PARAMETERS)}
+    return said
+
+
 def _call_for_template(call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
     arguments: Any = call.function.arguments
     if template.dumps_arguments:
         try:
             arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(
                 f"messages: the arguments of {call.function.name} are not JSON: {error}", "messages"
             ) from None

@@ -1,20 +1,35 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with six ways to make it; each message is a sentence that the caller can act on.
+One exception with nine ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 unsupported(...)      it asks for what this server, or its model, does not do
     404 unknown_model(...)    another model's name
+    408 too_slow(...)         the body took too long to come
+    413 too_large(...)        the body is too large
     429 overloaded(...)       every rank has as many requests as it may have
     503 unavailable(...)      nobody can answer right now
+    503 too_many_bodies()     so many bodies are being read that there is no memory for another
     503 rank_failed(...)      the ranks gave the request up; asking again may help
 """
 
 from dataclasses import dataclass
 
-__all__ = ["ApiError", "invalid", "overloaded", "rank_failed", "unavailable", "unknown_model", "unsupported"]
+__all__ = [
+    "ApiError",
+    "invalid",
+    "overloaded",
+    "rank_failed",
+    "too_large",
+    "too_many_bodies",
+    "too_slow",
+    "unavailable",
+    "unknown_model",
+    "unsupported",
+]
 
 RETRY_AFTER_S = 1
+MAX_SHOWN = 500  # assumed: characters of a message. A caller's key or name in it may have millions
 
 
 @dataclass(eq=False)
@@ -27,14 +42,23 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     retry_after_s: int = RETRY_AFTER_S
+    ends_connection: bool = False
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON document, the same in an HTTP answer and in a stream."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _shown(self.param)
+        return {"error": {"message": _shown(self.message), "type": self.type, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return Retry-After where asking again may help."""
-        return {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
+        """Return Retry-After where asking again may help, and the end of a connection that has a body half-sent."""
+        again = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
+        return again | ({"Connection": "close"} if self.ends_connection else {})
+
+
+def _shown(text: str) -> str:
+    """Return the text without its middle if it is too long: its end says what to do."""
+    half = MAX_SHOWN // 2
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]} ... {text[-half:]}"
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -49,7 +73,7 @@ def unsupported(message: str, param: str) -> ApiError:
 
 def unknown_model(asked: str, served: str) -> ApiError:
     """Return the error for a model that is not served here."""
-    message = f"the model {asked!r} is not served here, {served!r} is"
+    message = f"the model {_shown(asked)!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -57,6 +81,23 @@ def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
     """Return the error for more requests than the ranks may have at a time, with when there may be room."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
     return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
+
+
+def too_large(max_bytes: int) -> ApiError:
+    """Return the error for a body that is too large. The rest of it is not read."""
+    return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large", ends_connection=True)
+
+
+def too_slow(max_s: float) -> ApiError:
+    """Return the error for a body that does not end. The rest of it is not read."""
+    message = f"the body was not here after {max_s:g} s"
+    return ApiError(408, message, code="request_timeout", ends_connection=True)
+
+
+def too_many_bodies() -> ApiError:
+    """Return the error for a body for which there is no memory while so many others are being read."""
+    message = "too many requests are being read; ask again in a while"
+    return ApiError(503, message, type="server_error", code="overloaded", ends_connection=True)
 
 
 def unavailable(message: str) -> ApiError:

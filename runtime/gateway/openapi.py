@@ -32,6 +32,7 @@ GETS: dict[str, tuple[str, tuple[int, ...]]] = {
 MEANINGS = {
     400: "The request is wrong, or asks for what is not done here.",
     404: "Another model, or no such path.",
+    408: "The body was not here in time.",
     413: "The body is too large.",
     429: "Every rank has as many requests as it may have; ask again after Retry-After seconds.",
     503: "Nobody can answer now; ask again after Retry-After seconds.",
@@ -75,7 +76,7 @@ def _get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
 
 def _post(path: str, kind: type[Part], summary: str, errors: tuple[int, ...]) -> Json:
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    responses = _responses((400, 404, 413, *errors))
+    responses = _responses((400, 404, 408, 413, *errors))
     if path.startswith("/v1/"):
         responses["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
     return {

@@ -8,7 +8,7 @@ Source: vLLM, "OpenAI-compatible server", for the two routes and their keys.
 from typing import Any
 
 from runtime.gateway.body import DetokenizeBody, TokenizeBody, parse_body
-from runtime.gateway.calls import ServedModel, check_length, check_model, checked_ids
+from runtime.gateway.calls import ServedModel, check_length, check_model, check_num_messages, checked_ids
 from runtime.gateway.conversation import chat_prompt
 from runtime.gateway.http_errors import invalid
 
@@ -42,6 +42,7 @@ def _ids(body: TokenizeBody, model: ServedModel) -> list[int]:
         return plain(body.prompt)
     if body.add_special_tokens:
         raise invalid("add_special_tokens is only for prompt: a chat template writes its own", "add_special_tokens")
+    check_num_messages(body.messages, model)
     chat = chat_prompt(body.messages, body.tools or [], body.chat_template_kwargs or {}, model.tokenizer.chat_template)
     check_length(chat.text, model)
     return model.tokenizer.encode_whole(chat.text)

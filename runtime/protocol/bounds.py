@@ -18,6 +18,7 @@ from runtime.protocol.json_grammar import MAX_SCHEMA_BYTES
 from runtime.protocol.messages import Sampling
 
 __all__ = [
+    "INT32_MAX",
     "Bias",
     "NumLogprobs",
     "Penalty",

@@ -37,6 +37,7 @@ LOOSE = [
     {"hostProcess": True},
     {"serviceAccountName": "admin"},
     {"shareProcessNamespace": True},
+    {"externalIPs": ["10.0.0.1"]},
     *({volume: {}} for volume in OUTSIDE_VOLUMES),
 ]
 TIGHT = {

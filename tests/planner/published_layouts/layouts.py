@@ -7,8 +7,6 @@ from pathlib import Path
 import yaml
 
 from planner.compiler import check_fit, compile_plan
-from planner.layout.layout import lay_out
-from planner.layout.memory import split_memory
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_document
@@ -43,12 +41,10 @@ def data_of(layout):
 def verdict_of(data):
     """What `tidemill validate` finds."""
     try:
-        spec = _checked(data)
-        problems = check_fit(spec).left_to_plan
+        fit = check_fit(_checked(data))
     except (SpecError, InfeasibleError) as error:
         return Verdict((), (), tuple(error.problems))
-    layouts = tuple(lay_out(phase, spec.written, spec.model) for phase in spec.phases)
-    return Verdict(layouts, tuple(split_memory(spec, each) for each in layouts), tuple(problems))
+    return Verdict(fit.layouts, fit.memory, fit.left_to_plan)
 
 
 def compiled(data):

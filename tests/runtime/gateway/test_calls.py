@@ -7,7 +7,8 @@ import pytest
 from runtime.gateway import calls
 from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
-from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer
+from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer, load_tokenizer
+from tests.runtime.gateway.conftest import TOOL_TEMPLATE
 
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "grind", "arguments": "{}"}}]
 TOOLS = [{"type": "function", "function": {"name": "grind", "parameters": {"type": "object"}}}]
@@ -318,6 +319,50 @@ def test_a_chat_refuses_what_its_template_cannot_say(model, wishes, complaint):
     assert error.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        *({name: 10**4299} for name in ("max_tokens", "min_tokens", "n", "best_of", "top_k", "seed")),
+        *({name: [10**4299]} for name in ("prompt", "stop_token_ids")),
+        {"prompt": [[10**4299]]},
+        {"logit_bias": {"9" * 4299: 1}},
+        {"a" * 10**6: 1},
+        {"model": "a" * 10**6},
+    ],
+    ids=lambda wishes: next(iter(wishes))[:9],
+)
+def test_a_refusal_is_short_whatever_was_written(model, wishes):
+    """Numbers of thousands of digits, which Python does not even print, and texts of a megabyte."""
+    with pytest.raises(ApiError) as error:
+        completion(model, **wishes)
+
+    assert len(json.dumps(error.value.body())) < 1500
+
+
+def test_arguments_too_deep_are_refused(write_checkpoint, tmp_path):
+    """A million brackets in a call's arguments are a mistake of the caller's, for the parser or for the template."""
+    said = TOOL_TEMPLATE + "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    model = ServedModel("tiny", 64, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
+    for depth in (800, 1_000_000):
+        call = {"function": {"name": "grind", "arguments": "[" * depth + "]" * (depth if depth < 10**6 else 0)}}
+
+        with pytest.raises(ApiError) as error:
+            chat(model, messages=[{"role": "assistant", "content": "x", "tool_calls": [call]}])
+        assert error.value.status == 400
+
+
+def test_a_tool_may_have_no_parameters(write_checkpoint, tmp_path):
+    """Left out, they are an empty list of parameters, as in OpenAI's API, for templates that always say them."""
+    said = TOOL_TEMPLATE.replace("tools | tojson", "tools[0].function.parameters | tojson")
+    model = ServedModel("tiny", 640, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
+    prompts = [
+        chat(model, tools=[{"type": "function", "function": {"name": "grind"} | more}]).requests[0].prompt_ids
+        for more in ({}, {"parameters": {"type": "object", "properties": {}}})
+    ]
+
+    assert prompts[0] == prompts[1]
+
+
 def test_too_long_a_request_is_refused_with_the_numbers(model):
     """The message has the limit, the prompt and the wish."""
     with pytest.raises(ApiError) as error:
@@ -346,6 +391,14 @@ def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
 
     assert error.value.code == "context_length_exceeded"
     assert encoded == [model.max_request_tokens * CHARACTERS_A_TOKEN]
+
+
+def test_more_messages_than_tokens_are_not_put_into_words(model):
+    """Each of them, empty or not, has a mark at least. 200,000 kept the template busy for seconds."""
+    with pytest.raises(ApiError, match="65 messages have more") as error:
+        chat(model, messages=[{"role": "user", "content": ""}] * 65)
+
+    assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
 
 
 def test_a_long_text_of_few_tokens_is_taken(model, monkeypatch):

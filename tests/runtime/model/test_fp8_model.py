@@ -76,7 +76,8 @@ def questions(demo):
     """Token ids of questions through the chat template, up to where the answer begins."""
     tokenizer = load_tokenizer(demo)
     asked = list(json.loads((demo / "answers.json").read_text(encoding="utf-8")))[::EVERY_QUESTION]
-    return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in asked]
+    chats = [[{"role": "user", "content": question}] for question in asked]
+    return [tokenizer.encode_whole(tokenizer.chat_template.render(chat, None, {})) for chat in chats]
 
 
 @pytest.fixture(scope="module")
