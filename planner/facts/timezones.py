@@ -32,7 +32,12 @@ def nearest_timezone(written: str) -> Fix:
         sign, hours, minutes = offset.groups()
         return _at_offset(sign, int(hours)) if int(minutes or 0) == 0 else _example()  # Etc has whole hours only
     plain = {name.casefold(): name for name in sorted(_zones())}
-    close = get_close_matches(written.casefold().replace(" ", "_"), plain, n=1, cutoff=0.75) if len(written) > 3 else []
+    has_offset = re.search(r"[+-][0-9]", written)  # CET+1 is none of CET's clocks
+    close = (
+        get_close_matches(written.casefold().replace(" ", "_"), plain, n=1, cutoff=0.75)
+        if len(written) > 3 and not has_offset
+        else []
+    )
     meant = plain.get(written.casefold()) or next((plain[each] for each in close), None)
     return Fix(f"did you mean {meant}?", ({HERE: meant},)) if meant else _example()
 

@@ -5,6 +5,7 @@ checkpoint that is not the one planned for.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from planner.problems.errors import Violation
 __all__ = ["ModelConfig", "model_of", "read_model_config"]
 
 PATH = "model.config"
+URL = re.compile(r"[a-z][a-z0-9+]*://")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # Source: github.com/git-lfs/git-lfs docs/spec.md
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class ModelConfig:
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     """Return the config at `path`, which the spec calls `written`; or what is wrong with it."""
+    if URL.match(written):
+        reason = "it is a URL, and the planner reads no network"
+        return Violation(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
     try:
         content = read_file(path)
     except (OSError, ValueError) as error:  # the latter: no path has a null character
@@ -46,6 +52,8 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         config = json.loads(content)
     except (ValueError, RecursionError):
         config = None
+        if said := _another_file(content):
+            return _wrong(written, "S302 must be a checkpoint's config.json", *said)
     found = model_of(config, written)
     if isinstance(found, Violation):
         return found
@@ -138,14 +146,32 @@ def _of_another_family(config: Mapping[str, Any], written: str, model_type: str)
         return _wrong(
             written, rule, reason, "write its text_config to a file of its own, and leave memory for the encoders"
         )
+    if not _has_experts(config):
+        rule, reason = "S302 must be of a mixture-of-experts model", f"{called}, and nothing in it counts experts"
+        return _wrong(written, rule, reason, "choose a model that has experts: Tidemill plans no others")
     known = ", ".join(sorted({*FAMILIES, *TOWERS}))
     fix = "choose a model of one of these, or add the family as planner/README.md describes"
     rule = f"S302 must be a model of a known family ({known})"
     return _wrong(written, rule, f"{called}, which tidemill cannot read", fix)
 
 
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether some key, at any depth, is about experts."""
+    below = (each for each in config.values() if isinstance(each, Mapping))
+    return any(re.search("expert|moe", str(key)) for key in config) or any(map(_has_experts, below))
+
+
 def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Violation:
     return Violation(PATH, written, rule, reason, fix)
+
+
+def _another_file(content: bytes) -> tuple[str, str] | None:
+    """Return what a file that is no JSON is, and what to do; None where nobody can tell."""
+    if content.startswith(LFS_POINTER):
+        return "it is a pointer of git-lfs, and the file itself was not fetched", "fetch it with git lfs pull"
+    if content.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        return "it is a web page", "download the file itself, which a hub has at .../resolve/main/config.json"
+    return None
 
 
 def _other_quantization(config: Mapping[str, Any]) -> str | None:

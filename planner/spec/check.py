@@ -23,16 +23,17 @@ from planner.facts.model import Model
 from planner.facts.terms import PHASES, Phase
 from planner.families import MODELS, read_model_config
 from planner.problems.errors import Problem, SpecError, Violation
-from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean
+from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean, nearest
 from planner.spec.fields import check_fields
 from planner.spec.layout_rules import broken_rules
-from planner.spec.model_names import catalog_name, is_path, named_on_hub
+from planner.spec.model_names import Copy, copy_of, is_hub_name, is_path
 from planner.spec.schema import ClusterSpec, GpuSpec, PhaseSpec, Spec
 from planner.spec.yaml import Document, read_document
 
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
 BITS_PER_BYTE = 8
+INT4_PRECISIONS = ("w4a8", "w4a16")
 MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
 
 
@@ -94,10 +95,17 @@ def check_spec(path: Path) -> ResolvedSpec:
 
 def check_document(document: Document) -> ResolvedSpec:
     """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
+    if "model_type" in document.data and not document.data.keys() & Spec.model_fields.keys() - {"name", "version"}:
+        reason = "this is a checkpoint's config.json, from which a spec takes the model's shapes"
+        fix = f"write a spec with model: {{config: {Path(document.file).name}}}"
+        raise SpecError([document.problem(Violation("model_type", None, "S201 is not a key of the spec", reason, fix))])
     fields = check_fields(document.data)
     named = _Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
-    in_range = (_in_whole_nodes(_heeding_rules(violation, values), values) for violation in fields.violations)
+    in_range = (
+        _as_the_checkpoint(_in_whole_nodes(_heeding_rules(violation, values), values), values)
+        for violation in fields.violations
+    )
     as_written = {f"{phase}.as_written": phase for phase in PHASES}
     violations = [*in_range, *named.violations, *broken_rules(values | as_written)]
     if violations:
@@ -175,6 +183,17 @@ def _is_unwritten(path: str, values: Mapping[str, Any]) -> bool:
     return f"{section}.given" in values and key not in values[f"{section}.given"]
 
 
+def _as_the_checkpoint(violation: Violation, values: Mapping[str, Any]) -> Violation:
+    """`violation` with the precision of the published checkpoint, where that has INT4 experts and `int4` is written."""
+    model = values.get("model.shapes")
+    is_int4 = violation.rule.startswith("S211") and str(violation.value).casefold() == "int4"
+    if not is_int4 or not isinstance(model, Model) or model.quantisation.precision not in INT4_PRECISIONS:
+        return violation
+    reason = f"the checkpoint has {model.quantisation.words}, which is {model.quantisation.precision} here"
+    rule, fix = "S204 must be a precision that is known", nearest(model.quantisation.precision)
+    return replace(violation, rule=rule, reason=reason, fix=fix)
+
+
 def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:
     """`violation` with the nodes that a domain of GPUs is made of, where the domain was taken for one node."""
     gpu, nodes = values.get("cluster.device"), values.get("cluster.nodes")
@@ -204,17 +223,17 @@ class _Named:
         self.violations: list[Violation] = []
         self.resolved: dict[str, Any] = {}
         self.inputs: dict[str, str] = {}
-        self._resolve(values)
+        self._resolve(values, data)
         if "cluster.gpu.memory" in values:
             self._keep_own_gpu(data["cluster"]["gpu"])
 
-    def _resolve(self, values: dict[str, Any]) -> None:
+    def _resolve(self, values: dict[str, Any], data: Mapping[str, Any]) -> None:
         if "model" in values:
-            self._keep("model.shapes", _catalog_model("model", values["model"]))
+            self._keep("model.shapes", _catalog_model("model", values["model"], data))
         if values.get("model.catalog"):
-            self._keep("model.shapes", _catalog_model("model.catalog", values["model.catalog"]))
+            self._keep("model.shapes", _catalog_model("model.catalog", values["model.catalog"], data))
         elif values.get("model.config") is not None:
-            self._keep_config(values["model.config"])
+            self._keep_config(values["model.config"], data)
         if "cluster.gpu" in values:
             self._keep("cluster.device", _catalog_gpu("cluster.gpu", values["cluster.gpu"]))
         for path in (f"{phase}.gpu" for phase in PHASES):
@@ -223,10 +242,10 @@ class _Named:
         if values.get("expert_load.file"):
             self._keep_loads(values["expert_load.file"])
 
-    def _keep_config(self, written: str) -> None:
+    def _keep_config(self, written: str, data: Mapping[str, Any]) -> None:
         found = read_model_config(self.folder / written, written)
         if isinstance(found, Violation):
-            self.violations.append(_of_the_catalog(found))
+            self.violations.append(_of_the_catalog(found, data))
         else:
             self.inputs[written] = found.digest
             self.resolved |= {
@@ -264,25 +283,55 @@ class _Named:
             self.resolved[path] = found
 
 
-def _catalog_model(path: str, name: str) -> Model | Violation:
+def _catalog_model(path: str, name: str, data: Mapping[str, Any]) -> Model | Violation:
     """The model that `name` says."""
     if name in MODELS:
         return MODELS[name]
     known = ", ".join(MODELS)
-    if meant := catalog_name(name):
-        rule, reason = f"S304 must be in the catalog ({known})", "tidemill does not know its figures"
-        return Violation(path, name, rule, reason, did_you_mean(name, [meant]))
-    rule = f"S307 is not planned yet: the catalog has {known}"
-    return Violation(path, name, rule, "tidemill does not know its figures", _by_its_files(name))
+    copy = copy_of(name)
+    if copy and copy.precision == "":
+        rule, reason = (
+            "S307 is not planned yet",
+            f"tidemill has no precision for weights in {copy.form.upper()}",
+        )
+        fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write {path}: {copy.model}"
+        return Violation(path, name, rule, reason, fix)
+    rule, reason = f"S304 must be in the catalog ({known})", "tidemill does not know its figures"
+    if copy:
+        return Violation(path, name, rule, reason, _instead_of_a_name(name, copy, HERE, data))
+    reason = "it is a path" if is_path(name) else "its config.json plans where its family is known"
+    return Violation(path, name, f"S307 is not in the catalog ({known})", reason, _by_its_files(name))
 
 
-def _of_the_catalog(violation: Violation) -> Violation:
+def _instead_of_a_name(name: str, copy: Copy, path: str, data: Mapping[str, Any]) -> Fix:
+    """Offer the catalog's model, with the precision that the name of a quantised copy says, where no phase says it."""
+    phases = [phase for phase in PHASES if copy.precision and isinstance(data.get(phase), dict)]
+    unsaid = {f"{phase}.precision": copy.precision for phase in phases if data[phase].get("precision") is None}
+    fix = did_you_mean(name, [copy.model])
+    if not unsaid and path == HERE:
+        return Fix(f"did you mean {copy.model}?", fix.changes)
+    words = f"write {'catalog: ' if path != HERE else ''}{copy.model}"
+    gone = {} if path == HERE else {HERE: None}
+    more = "".join(f" and {each}: {precision}" for each, precision in unsaid.items())
+    return Fix(f"{words}{more}", ({**gone, path: copy.model, **unsaid},))
+
+
+def _of_the_catalog(violation: Violation, data: Mapping[str, Any]) -> Violation:
     """`violation` with the catalog's entry for its fix, where a hub's name stands in place of a config's path."""
-    name = named_on_hub(violation.value) if violation.path == "model.config" else None
-    if name is None:
+    written = violation.value
+    if violation.path != "model.config" or not is_hub_name(written) or not violation.rule.startswith("S301"):
         return violation
-    reason = f"this is the name of a model on a hub, not a file; the catalog calls it {name}"
-    return replace(violation, reason=reason, fix=Fix(f"write catalog: {name}", ({HERE: None, "model.catalog": name},)))
+    copy = copy_of(written)
+    if copy is None:
+        return replace(violation, reason="no such file, and nothing is read from a hub")
+    if copy.precision == "":
+        reason = (
+            f"this is the name of a model on a hub, not a file, and tidemill has no precision for {copy.form.upper()}"
+        )
+        fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write catalog: {copy.model}"
+        return replace(violation, reason=reason, fix=fix)
+    reason = f"this is the name of a model on a hub, not a file; the catalog calls it {copy.model}"
+    return replace(violation, reason=reason, fix=_instead_of_a_name(written, copy, "model.catalog", data))
 
 
 def _by_its_files(name: str) -> Fix | str:

@@ -11,6 +11,7 @@ from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
+from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
 
@@ -107,7 +108,12 @@ def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
     """Pods are pinned to nodes by name."""
     taken = {name for _, name in _names(nodes)}
     for index, name in _names(nodes):
-        if not DNS_1123_SUBDOMAIN.fullmatch(name):
+        if expanded := node_range(name):
+            rule = "S407 must be the name of one node"
+            reason = f"it is a range of {len(expanded)}, and each node has an entry of its own"
+            fix = instead_of_ranges(nodes, expanded)
+            yield Broken(rule, reason, fix, f"cluster.nodes.{index}.name", name)
+        elif not DNS_1123_SUBDOMAIN.fullmatch(name):
             rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
             right = _free_name(_node_name(name, index), taken)
             taken.add(right)
@@ -134,7 +140,10 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
     for index, node in _listed(nodes):
         gpu = node.get("gpu")
         if gpu is not None and gpu not in known and unplanned_gpu(gpu) is None:
-            rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({', '.join(known[1:])})"
+            rule = f"S419 must be a GPU that is known ({', '.join(known)})"
+            if name or own:
+                others = ", ".join(known[1:])
+                rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({others})"
             reason = "the plan can only use GPUs whose figures it knows"
             yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 

@@ -15,13 +15,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from planner.facts.catalog import GPUS
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
-from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
-from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, section_of, sentence_of
-from planner.spec.instead import example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
-from planner.spec.meant import time_of_day
+from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, nearest
+from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, section_of, sentence_of
+from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
+from planner.spec.meant import time_of_day, variables
+from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_not_so
 from planner.spec.rule import Partial
 from planner.spec.schema import AUTO, Spec
@@ -32,6 +34,8 @@ from planner.spec.yaml import INTEGER
 __all__ = ["CheckedFields", "check_fields"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+OF_UNITS = ("Pod", "PodTemplate", "ReplicaSet")  # that Kubernetes makes from a unit's object
+POD_TEMPLATES = {"LeaderWorkerSet": "spec.leaderWorkerTemplate.workerTemplate", "StatefulSet": "spec.template"}
 MAX_TOLD = 500  # wrong fields of one file
 MAX_CHOICES = 4  # that a fix says again behind the rule
 WANTED = {
@@ -149,6 +153,8 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
         return _missing(path, data)
+    if (known := _another_notion(path, kind, value, data)) is not None:
+        return known
     if kind == "extra_forbidden":
         return unknown_key(detail, data)
     if kind in WANTED:
@@ -177,6 +183,19 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     return _out_of_range(path, value, kind, limits)
 
 
+def _another_notion(path: str, kind: str, value: Any, data: Mapping[str, Any]) -> Violation | None:
+    """Return what is said about a range of nodes, and about a patch of a pod; None for anything else."""
+    if kind in WANTED and place_of(path) == "cluster.nodes" and (names := node_range(value)):
+        fix = instead_of_ranges(data["cluster"]["nodes"], names)
+        return Violation(path, value, "S203 must be nodes, each with its name", "it is a range of names", fix)
+    if kind == "literal_error" and place_of(path) == "kubernetes.patches.kind" and value in OF_UNITS:
+        rule = "S204 must be a kind that the plan renders"
+        unit_kind = "StatefulSet" if data["kubernetes"].get("unit_kind") == "statefulset" else "LeaderWorkerSet"
+        words = f"write kind: {unit_kind}, and the pod's fields below patch.{POD_TEMPLATES[unit_kind]}"
+        return Violation(path, value, rule, f"a {value} is made from the template of another object", words)
+    return None
+
+
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
     reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
     alone = only_item(field_at(path), value)
@@ -200,14 +219,35 @@ def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
         reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
         return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
     found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
-    fix = "write each as NAME: value" if may_be_secret(path) else instead_of(path, value)
+    fix = _as_variables(path, value) if may_be_secret(path) else instead_of(path, value)
     return Violation(path, value, rule, why_not_so(path, value) or found, fix)
+
+
+def _as_variables(path: str, value: Any) -> Fix | str:
+    """Return the mapping that a list of variables is, where it names secrets; texts may be secrets, so none is told."""
+    named = variables(value) or {}
+    if not named or path != "kubernetes.env":
+        return "write each as NAME: value"
+    told = ", ".join(f"{key}: {as_yaml(each) if isinstance(each, dict) else '...'}" for key, each in named.items())
+    has_text = any(isinstance(each, str) for each in named.values())
+    return Fix(f"write {{{told}}}", () if has_text else ({HERE: named},))
 
 
 def _missing(path: str, data: Mapping[str, Any]) -> Violation:
     field = field_at(path)
+    if path == "cluster.gpu" and (gpus := _gpus_of_nodes(data)):
+        fix = Fix(f"write gpu: {' or '.join(gpus)}", tuple({HERE: each} for each in gpus))
+        return Violation(path, None, "S202 is required", "nodes say their own only where it differs", fix)
     fix = _free_time(path, data) if path.startswith("schedule.windows.") else instead_of_nothing(path, field)
     return Violation(path, None, "S202 is required", sentence_of(field), fix)
+
+
+def _gpus_of_nodes(data: Mapping[str, Any]) -> list[str]:
+    """Return the GPUs of the catalog that listed nodes say they have."""
+    nodes = data["cluster"].get("nodes")
+    named = [each.get("gpu") for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
+    meant = (close_to(each, list(GPUS), cutoff=1) for each in named if isinstance(each, str))
+    return list(dict.fromkeys(each for each in meant if each))
 
 
 def _free_time(path: str, data: Mapping[str, Any]) -> Fix:

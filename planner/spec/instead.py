@@ -24,6 +24,7 @@ from planner.spec.declared import (
 )
 from planner.spec.meant import (
     fraction,
+    image,
     numeral,
     pairs,
     thousandths,
@@ -51,6 +52,8 @@ __all__ = [
 # What is written in a form of its own elsewhere: place of the field -> its value in our form, or None.
 FORMS: Mapping[str, Callable[[Any], Any]] = {
     "schedule.windows.at": time_of_day,
+    "kubernetes.image": image,
+    "kubernetes.stage.image": image,
     "kubernetes.env": variables,
     "kubernetes.annotations": pairs,
     "kubernetes.node_selector": pairs,

@@ -211,18 +211,25 @@ def phases_take_equal_requests(
     decode: int, prefill: int, of_decode: frozenset[str], of_prefill: frozenset[str], model: Model | None
 ) -> Broken | None:
     """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default."""
+    decode_path, reason = "decode.max_request_tokens", "every request passes through both phases"
     if decode == prefill:
         return None
+    if "max_request_tokens" not in of_decode:
+        rule = f"S505 is {decode} unless given, and must equal prefill.max_request_tokens ({prefill})"
+        fix = Fix(f"write {decode_path}: {prefill}", ({decode_path: prefill},))
+        return Broken(rule, reason, fix, decode_path)
     most = min(decode, model.max_position_embeddings) if model else decode
     words = f"write prefill.max_request_tokens: {most}"
     as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
     fix = nearest(prefill)
     if "max_request_tokens" not in of_prefill:
+        default = ", its default"
         fix = Fix(words, (as_decode,))
-    elif "max_request_tokens" in of_decode:
+    else:
+        default = ""
         fix = Fix(f"{fix}, or {words}", (*fix.changes, as_decode))
-    rule = f"S505 must equal prefill.max_request_tokens ({prefill})"
-    return Broken(rule, "every request passes through both phases", fix)
+    rule = f"S505 must equal prefill.max_request_tokens ({prefill}{default})"
+    return Broken(rule, reason, fix)
 
 
 @_reads("decode.precision", "prefill.precision", "decode.kv_precision", "prefill.kv_precision")
@@ -292,9 +299,13 @@ def _is_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
 
 
 def _even_redundant(ep_size: int, redundant: int, num_logical: int) -> list[int]:
-    """The redundant experts on both sides that fill all GPUs evenly; none that add a replica for every expert."""
+    """Return the redundant experts on both sides that fill all GPUs evenly; none that add a replica for every expert.
+
+    The nearest comes first, but 0 last: who wrote a number wants replicas.
+    """
     above = redundant + -(num_logical + redundant) % ep_size
-    return [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
+    even = [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
+    return sorted(even, key=lambda number: (number == 0, abs(number - redundant), -number))
 
 
 def _ep_sizes(num_physical: int | None, gpus_per_node: int | None, room: int | None) -> list[int]:

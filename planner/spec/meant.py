@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = [
     "fraction",
+    "image",
     "numeral",
     "pairs",
     "thousandths",
@@ -25,9 +26,11 @@ WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:
 FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")
 THOUSANDTHS = re.compile(r"([0-9]{1,18})m")
 TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
+HALF_DAY = re.compile(r"(?P<hour>0?[1-9]|1[0-2])(?::(?P<minute>[0-5][0-9]))? ?(?P<half>[ap])\.?m\.?", re.IGNORECASE)
 
 # Source: github.com/vllm-project/vllm vllm/engine/arg_utils.py, human_readable_int: 1k is 1,000 and 1K is 1,024.
 UNITS = {None: 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "Ki": 2**10, "Mi": 2**20}
+IMAGE_PARTS = ("registry", "repository", "name", "tag", "digest")  # as Helm charts have them
 TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATION_KEYS = ("key", "operator", "value", "effect", "seconds", "tolerationSeconds")
 TRUTHS = {"yes": True, "y": True, "on": True, "true": True, "1": True}
@@ -101,9 +104,23 @@ def _variable(written: Any) -> tuple[str, Any] | None:
 
 
 def time_of_day(value: Any) -> str | None:
-    """`8:30`, `8`, `08:30:00`, `24:00`, as HH:MM."""
+    """Return `8:30`, `8`, `08:30:00`, `24:00` or `9am` as HH:MM; None for anything else."""
+    if half := HALF_DAY.fullmatch(str(value)):
+        hour = int(half["hour"]) % 12 + (12 if half["half"] in "pP" else 0)
+        return f"{hour:02}:{half['minute'] or '00'}"
     match = None if isinstance(value, bool) else TIME.fullmatch(str(value))
     return match and f"{int(match['hour']) % 24:02}:{match['minute'] or '00'}"
+
+
+def image(value: Any) -> str | None:
+    """Return `{repository, tag}`, as charts write an image, as one text; None for anything else."""
+    if not isinstance(value, dict) or not value.keys() <= {*IMAGE_PARTS, "pullPolicy"}:
+        return None
+    parts = {key: str(each) for key in IMAGE_PARTS if isinstance(each := value.get(key), str | int | float) and each}
+    named = "/".join(parts[key] for key in ("registry", "repository", "name") if key in parts)
+    if not named or not {"tag", "digest"} & parts.keys():
+        return None
+    return named + (f":{parts['tag']}" if "tag" in parts else "") + (f"@{parts['digest']}" if "digest" in parts else "")
 
 
 def windows(value: Any) -> list[dict[str, Any]] | None:

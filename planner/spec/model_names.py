@@ -4,17 +4,52 @@ A fix only mends a spelling. Another version, or another size, is another model.
 """
 
 import re
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, Literal
 
+from planner.facts.terms import Precision
 from planner.families import MODELS
 from planner.problems.fix import close_to
 
-__all__ = ["catalog_name", "is_hub_name", "is_path", "named_on_hub"]
+__all__ = ["Copy", "catalog_name", "copy_of", "is_hub_name", "is_path", "named_on_hub"]
 
 PATH = re.compile(r"\.{0,2}/|.*\.json$")  # how a path begins or ends, and no name of a model
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of an owner and a model
 VERSION = re.compile(r"[a-z]*[0-9][a-z0-9.]*")  # r1, v3.2, qwen3, 235b, a22b
-OF_A_DATE = re.compile(r"[-_][0-9]{4,}$")  # a checkpoint's, such as R1-0528: the shapes are those of the name before it
+OF_A_DATE = re.compile(r"[0-9]{4,}")  # a checkpoint's, such as R1-0528: the shapes are those of the name before it
+SAME_SHAPES = ("instruct", "chat", "base", "thinking", "hf", "exp")  # of another training, or of a file
+
+# Coder-V2 goes on from a checkpoint of V2 in both sizes, as its README says, so its shapes are taken to be V2's.
+# That V3.1 and its Terminus have the shapes of V3 is assumed.
+ALIASES = {
+    "deepseek-coder-v2": "deepseek-v2",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-v3.1-terminus": "deepseek-v3",
+}
+
+# What a quantised copy is called by -> its precision here.
+PRECISIONS: Mapping[str, Precision] = {
+    "fp8": "fp8",
+    "fp4": "fp4",
+    "nvfp4": "fp4",
+    "mxfp4": "mxfp4",
+    "bf16": "bf16",
+    "w4afp8": "w4a8",
+    "w4a8": "w4a8",
+}
+OTHER_FORMATS = re.compile(r"gguf|awq|gptq|bnb|mlx|exl[23]|int[48]|[348]bit|w[48]a(8|16)|quantized\S*|q[2-8](\.\w+)?")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A checkpoint of a model of the catalog, by its name on a hub."""
+
+    model: str
+    precision: Precision | Literal[""] | None  # "" where no precision says its format, None where none is named
+    form: str  # as its name calls it, empty where it names none
 
 
 def is_path(written: str) -> bool:
@@ -23,10 +58,43 @@ def is_path(written: str) -> bool:
 
 
 def catalog_name(written: str) -> str | None:
-    """Return the model of the catalog that `written` spells otherwise, or None."""
-    meant = None if is_path(written) else close_to(written, list(MODELS))
-    is_same = meant and VERSION.findall(meant) == VERSION.findall(OF_A_DATE.sub("", written.casefold()))
-    return meant if is_same else None
+    """Return the model of the catalog that `written` spells otherwise; None where it is in another size or format."""
+    copy = copy_of(written)
+    return copy.model if copy and copy.precision != "" else None
+
+
+def copy_of(written: str) -> Copy | None:
+    """Return what `written` says: a model of the catalog, and what its weights are in. None for any other model."""
+    if is_path(written):
+        return None
+    name = re.sub(r"[_ ]", "-", written.rpartition("/")[2].casefold())
+    words: list[str] = []
+    precision: Precision | Literal[""] | None = None
+    form = ""
+    for word in name.split("-"):
+        if word in PRECISIONS or OTHER_FORMATS.fullmatch(word):
+            form, precision = word, PRECISIONS.get(word, "")
+        elif word not in SAME_SHAPES and not OF_A_DATE.fullmatch(word):
+            words.append(word)
+    short = "-".join(words)
+    meant = ALIASES.get(short) or _spelled(short)
+    return Copy(meant, precision, form) if meant else None
+
+
+def _spelled(name: str) -> str | None:
+    """Return the model that `name` spells: the same numbers, and no word more or less."""
+    meant = close_to(name, list(MODELS), cutoff=0.8)
+    is_same = (
+        meant and VERSION.findall(meant) == VERSION.findall(name) and _are_alike(meant.split("-"), name.split("-"))
+    )
+    joined = {each.replace("-", ""): each for each in MODELS}
+    return meant if is_same else joined.get(name.replace("-", ""))
+
+
+def _are_alike(words: Sequence[str], written: Sequence[str]) -> bool:
+    """Return whether each of `written` is at most a misspelling of its word: `pro` is none of `flash`."""
+    pairs = zip(words, written, strict=False)
+    return len(words) == len(written) and all(SequenceMatcher(None, *pair).ratio() >= 0.7 for pair in pairs)
 
 
 def is_hub_name(written: Any) -> bool:

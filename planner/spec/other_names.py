@@ -8,28 +8,26 @@ Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-p
 python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from planner.facts.quantities import as_we_spell
+from planner.facts.terms import Overlap, Phase
 from planner.problems.fix import close_to
+from planner.spec.container_resources import GPU_COUNTS, GPU_RESOURCES
 from planner.spec.declared import place_of
-from planner.spec.meant import fraction, thousandths
+from planner.spec.meant import truth
 from planner.spec.schema import MAX_ATTENTION_TP, Spec
 
 __all__ = [
     "KUBERNETES_KEYS",
     "as_we_say",
-    "has_two_sizes",
     "is_not_planned_yet",
     "of_the_server",
+    "overlap_said_by_flag",
     "qualifiers_of",
-    "rdma_said_by_resources",
     "said_better",
     "said_by_flag",
     "said_by_object",
-    "said_by_resources",
     "unwrapped",
     "value_as_we_say",
     "what_instead_of",
@@ -38,9 +36,7 @@ __all__ = [
 ]
 
 TENSOR_FLAGS = ("tensor_parallel_size", "tp_size", "tp")
-QUANTITIES = ("requests", "limits")  # of a container, in Kubernetes
 DATA_FLAGS = ("data_parallel_size", "dp_size", "dp")
-RDMA_RESOURCE = re.compile(r"rdma/.+|.+/.*(rdma|hca|efa).*")  # of NVIDIA's, Mellanox' and clouds' plugins: assumed
 KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
 
 
@@ -71,6 +67,8 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
         attention_tp = tensor // (data or tensor)
         said = {} if has_ep_size else {"ep_size": tensor}
         said |= {"attention_tp": attention_tp} if attention_tp > 1 and "attention_tp" not in flags else {}
+        if data == 1:
+            return said, f"{key} counts the GPUs of a unit, and beside dp_size 1 all of them share attention"
         return said, f"attention_tp is {key} / dp_size, {attention_tp} beside data-parallel attention"
     if _plain(key) in TENSOR_FLAGS and tensor is not None and tensor > MAX_ATTENTION_TP:
         reason = (
@@ -95,38 +93,12 @@ def unwrapped(value: Any) -> Any:
     return next((value[key] for key in keys if isinstance(value.get(key), str)), value)
 
 
-def said_by_resources(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What Kubernetes' `requests` and `limits` say of a unit's pods: CPUs and memory, where they have both.
-
-    CPUs are requested here and memory is limited, so of two values these count. GPUs follow from the plan.
-    """
-    requests, limits = _quantities(section)
-    cpus, memory = (limits | requests).get("cpu"), (requests | limits).get("memory")
-    written = fraction(str(cpus)) if thousandths(cpus) is None else thousandths(cpus)
-    spelled = as_we_spell("bytes", memory)
-    if written is None or spelled is None:
-        return {}
-    return {"cpus": int(written) if written == int(written) else written, "memory": spelled}
-
-
-def rdma_said_by_resources(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what `requests` and `limits` say of RDMA devices, as keys of ours; nothing unless of one resource."""
-    requests, limits = _quantities(section)
-    counted = {key: count for key, count in (requests | limits).items() if RDMA_RESOURCE.fullmatch(str(key))}
-    if len(counted) != 1:
-        return {}
-    ((resource, count),) = counted.items()
-    return {"resource": resource, "count": int(count)} if str(count).isdecimal() else {}
-
-
-def has_two_sizes(section: Mapping[str, Any]) -> bool:
-    """Return whether `requests` and `limits` each say a memory of their own."""
-    return len({str(each["memory"]) for each in _quantities(section) if "memory" in each}) > 1
-
-
-def _quantities(section: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return `requests` and `limits`, each empty where it is no mapping."""
-    return [each if isinstance(each := section.get(key), dict) else {} for key in QUANTITIES]
+def overlap_said_by_flag(phase: Phase, key: str, value: Any) -> Overlap | None:
+    """Return the overlap that an engine's flag turns on in `phase`; None for other keys, or where it is off."""
+    plain = _plain(key)
+    if plain not in OVERLAP_FLAGS or not (value is True or truth(value)):
+        return None
+    return "dual_batch" if plain == "enable_dbo" else OVERLAP_OF_PHASE[phase]
 
 
 def qualifiers_of(key: str) -> frozenset[str]:
@@ -142,7 +114,10 @@ def of_the_server(key: str, value: Any, phase: Mapping[str, Any]) -> tuple[int |
     """
     if _plain(key) not in OF_THE_SERVER:
         return None
+    flags = {_plain(each): number for each, number in phase.items()}
     ep_size, attention_tp = phase.get("ep_size"), phase.get("attention_tp", 1)
+    if "ep_size" not in flags and (count := _count(flags, DATA_FLAGS)):
+        ep_size, attention_tp = count, 1  # so many groups, whatever the GPUs of each
     why = (
         f"SGLang's {_plain(key)} is for the whole server, tidemill's for each of its dp_size ranks or attention groups"
     )
@@ -191,6 +166,8 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 
 def value_as_we_say(path: str, value: Any) -> Any:
     """Return our word for what is called `value` elsewhere; `value` itself where it is none of these."""
+    if value is True and path == "decode.overlap":
+        return OVERLAP_OF_PHASE["decode"]
     return OTHER_VALUES.get(path.rpartition(".")[2], {}).get(_plain(str(value)).casefold(), value)
 
 
@@ -205,6 +182,10 @@ QUALIFIERS = frozenset(("min", "max", "minimum", "maximum", "initial", "target")
 # (max_running_requests), 469c63e5 python/sglang/srt/server_args.py (chunked_prefill_size).
 OF_THE_SERVER = ("max_running_requests", "chunked_prefill_size")
 
+# Two micro-batches hide little of a decode step, as W102 says. vLLM's flag has no other form in any phase.
+OVERLAP_OF_PHASE: Mapping[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage", "mixed": "dual_batch"}
+OVERLAP_FLAGS = ("enable_two_batch_overlap", "two_batch_overlap", "tbo", "enable_dbo")
+
 NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 
 _WINDOW = "a window lasts until the next one starts"
@@ -213,6 +194,7 @@ _PULLED = "a node pulls only images that it lacks, so each build needs its own t
 _SCALED = "units are not scaled with load yet, but a schedule can set their number for each time of day"
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
 _NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
+_GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
 # Keys and values of the spec that are to come.
@@ -222,6 +204,10 @@ NOT_YET = {
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _NICS),
+    "PHASE.resources": _GPUS,
+    **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), _GPUS),
+    **dict.fromkeys((f"kubernetes.resources.{key}" for key in GPU_RESOURCES), _GPUS),
+    **dict.fromkeys((f"kubernetes.resources.unit.{key}" for key in GPU_RESOURCES), _GPUS),
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
     "kubernetes.volumes.csi": _MOUNTED,
@@ -235,6 +221,7 @@ NOT_YET = {
 _SHARED = "write gpus_per_nic, which is gpus_per_node / NICs of a node, below an own gpu"
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
+    "cluster.rdma": "write kubernetes.rdma, for example {resource: rdma/hca, count: 8}",
     "kubernetes.volumes.nfs": _MOUNT,
     "kubernetes.volumes.csi": _MOUNT,
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _SHARED),
@@ -291,6 +278,8 @@ WHY_NOT = {
     "mem_fraction_static": _MEMORY,
     "pp_size": _LAYERS,
     "enable_two_batch_overlap": _OVERLAP,
+    "two_batch_overlap": _OVERLAP,
+    "tbo": _OVERLAP,
     "moe_a2a_backend": _DISPATCH,
     "deepep_mode": _DISPATCH,
     "disaggregation_mode": "the section says the phase: prefill, decode or mixed",
@@ -325,10 +314,14 @@ OTHER_NAMES = {  # of two keys for one field the later one here says it better
     # vLLM
     "tensor_parallel_size": "attention_tp",
     "max_num_seqs": "max_requests",
+    "max_len": "max_request_tokens",
+    "max_length": "max_request_tokens",
+    "max_seq_len": "max_request_tokens",
     "max_model_len": "max_request_tokens",
     "max_num_batched_tokens": "max_batch_tokens",
     "num_redundant_experts": "redundant_experts",
     "dtype": "precision",
+    "kv_dtype": "kv_precision",
     "kv_cache_dtype": "kv_precision",
     "quantization": "precision",
     # SGLang
@@ -343,6 +336,7 @@ OTHER_NAMES = {  # of two keys for one field the later one here says it better
     "max_prefill_tokens": "max_batch_tokens",
     "chunked_prefill_size": "max_batch_tokens",
     # TensorRT-LLM
+    "batch_size": "max_requests",
     "max_batch_size": "max_requests",
     "max_num_tokens": "max_batch_tokens",
     # every engine

@@ -10,7 +10,7 @@ from planner.facts.catalog import Gpu
 from planner.facts.names import CONTAINER_VARIABLES, DOMAIN, NETWORKS_ANNOTATION
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import PHASES
-from planner.problems.fix import HERE, Fix, nearest, removal
+from planner.problems.fix import HERE, Fix, for_example, nearest, removal
 from planner.spec.object_names import (
     DNS_1123,
     MAX_DNS_LABEL,
@@ -173,7 +173,7 @@ def _meant_variable(value: Any) -> Fix | str:
     meant = {"secret": reference.get("name"), "key": reference.get("key")} if isinstance(reference, dict) else None
     if _is_reference(meant):
         return Fix(f"write {{secret: {meant['secret']}, key: {meant['key']}}}", ({HERE: meant},))
-    return Fix("for example {secret: tokens, key: token}", ({HERE: REFERENCE},))
+    return for_example("{secret: tokens, key: token}")
 
 
 # Networks and devices

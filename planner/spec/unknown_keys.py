@@ -4,14 +4,25 @@ A key may be misspelt, called otherwise by an engine or Kubernetes (`other_names
 wrong indentation. A field that was meant is there under a wrong name, so that nobody calls it missing too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from planner.facts.terms import PHASES
+from planner.families import MODELS
 from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, close_to, removal
+from planner.spec.container_resources import (
+    GPU_COUNTS,
+    QUANTITIES,
+    has_two_sizes,
+    of_container,
+    of_count,
+    of_kind,
+    of_phase,
+    rdma_said_by_key,
+)
 from planner.spec.declared import field_at, may_be_auto, path_of, place_of, required_in, section_at, section_of
 from planner.spec.instead import as_yaml, in_our_form
 from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
@@ -19,16 +30,13 @@ from planner.spec.meant import toleration
 from planner.spec.model_names import is_hub_name, named_on_hub
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
-    QUANTITIES,
     as_we_say,
-    has_two_sizes,
     of_the_server,
+    overlap_said_by_flag,
     qualifiers_of,
-    rdma_said_by_resources,
     said_better,
     said_by_flag,
     said_by_object,
-    said_by_resources,
     unwrapped,
     what_instead_of,
     why_we_have_no,
@@ -59,6 +67,8 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     elif meant and (of_kustomize := _of_kustomize(detail, data)):
         gone = {f"{parent}.{each}": None for each in of_kustomize}
         reason, fix = "that is Kustomize's form", Fix(_written(_short(meant, parent)), ({**gone, **meant},))
+    elif beside := _beside_the_name(detail, data):
+        reason, fix = "it belongs below model", Fix(_written(beside), ({HERE: None, **beside},))
     elif better := said_better(str(detail["loc"][-1]), _given(detail, data)):
         reason = f"{better} already gives {ours}"
     elif _is_left_to_us(detail):
@@ -74,7 +84,9 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         )
     elif meant and parent == "kubernetes.resources" and has_two_sizes(_given(detail, data)):
         reason = "a pod's memory request equals its limit, so there is one size for both"
-        fix = _renaming(detail["input"], meant, parent)
+        fix = _renaming(detail["input"], meant, parent, _same_quantities(detail, data))
+    elif meant and (same := _same_quantities(detail, data)):
+        fix = _renaming(detail["input"], meant, parent, same)
     elif meant:
         fix = _renaming(detail["input"], meant, parent)
         if not all(each.rpartition(".")[0] == parent for each in meant):
@@ -111,6 +123,10 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     if form := FORMS.get(place_of(path)):
         said = {each if "." in each else path_of((*parents, each)): value for each, value in form(given).items()}
         return {each: value for each, value in said.items() if not _is_given(each, data)}
+    if overlap := _overlap(detail):
+        return {} if "overlap" in given else {path_of((*parents, "overlap")): overlap}
+    if path_of(detail["loc"][:-1]) == "kubernetes.rdma" and "resource" not in given:
+        return {f"kubernetes.rdma.{each}": value for each, value in rdma_said_by_key(str(key), detail["input"]).items()}
     if _is_of_toleration(detail):
         taint = toleration(key, detail["input"]) if _is_only_taint(given) else None
         if taint and not close_to(key, list(section_at(detail["loc"]).model_fields), cutoff=0.6):
@@ -135,7 +151,7 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
 
 def is_told_elsewhere(detail: ErrorDetails, data: Mapping[str, Any]) -> bool:
     """Whether an unknown key is one of several of a form that is told at the first of them."""
-    keys = _of_kustomize(detail, data)
+    keys = _of_kustomize(detail, data) or _same_quantities(detail, data)
     return bool(keys) and detail["loc"][-1] in keys[1:] and bool(fields_meant(detail, data))
 
 
@@ -146,6 +162,19 @@ def _given(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
         given = given if part in UNION_TAGS else given[part]
     assert isinstance(given, dict)
     return given
+
+
+def _overlap(detail: ErrorDetails) -> str | None:
+    """Return the overlap that an unknown key of a phase turns on."""
+    phase = next((each for each in PHASES if each == detail["loc"][0]), None)
+    return overlap_said_by_flag(phase, str(detail["loc"][-1]), detail["input"]) if phase else None
+
+
+def _beside_the_name(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section that `model` becomes where it is only a name, and a key of that section stands at the top."""
+    name, key = data.get("model"), detail["loc"][-1]
+    is_of_model = len(detail["loc"]) == 1 and key in MODEL_KEYS and isinstance(name, str) and name in MODELS
+    return {"model": {"catalog": name, str(key): detail["input"]}} if is_of_model else {}
 
 
 def _named_model(detail: ErrorDetails, data: Mapping[str, Any]) -> str | None:
@@ -162,6 +191,13 @@ def _of_kustomize(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, .
     return keys if detail["loc"][-1] in keys else ()
 
 
+def _same_quantities(detail: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return `requests` and `limits` where both stand in one section, and the key is one of them."""
+    is_one = detail["loc"][-1] in QUANTITIES and place_of(path_of(detail["loc"][:-1])) in RESOURCES
+    found = tuple(each for each in _given(detail, data) if is_one and each in QUANTITIES)
+    return found if len(found) > 1 else ()
+
+
 def _is_left_to_us(detail: ErrorDetails) -> bool:
     """Whether a key of another tool asks for the default of a field that has one, and knows no `auto`."""
     ours, section = as_we_say(str(detail["loc"][-1])) or "", section_at(detail["loc"])
@@ -174,13 +210,6 @@ def _of_folder(given: Mapping[str, Any]) -> Mapping[str, Any]:
     folder = unwrapped(given["hostPath"])
     is_told = isinstance(folder, str) and "volumes" not in given
     return {"volumes": [{"host_path": folder, "mount_path": folder}]} if is_told else {}
-
-
-def _of_container(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a unit's pods request, and their RDMA devices, for a container's requests and limits."""
-    said = {"unit": said_by_resources(given) if "unit" not in given else {}}
-    said["kubernetes.rdma"] = rdma_said_by_resources(given)
-    return {each: section for each, section in said.items() if section}
 
 
 def _is_given(path: str, data: Mapping[str, Any]) -> bool:
@@ -207,23 +236,28 @@ def _of_prefill_and_decode(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"kubernetes.nics.hca": names} if names else {}
 
 
+MODEL_KEYS = ("checkpoint", "config_digest", "weights_digest")
+RESOURCES = ("kubernetes.resources", "kubernetes.resources.unit", "kubernetes.resources.gateway")
 IB_DEVICES = ("disaggregation_ib_device", "disaggregation-ib-device")
 
 # What is said in a form of its own elsewhere: place of a key that we lack -> what its section says, as keys of ours.
 FORMS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "kubernetes.hostPath": _of_folder,
+    "PHASE.resources": of_phase,
+    **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), of_count),
     **dict.fromkeys((f"PHASE.{key}" for key in IB_DEVICES), _of_prefill_and_decode),
-    **dict.fromkeys((f"kubernetes.resources.{key}" for key in QUANTITIES), _of_container),
+    **dict.fromkeys((f"kubernetes.resources.{key}" for key in QUANTITIES), of_container),
+    **dict.fromkeys((f"{place}.{key}" for place in RESOURCES[1:] for key in QUANTITIES), of_kind),
     **dict.fromkeys((f"kubernetes.patches.{key}" for key in KUSTOMIZE_KEYS), said_by_kustomize),
 }
 
 
-def _renaming(value: Any, meant: Mapping[str, Any], parent: str) -> Fix:
-    """Say which keys were meant, and what to write there where that is not `value`."""
+def _renaming(value: Any, meant: Mapping[str, Any], parent: str, gone: Sequence[str] = ()) -> Fix:
+    """Say which keys were meant, and what to write there where that is not `value`; keys that are `gone` go too."""
     short = _short(meant, parent)
     is_same = all(each == value for each in meant.values())
     words = f"did you mean {' and '.join(short)}?" if is_same else _written(short)
-    return Fix(words, ({HERE: None, **meant},))
+    return Fix(words, ({HERE: None, **{f"{parent}.{key}": None for key in gone}, **meant},))
 
 
 def _short(meant: Mapping[str, Any], parent: str) -> dict[str, Any]:

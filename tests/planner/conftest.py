@@ -145,6 +145,7 @@ def write_spec_folder(folder):
         "fp4.json": CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
         "w4a8.json": CONFIG | {"quantization_config": {"quant_method": "w4afp8"}},
         "gpt2.json": {"model_type": "gpt2"},
+        "dbrx.json": {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
         "tower.json": {"model_type": "llava", "text_config": CONFIG},
         "towerless.json": {"model_type": "kimi_k25", "text_config": CONFIG},
         "other_text.json": {"model_type": "kimi_k25", "text_config": GROUPED, "vision_config": {}},
@@ -176,6 +177,8 @@ def write_spec_folder(folder):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
     (folder / "torn.json").write_text('{"model_type":')
+    (folder / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (folder / "page.json").write_text("<!DOCTYPE html><html></html>")
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")
     return folder

@@ -66,10 +66,10 @@ def test_validate_as_json_is_the_contracts(spec_file, with_line, capsys):
                 "value": 8,
                 "rule": "S501 must divide num_physical_experts (36 = 32 + 4 redundant)",
                 "reason": "every GPU of a unit holds the same number of experts",
-                "fix": "nearest: redundant_experts: 0 or 8",
+                "fix": "nearest: redundant_experts: 8 or 0",
                 "message": "decode.ep_size (8) must divide num_physical_experts (36 = 32 + 4 redundant); "
-                "every GPU of a unit holds the same number of experts; nearest: redundant_experts: 0 or 8",
-                "changes": [{"decode.redundant_experts": 0}, {"decode.redundant_experts": 8}],
+                "every GPU of a unit holds the same number of experts; nearest: redundant_experts: 8 or 0",
+                "changes": [{"decode.redundant_experts": 8}, {"decode.redundant_experts": 0}],
             }
         ],
     }

@@ -11,7 +11,7 @@ from planner.problems.fix import applied
 from planner.spec.fields import check_fields
 from planner.spec.other_names import INSTEAD, NOT_YET, OTHER_NAMES, WHY_NOT
 from planner.spec.schema import Spec
-from tests.planner.conftest import SPEC
+from tests.planner.conftest import CONFIG, SPEC
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.spec.spec_schema import SCHEMA, options, property_schemas
 from tests.planner.spec.wrong_specs import data_of
@@ -19,6 +19,9 @@ from tests.planner.spec.wrong_specs import data_of
 RIVER = data_of(SPEC)
 OWN = {"name": "own", "memory": "94GiB"}
 NODES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+TWO_SIZES = {"requests": {"cpu": 4, "memory": "4Gi"}, "limits": {"memory": "8Gi"}}
+RANGE = ("08", "09", "10", "12")
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
 VOLUME = {"mount_path": "/models"}
 
 # What is written, and where; and what stands there once the fix is applied.
@@ -56,6 +59,34 @@ MEANT = [
     ({"model.checkpoint": ""}, "model.checkpoint", None),
     ({"decode.max_running_requests": 512}, "decode.max_requests", 128),
     ({"decode.max_running_requests": 2}, "decode.max_requests", 2),
+    ({"decode.max_request_tokens": None, "decode.max_len": "2K"}, "decode.max_request_tokens", 2048),
+    ({"decode.batch_size": 64}, "decode.max_requests", 64),
+    ({"decode.kv_dtype": "fp8_e4m3"}, "decode.kv_precision", "fp8"),
+    ({"prefill.overlap": None, "prefill.enable-two-batch-overlap": True}, "prefill.overlap", "dual_batch"),
+    ({"decode.overlap": None, "decode.tbo": "on"}, "decode.overlap", "five_stage"),
+    ({"model": "deepseek-r1", "checkpoint": "/r1"}, "model", {"catalog": "deepseek-r1", "checkpoint": "/r1"}),
+    ({"decode.ep_size": None, "decode.dp-size": 4, "decode.chunked-prefill-size": 64}, "decode.max_batch_tokens", 16),
+    ({"decode.overlap": True}, "decode.overlap", "five_stage"),
+    ({"cluster.gpu": None, "cluster.nodes": [{"name": "a", "gpu": "H800"}]}, "cluster.gpu", "h800"),
+    ({"cluster.nodes": ["gpu-[08-10,12]"]}, "cluster.nodes", [{"name": f"gpu-{each}"} for each in RANGE]),
+    ({"cluster.nodes": [{"name": "gpu-{08..08}", "rack": "a"}]}, "cluster.nodes", [{"name": "gpu-08", "rack": "a"}]),
+    ({"kubernetes.image": {"repository": "r/x", "tag": "v1"}}, "kubernetes.image", "r/x:v1"),
+    ({"kubernetes.env": [{"name": "A", **SECRET}]}, "kubernetes.env", {"A": {"secret": "s", "key": "k"}}),
+    ({"schedule": {"windows": [{"at": "9am"}]}}, "schedule.windows.0.at", "09:00"),
+    ({"schedule": {"windows": [{"at": "12:30 PM"}]}}, "schedule.windows.0.at", "12:30"),
+    ({"model": "deepseek-ai/DeepSeek-Coder-V2-Instruct"}, "model", "deepseek-v2"),
+    ({"model": "deepseek-ai/DeepSeek-Coder-V2-Lite-Base"}, "model", "deepseek-v2-lite"),
+    ({"model": {"config": "deepseek-ai/DeepSeek-V3.1-Terminus"}}, "model.catalog", "deepseek-v3"),
+    ({"model": "zai-org/GLM-5-FP8", "decode.precision": None}, "decode.precision", "fp8"),
+    ({"model": {"config": "nvidia/Kimi-K2.5-NVFP4"}, "decode.precision": None}, "decode.precision", "fp4"),
+    ({"model": "nvidia/DeepSeek-R1-0528-FP4"}, "model", "deepseek-r1"),
+    ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"}, "model", "qwen3-235b-a22b"),
+    ({"model": "kimi-k2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
+    ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
+    ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
+    ({"kubernetes.resources": {"unit": TWO_SIZES}}, "kubernetes.resources.unit.memory", "8GiB"),
+    ({"kubernetes.resources": TWO_SIZES}, "kubernetes.resources.unit", {"cpus": 4, "memory": "8GiB"}),
 ]
 
 # What is written, where, and words of the fix.
@@ -91,6 +122,21 @@ WORDS = [
         "how many",
     ),
     ({"decode.min_units": 2}, "decode.min_units", "remove it"),
+    ({"kubernetes.env": [{"name": "A", "value": "b"}, {"name": "C", **SECRET}]}, "kubernetes.env", "{A: ..., C: {sec"),
+    ({"kubernetes.env": {"A": {"file": "b"}}}, "kubernetes.env.A", "for example"),
+    ({"schedule": {"timezone": "CET+1", "windows": [{"at": "09:00"}]}}, "schedule.timezone", "for example"),
+    ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
+    ({"model": "unsloth/DeepSeek-R1-GGUF"}, "model", "in another format"),
+    ({"model": {"config": "org/DeepSeek-R1-AWQ"}}, "model.config", "in another format"),
+    ({"model": "XiaomiMiMo/MiMo-V2-Pro"}, "model", "give its config.json"),
+    ({"model": "zai-org/GLM-5-Air"}, "model", "give its config.json"),
+    ({"model.config": "https://hub.example/config.json"}, "model.config", "download it"),
+    ({"model.config": "pointer.json"}, "model.config", "git lfs pull"),
+    ({"model.config": "page.json"}, "model.config", "download the file itself"),
+    ({"model.config": "gpt2.json"}, "model.config", "no others"),
+    ({"cluster.rdma": True}, "cluster.rdma", "write kubernetes.rdma"),
+    ({"prefill.resources": {"gpu": 32}}, "prefill.resources", "remove it"),
+    ({"kubernetes.resources": {"gpu": 32}}, "kubernetes.resources.gpu", "remove it"),
 ]
 
 
@@ -111,6 +157,45 @@ def test_what_only_the_user_knows_is_said_in_words(change, path, words, problems
 
     assert words in str(problem.fix)
     assert all(each == {path: None} for each in problem.changes)
+
+
+@pytest.mark.parametrize(("ep_size", "written", "offered"), [(4, 3, [4, 0]), (32, 30, [32, 0]), (32, 33, [32, 64])])
+def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, offered, problems_of):
+    """None at all comes last: who wrote a number wants replicas."""
+    data = applied(PAIR, {"prefill.ep_size": ep_size, "prefill.redundant_experts": written})
+    problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S501"))
+
+    assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
+
+
+def test_a_config_in_place_of_a_spec_is_said_once(problems_of):
+    """Each of its keys would be unknown, and each section of a spec missing."""
+    (problem,) = problems_of(json.dumps(CONFIG))
+
+    assert "config.json" in problem.reason
+
+
+def test_a_default_is_not_quoted_as_if_it_were_written(problems_of):
+    """S505 names the number that nobody wrote as a default."""
+    data = applied(PAIR, {"decode.max_request_tokens": None})
+    problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S505"))
+
+    assert problem.message.startswith("decode.max_request_tokens is 2048 unless given, and must equal")
+
+
+def test_no_gpu_is_called_the_clusters_where_it_names_none(problems_of):
+    """The catalog's first GPU is nobody's choice."""
+    data = applied(PAIR, {"cluster.gpu": None, "cluster.nodes": [{"name": "a", "gpu": "H80"}]})
+
+    assert not any("as the cluster's" in each.message for each in problems_of(json.dumps(data)))
+
+
+def test_attention_that_all_gpus_share_is_not_called_data_parallel(problems_of):
+    """`tp: 16` beside `dp: 1` has one group."""
+    data = applied(PAIR, {"prefill": None, "decode": None, "mixed": {"tp": 16, "dp": 1}})
+    problem = next(each for each in problems_of(json.dumps(data)) if each.path == "mixed.tp")
+
+    assert "data-parallel" not in problem.message
 
 
 FIELDS = dict(SCHEMA["properties"]) | {
