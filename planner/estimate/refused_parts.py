@@ -1,24 +1,23 @@
 """Warn of patches that the API server would refuse, although every field in them exists.
 
-Three such mistakes are looked for: a container of another name than the plan's, which then has no image; a port that is
-added to a Service without a name; and a type that no Service has. More is left to the server.
+Two such mistakes are looked for: a container of another name than the plan's, which then has no image, and a port that
+is added to a Service without a name. More is left to the server.
 
-Source: the Kubernetes schemas in the package `kubernetes-validate`: `type` of ServiceSpec, `name` of ServicePort.
+Source: the Kubernetes schemas in the package `kubernetes-validate`: `name` of ServicePort.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.problems.errors import Violation
-from planner.problems.fix import close_to
 from planner.spec.pods import PatchSpec
 
 __all__ = ["refused_parts_of"]
 
+PLANNED = ("runtime", "gateway", "router", "stage")  # as templates/ names them
 CONTAINERS = ("containers", "initContainers")
 OURS = {"Deployment": "gateway"}  # the first container of a kind; units have the one below
 UNITS_OWN = "runtime"
-SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 
 
 def refused_parts_of(patches: Sequence[PatchSpec], gateway_port: int) -> Iterator[Violation]:
@@ -34,11 +33,7 @@ def refused_parts_of(patches: Sequence[PatchSpec], gateway_port: int) -> Iterato
 def _of_service(path: str, spec: Any, gateway_port: int) -> Iterator[Violation]:
     if not isinstance(spec, Mapping):
         return
-    written, ports = spec.get("type"), spec.get("ports")
-    if isinstance(written, str) and written not in SERVICE_TYPES:
-        meant = close_to(written, SERVICE_TYPES)
-        fix = f"did you mean {meant}?" if meant else f"write {' or '.join(SERVICE_TYPES[:3])}"
-        yield Violation(f"{path}.type", written, "W114 is no type of a Service", "the server refuses the object", fix)
+    ports = spec.get("ports")
     for index, port in enumerate(ports if isinstance(ports, list) else ()):
         if isinstance(port, Mapping) and "name" not in port and port.get("port") != gateway_port:
             rule, reason = "W114 must have a name beside the plan's port", "ports of a Service are told apart by names"
@@ -57,6 +52,3 @@ def _containers(path: str, value: Any, own: str) -> Iterator[Violation]:
                     yield Violation(where, each.get("name"), rule, reason, f"did you mean {own}?")
         else:
             yield from _containers(f"{path}.{key}", inner, own)
-
-
-PLANNED = ("runtime", "gateway", "router", "stage")  # as templates/ names them

@@ -94,3 +94,11 @@ def test_units_may_reach_their_gpus_without_an_rdma_device_of_ours(change, rules
 def test_a_shipped_spec_has_rdma_where_its_units_need_it(path):
     """Who copies one and renders it gets pods that reach each other."""
     assert [each for each in check_fit(check_spec(path)).warnings if each.rule.startswith("W111")] == []
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("sglang", True), ("runtime", False)])
+def test_a_patched_container_is_the_plans_or_whole(name, is_said, rules_of):
+    """W114 where a patch says a name of its own, and so adds a container without an image."""
+    pod = {"spec": {"containers": [{"name": name, "securityContext": {"runAsUser": 1}}]}}
+    patch = {"kind": "LeaderWorkerSet", "patch": {"spec": {"leaderWorkerTemplate": {"workerTemplate": pod}}}}
+    assert ("W114" in rules_of({"kubernetes.patches": [patch]})) is is_said

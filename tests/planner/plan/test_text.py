@@ -52,13 +52,13 @@ def test_a_plan_names_what_it_counts_with(plan_of):
 
 def test_what_patches_change_is_said(spec_text, plan_of):
     """Each field with its value, in 80 columns: nobody reviews what nobody sees. A plan without any says nothing."""
-    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, schedulerName: null}}}}"
+    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, dnsPolicy: null}}}}"
     patches = f"  patches: [{{kind: LeaderWorkerSet, patch: {{spec: {pod}}}}}]\n"
     text = plan_text(plan_of(spec_text + patches))
     path = "spec.leaderWorkerTemplate.workerTemplate.spec"
 
     assert f"Patched by the spec:\n  - every LeaderWorkerSet: {path}.hostIPC" in text
-    assert f"{path}.schedulerName null" in " ".join(text.split())
+    assert f"{path}.dnsPolicy null" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
     assert "Patched" not in plan_text(plan_of(spec_text))
 
