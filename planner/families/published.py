@@ -1,6 +1,7 @@
 """Models of the catalog: what their published `config.json` says, from `published.json`, with its source.
 
 An entry there has the keys of that file which its family reads. A source is a repository, a commit and a path.
+`alike.json` has names of further checkpoints whose shapes are those of one in the catalog.
 """
 
 import json
@@ -11,7 +12,9 @@ from typing import Any
 from planner.facts.model import Model
 from planner.families.read import model_of
 
-__all__ = ["MODELS"]
+__all__ = ["ALIKE", "MODELS"]
+
+FOLDER = Path(__file__).parent
 
 
 class _Published(Mapping[str, Model]):
@@ -42,4 +45,7 @@ class _Published(Mapping[str, Model]):
         return len(self._entries)
 
 
-MODELS: Mapping[str, Model] = _Published(json.loads(Path(__file__).with_suffix(".json").read_text()))
+MODELS: Mapping[str, Model] = _Published(json.loads((FOLDER / "published.json").read_text()))
+
+# A further checkpoint -> the catalog's model that has its shapes.
+ALIKE = {entry["name"]: entry["is"] for entry in json.loads((FOLDER / "alike.json").read_text())}

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from planner.facts.terms import Precision
-from planner.families import MODELS
+from planner.families import ALIKE, MODELS
 from planner.problems.fix import close_to
 
 __all__ = ["Copy", "catalog_name", "copy_of", "is_hub_name", "is_path", "named_on_hub"]
@@ -20,15 +20,6 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of an owner and a model
 VERSION = re.compile(r"[a-z]*[0-9][a-z0-9.]*")  # r1, v3.2, qwen3, 235b, a22b
 OF_A_DATE = re.compile(r"[0-9]{4,}")  # a checkpoint's, such as R1-0528: the shapes are those of the name before it
 SAME_SHAPES = ("instruct", "chat", "base", "thinking", "hf", "exp")  # of another training, or of a file
-
-# Coder-V2 goes on from a checkpoint of V2 in both sizes, as its README says, so its shapes are taken to be V2's.
-# That V3.1 and its Terminus have the shapes of V3 is assumed.
-ALIASES = {
-    "deepseek-coder-v2": "deepseek-v2",
-    "deepseek-coder-v2-lite": "deepseek-v2-lite",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-v3.1-terminus": "deepseek-v3",
-}
 
 # What a quantised copy is called by -> its precision here.
 PRECISIONS: Mapping[str, Precision] = {
@@ -77,7 +68,7 @@ def copy_of(written: str) -> Copy | None:
         elif word not in SAME_SHAPES and not OF_A_DATE.fullmatch(word):
             words.append(word)
     short = "-".join(words)
-    meant = ALIASES.get(short) or _spelled(short)
+    meant = ALIKE.get(short) or _spelled(short)
     return Copy(meant, precision, form) if meant else None
 
 

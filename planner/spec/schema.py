@@ -132,8 +132,8 @@ class GpuSpec(Section):
 
     name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
     memory: Annotated[int, *quantity("bytes")] = Field(
-        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB: an "
-        "H100 with 80 GB has 79.1GiB.",
+        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB, as "
+        "where 79.1GiB are sold as 80 GB.",
         examples=["94GiB"],
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(

@@ -157,7 +157,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """Waits until the object is ready, unless a list has it that is awaited later."""
         if request.type in occupants.LISTS:
             self._list(request, {"objects": {}}, to_plain(request.properties))
-            return provider_pb2.CreateResponse(id=occupants.ID)
+            return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
         manifest = to_plain(request.properties)
         if request.preview:
             if not has_unknown(manifest):
@@ -179,7 +179,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """The manifest as it is found in the cluster; without an id when the object is gone."""
         if request.type in occupants.LISTS:
-            return provider_pb2.ReadResponse(id=request.id, inputs=request.inputs)
+            # To the engine a resource without properties is gone.
+            return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
         manifest = to_plain(request.inputs)
         if not manifest:
             raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
@@ -204,7 +205,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         old, manifest = to_plain(request.old_inputs), to_plain(request.news)
         if request.type in occupants.LISTS:
             self._list(request, old, manifest)
-            return provider_pb2.UpdateResponse()
+            return provider_pb2.UpdateResponse(properties=Struct())
         if request.preview:
             if not has_unknown(manifest):
                 lifecycle.foresee_update(self._api(), old, manifest)

@@ -64,7 +64,7 @@ def test_two_phases_that_are_short_get_a_change_each(plan_of):
 
 def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(plan_of):
     """V3 in BF16 with steps of 200,000 tokens on one node: in its own FP8, with shorter steps, it is served there."""
-    mixed = {"ep_size": 8, "max_batch_tokens": 200_000}
+    mixed = {"ep_size": 8, "max_batch_tokens": 200_000, "precision": "bf16"}
     cluster = {"gpu": "h200", "gpus_per_node": 8, "nodes": [{"name": "a", "gpu": "h200"}]}
     spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed, "cluster": cluster}
     with pytest.raises(InfeasibleError) as error:
