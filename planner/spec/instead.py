@@ -23,6 +23,7 @@ from planner.spec.declared import (
     types_in,
 )
 from planner.spec.meant import (
+    engine_and_version,
     fraction,
     image,
     numeral,
@@ -83,6 +84,8 @@ def only_item(field: FieldInfo, value: Any) -> Any:
 def in_our_form(path: str, value: Any) -> Any:
     """What stood under another name, as the field at `path` takes it: `fp8_e4m3` is `fp8` here; else `value` itself."""
     field, choices = field_at(path), choices_at(path)
+    if path == "engine" and (named := engine_and_version(value)):
+        return {"name": named[0], "version": named[1]}
     if choices and isinstance(value, str):
         to_come = is_not_planned_yet(path, value)
         return (None if to_come else close_to(value_as_we_say(path, value), choices)) or value
@@ -122,7 +125,7 @@ def as_yaml(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(as_yaml, value))}]"
-    return value if isinstance(value, str) and not value.isdecimal() else json.dumps(value)
+    return value if isinstance(value, str) and fraction(value) is None else json.dumps(value)
 
 
 def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from planner.spec.section import Section
 
-__all__ = ["DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
+__all__ = ["MAX_TOKENS", "DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
 
 MAX_TOKENS = 10_000_000
 MAX_MS = 10_000_000
