@@ -15,11 +15,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.catalog import GPUS
+from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
-from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, nearest
+from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, section_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
 from planner.spec.meant import engine_and_version, of_a_hundred, time_of_day, variables
@@ -263,7 +263,7 @@ def _gpus_of_nodes(data: Mapping[str, Any]) -> list[str]:
     """Return the GPUs of the catalog that listed nodes say they have."""
     nodes = data["cluster"].get("nodes")
     named = [each.get("gpu") for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
-    meant = (close_to(each, list(GPUS), cutoff=1) for each in named if isinstance(each, str))
+    meant = (same_gpu(each) for each in named if isinstance(each, str))
     return list(dict.fromkeys(each for each in meant if each))
 
 
