@@ -23,9 +23,10 @@ from planner.estimate.coverage import (
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases, require_points_fit
+from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.warnings import warnings_of
-from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
+from planner.expert_map import Domains, ExpertMap, Sizes, balance, slots_bind
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
