@@ -1,15 +1,18 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with nine ways to make it; each message is a sentence that the caller can act on.
+One exception with twelve ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 unsupported(...)      it asks for what this server, or its model, does not do
     404 unknown_model(...)    another model's name
     408 too_slow(...)         the body took too long to come
+    408 head_too_slow()       the request's head did
     413 too_large(...)        the body is too large
+    431 head_too_large(...)   the head is too large
     429 overloaded(...)       every rank has as many requests as it may have
     503 unavailable(...)      nobody can answer right now
     503 too_many_bodies()     so many bodies are being read that there is no memory for another
+    503 too_many_connections()    every connection is being answered
     503 rank_failed(...)      the ranks gave the request up; asking again may help
 """
 
@@ -17,11 +20,14 @@ from dataclasses import dataclass
 
 __all__ = [
     "ApiError",
+    "head_too_large",
+    "head_too_slow",
     "invalid",
     "overloaded",
     "rank_failed",
     "too_large",
     "too_many_bodies",
+    "too_many_connections",
     "too_slow",
     "unavailable",
     "unknown_model",
@@ -84,8 +90,11 @@ def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
 
 
 def too_large(max_bytes: int) -> ApiError:
-    """Return the error for a body that is too large. The rest of it is not read."""
-    return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large", ends_connection=True)
+    """Return the error for a body that is too large.
+
+    The connection stays: if it were closed while the client sends the rest, the client would not see the answer.
+    """
+    return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large")
 
 
 def too_slow(max_s: float) -> ApiError:
@@ -97,6 +106,24 @@ def too_slow(max_s: float) -> ApiError:
 def too_many_bodies() -> ApiError:
     """Return the error for a body for which there is no memory while so many others are being read."""
     message = "too many requests are being read; ask again in a while"
+    return ApiError(503, message, type="server_error", code="overloaded")
+
+
+def head_too_slow() -> ApiError:
+    """Return the error for a request whose head does not end."""
+    message = "the head of the request was not here in time"
+    return ApiError(408, message, code="request_timeout", ends_connection=True)
+
+
+def head_too_large(most: int, of: str = "bytes") -> ApiError:
+    """Return the error for a request whose head has more than `most` bytes or fields."""
+    message = f"the head of the request has over {most:,} {of}"
+    return ApiError(431, message, code="request_too_large", ends_connection=True)
+
+
+def too_many_connections() -> ApiError:
+    """Return the error for a connection for which there is no place."""
+    message = "every connection of this server is being answered; ask again in a while"
     return ApiError(503, message, type="server_error", code="overloaded", ends_connection=True)
 
 
