@@ -17,7 +17,7 @@ published. A checkpoint that is not quantised is planned in the default, bf16.
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
 The spec with the numbers in place is checked like any other, so that what is decided breaks no rule. Defaults are those
-of `spec/schema.py`; here they are only told.
+of `spec/phase.py`; here they are only told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,8 @@ from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes,
 from planner.search.speed import LayoutOf, MemoryOf
 from planner.search.why import reasons_of
 from planner.spec.check import ResolvedSpec, with_values
-from planner.spec.schema import AUTO, PhaseSpec, Spec
+from planner.spec.phase import AUTO, PhaseSpec
+from planner.spec.schema import Spec
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
 

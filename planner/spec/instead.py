@@ -36,7 +36,7 @@ from planner.spec.meant import (
     windows,
 )
 from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
-from planner.spec.schema import AUTO
+from planner.spec.phase import AUTO
 from planner.spec.section import Section
 
 __all__ = [

@@ -41,7 +41,9 @@ from planner.spec.other_names import (
     what_instead_of,
     why_we_have_no,
 )
-from planner.spec.schema import AUTO, UNION_TAGS, PhaseSpec, Spec
+from planner.spec.phase import AUTO, PhaseSpec
+from planner.spec.schema import Spec
+from planner.spec.section import UNION_TAGS
 
 __all__ = ["fields_meant", "is_told_elsewhere", "unknown_key"]
 
