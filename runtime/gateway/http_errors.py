@@ -1,15 +1,17 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with twelve ways to make it; each message is a sentence that the caller can act on.
+One exception with fourteen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 unsupported(...)      it asks for what this server, or its model, does not do
+    401 no_such_key()         no key, or one that is not known
     404 unknown_model(...)    another model's name
     408 too_slow(...)         the body took too long to come
     408 head_too_slow()       the request's head did
     413 too_large(...)        the body is too large
     431 head_too_large(...)   the head is too large
     429 overloaded(...)       every rank has as many requests as it may have
+    429 over_limit(...)       the key's own limit is reached
     503 unavailable(...)      nobody can answer right now
     503 too_many_bodies()     so many bodies are being read that there is no memory for another
     503 too_many_connections()    every connection is being answered
@@ -23,6 +25,8 @@ __all__ = [
     "head_too_large",
     "head_too_slow",
     "invalid",
+    "no_such_key",
+    "over_limit",
     "overloaded",
     "rank_failed",
     "too_large",
@@ -56,9 +60,10 @@ class ApiError(Exception):
         return {"error": {"message": _shown(self.message), "type": self.type, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return Retry-After where asking again may help, and the end of a connection that has a body half-sent."""
+        """Return the headers that go with the status: when to ask again, how to give a key, a connection's end."""
         again = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
-        return again | ({"Connection": "close"} if self.ends_connection else {})
+        who = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return again | who | ({"Connection": "close"} if self.ends_connection else {})
 
 
 def _shown(text: str) -> str:
@@ -81,6 +86,17 @@ def unknown_model(asked: str, served: str) -> ApiError:
     """Return the error for a model that is not served here."""
     message = f"the model {_shown(asked)!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def no_such_key() -> ApiError:
+    """Return the error for a request without a key that is known."""
+    return ApiError(401, "give a key that is known here: Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def over_limit(limit: str, retry_after_s: int) -> ApiError:
+    """Return the error for a call that is over its key's `limit`, with when it may be asked again."""
+    message = f"this key may have {limit}; ask again in a while"
+    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
 
 
 def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from contextlib import closing
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,7 @@ from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
 from runtime.gateway.connections import Connections, most_connections, take_connections
 from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_small_heads
+from runtime.gateway.keys import KeyRing
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import load_tokenizer
@@ -33,9 +35,13 @@ GRACE_S = 5
 log = logging.getLogger(__name__)
 
 
-def run(launch: GatewayLaunch, address: str) -> None:
-    """Serve on `address` until SIGTERM or SIGINT. Raise RuntimeFailure, one sentence, when that is impossible."""
+def run(launch: GatewayLaunch, address: str, keys: Path | None = None) -> None:
+    """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody.
+
+    Raise RuntimeFailure, one sentence, when that is impossible.
+    """
     logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
+    ring = None if keys is None else KeyRing(keys)
     model = _load_model(launch)
     measured = CollectorRegistry()
     with (
@@ -44,7 +50,7 @@ def run(launch: GatewayLaunch, address: str) -> None:
         serve_metrics(measured, address, launch.ports.metrics),
     ):
         registry = Registry(launch.kv_digest, launch.max_requests_per_rank, launch.stall_timeout_s)
-        gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), started=int(time.time()))
+        gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), int(time.time()), ring)
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))
 
