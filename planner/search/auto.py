@@ -26,6 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from planner.estimate.performance import operating_point
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.search.decision import DEFAULT, Decision
@@ -74,6 +75,8 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
     spec, of_nodes = _fill(spec)
     decisions += of_nodes
+    spec, of_points = _at_their_points(spec, memory_of)
+    decisions += of_points
     decisions += _of_windows(spec.written)
     decided = {each.path for each in decisions}
     if spec.written.expert_load.file is not None:
@@ -106,6 +109,23 @@ def _fill(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     why = "as many of each phase as the nodes hold: how fast they are is not known"
     decisions = [Decision(f"{phase}.units", numbers[phase], why) for phase in left]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions
+
+
+def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, list[Decision]]:
+    """Return `spec` with numbers for what its operating points leave to the planner."""
+    left = [
+        (phase, field)
+        for phase in spec.phases
+        for field in ("requests", "step_tokens")
+        if getattr(getattr(spec.written.operating_point, phase), field, None) == AUTO
+    ]
+    whys = {"requests": "as many as max_requests allows and KV has room for", "step_tokens": "max_batch_tokens"}
+    decisions = []
+    for phase, field in left:
+        memory = memory_of(spec, phase)
+        point = operating_point(spec, phase, memory.kv_tokens if memory else None)
+        decisions.append(Decision(f"operating_point.{phase}.{field}", int(getattr(point, field)), whys[field]))
+    return with_values(spec, {each.path: each.value for each in decisions}) if decisions else spec, decisions
 
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:

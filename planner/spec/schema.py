@@ -15,9 +15,7 @@ from pydantic import (
     Field,
     PlainValidator,
     Tag,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
 )
 from pydantic_core import PydanticKnownError
 
@@ -41,6 +39,7 @@ from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.section import Section
 from planner.spec.traffic import TrafficSpec
+from planner.spec.undecided import AUTO, OR_AUTO
 
 __all__ = [
     "AUTO",
@@ -61,8 +60,6 @@ __all__ = [
     "Spec",
     "WindowSpec",
 ]
-
-AUTO = "auto"  # a number that memory and shapes decide
 
 MAX_NODES = 20_000
 MAX_TFLOPS = 1_000_000
@@ -250,9 +247,11 @@ class ClusterSpec(Section):
         Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
         | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
         Discriminator(_number_or_list),
+        *OR_AUTO,
     ] = Field(
-        description="Number of nodes (named node-0 and so on), or a list of nodes.",
-        examples=[22, [{"name": "gpu-a01"}]],
+        description="Number of nodes (named node-0 and so on), or a list of nodes. With auto, as many as the units take"
+        " or, where units are auto too, the fewest that serve the traffic's peak hour.",
+        examples=[22, [{"name": "gpu-a01"}], AUTO],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
     spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
@@ -282,23 +281,10 @@ class ClusterSpec(Section):
         return self.gpu if isinstance(self.gpu, str) else self.gpu.name
 
 
-def _or_auto(least: int, most: int) -> tuple[Any, Any]:
-    """Return the type of a number that may be left to the planner.
-
-    The word stays in place of the number until `search/auto.py` has decided; nothing after it sees the word.
-    """
-
-    def read(written: Any, number: ValidatorFunctionWrapHandler) -> Any:
-        return AUTO if written == AUTO else number(written)
-
-    integer = {"type": "integer", "minimum": least, "maximum": most}
-    return WrapValidator(read), WithJsonSchema({"anyOf": [integer, {"const": AUTO}]})
-
-
 class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
 
-    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *_or_auto(1, MAX_UNITS)] = Field(
+    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *OR_AUTO] = Field(
         default=1,
         description="Number of units that run the phase. With auto, they fill the nodes that there are.",
         examples=[1, AUTO],
@@ -309,17 +295,17 @@ class PhaseSpec(Section):
         "nodes that says which have it.",
         examples=[_A_GPU],
     )
-    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
+    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *OR_AUTO] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
-    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *_or_auto(1, MAX_ATTENTION_TP)] = Field(
+    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *OR_AUTO] = Field(
         default=1,
         description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
         "GPU its own requests (dp_size is ep_size / attention_tp).",
         examples=[4, AUTO],
     )
-    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
+    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *OR_AUTO] = Field(
         default=0,
         description="Slots for further replicas of hot experts, beyond one slot for each expert.",
         examples=[32, AUTO],
@@ -343,7 +329,7 @@ class PhaseSpec(Section):
         "fp32.",
         examples=["fp8"],
     )
-    max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
+    max_requests: Annotated[int, Field(ge=1, le=65_536), *OR_AUTO] = Field(
         default=32,
         description="Number of requests that one rank, or one group that shares attention, works on at once.",
         examples=[32, AUTO],
@@ -355,7 +341,7 @@ class PhaseSpec(Section):
         description="Most tokens of one request, prompt and output together.",
         examples=[2048],
     )
-    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *_or_auto(1, MAX_BATCH_TOKENS)] = Field(
+    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *OR_AUTO] = Field(
         default=4096,
         description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
         " effect in decode.",
