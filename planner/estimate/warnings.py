@@ -20,7 +20,8 @@ from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.phase import PhaseSpec
+from planner.spec.schema import Spec
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["warnings_of"]

@@ -19,6 +19,7 @@ __all__ = [
     "MOUNTED",
     "NETWORKS_ANNOTATION",
     "PLAN_LABEL",
+    "POD_CONTAINERS",
     "QUEUE_LABEL",
     "SECURITY_ANNOTATION",
     "SECURITY_LABEL",
@@ -63,6 +64,7 @@ SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.
 MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES, KERNEL_CACHE)  # noqa: S108
+POD_CONTAINERS = ("runtime", "gateway", "router", "stage")  # as templates/ call them, of whatever pod
 # What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap

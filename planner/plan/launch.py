@@ -29,8 +29,9 @@ from planner.layout.memory import MemoryPlan, in_pages, static_fraction
 from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.spec.check import ResolvedSpec
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.schema import Spec
 
 __all__ = [
     "Known",

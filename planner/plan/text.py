@@ -26,8 +26,8 @@ from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.decision import DEFAULT
+from planner.spec.phase import PhaseSpec
 from planner.spec.pods import PatchSpec
-from planner.spec.schema import PhaseSpec
 
 __all__ = ["plan_text"]
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.spec.hours import DAY_MINUTES, window_minutes
-from planner.spec.schema import Spec, WindowSpec
+from planner.spec.schedule import WindowSpec
+from planner.spec.schema import Spec
 
 __all__ = ["NOT_EXECUTED", "DaySchedule", "Step", "plan_schedule", "switches_units"]
 

@@ -17,7 +17,7 @@ published. A checkpoint that is not quantised is planned in the default, bf16.
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
 The spec with the numbers in place is checked like any other, so that what is decided breaks no rule. Defaults are those
-of `spec/schema.py`; here they are only told.
+of `spec/phase.py`; here they are only told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from planner.estimate.performance import operating_point
+from planner.estimate.case import operating_point
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.search.decision import DEFAULT, Decision
@@ -34,7 +34,9 @@ from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes,
 from planner.search.speed import LayoutOf, MemoryOf
 from planner.search.why import reasons_of
 from planner.spec.check import ResolvedSpec, with_values
-from planner.spec.schema import AUTO, PhaseSpec, Spec
+from planner.spec.phase import PhaseSpec
+from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
 

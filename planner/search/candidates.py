@@ -25,7 +25,8 @@ from planner.search.replicas import BestBalance
 from planner.search.speed import Speed, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
-from planner.spec.schema import AUTO, MAX_REDUNDANT, PhaseSpec
+from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
+from planner.spec.undecided import AUTO
 
 __all__ = ["KEPT", "Candidate", "Lost", "Numbers", "Why", "candidates_of", "is_auto", "tried_at"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from planner.facts.terms import Phase
-from planner.spec.schema import MAX_UNITS
+from planner.spec.phase import MAX_UNITS
 
 __all__ = ["Fleet", "Offer", "fill"]
 

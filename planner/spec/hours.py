@@ -1,7 +1,7 @@
 """How long the windows of a schedule last, and for how long a unit is on."""
 
 from planner.facts.terms import Phase
-from planner.spec.schema import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
 __all__ = ["DAY_MINUTES", "active_minutes", "window_minutes"]
 

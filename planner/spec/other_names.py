@@ -16,7 +16,8 @@ from planner.problems.fix import close_to
 from planner.spec.container_resources import GPU_COUNTS, GPU_RESOURCES
 from planner.spec.declared import place_of
 from planner.spec.meant import truth
-from planner.spec.schema import MAX_ATTENTION_TP, Spec
+from planner.spec.phase import MAX_ATTENTION_TP
+from planner.spec.schema import Spec
 
 __all__ = [
     "KUBERNETES_KEYS",

@@ -187,7 +187,10 @@ def _free(overlap: str, **more: Any) -> dict[str, Any]:
 
 def spec(nodes: int, phases: dict[str, Any], points: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
-        "version": 1, "name": "beside", "model": "deepseek-v3", "engine": "sglang",
+        "version": 1,
+        "name": "beside",
+        "model": "deepseek-v3",
+        "engine": "sglang",
         "cluster": {"gpu": "h100", "nodes": nodes, "gpus_per_node": 8},
         "operating_point": points or {phase: POINTS[phase] for phase in phases},
         "slo": {"ttft_ms": TTFT_MS, "tpot_ms": TPOT_MS},

@@ -18,6 +18,7 @@ Nodes are fuller than their mean by what their GPUs add up to; that matters to N
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import log, pi, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from planner.facts.drawn import MAX_POPULARITY, WINDOW_CORRELATION
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["imbalance_of", "luck"]
+__all__ = ["drift", "fullest_of", "imbalance_of", "luck"]
 
 POINTS = 64
 DEVIATIONS = 5.0
@@ -53,7 +54,7 @@ def imbalance_of(
     counts_LE = np.zeros_like(loads_LE)
     np.add.at(counts_LE, (layers, slots_LS), 1)
     parts_LS = (loads_LE / np.maximum(counts_LE, 1))[layers, slots_LS]
-    drift_LS = parts_LS * _drift(loads_LE)[layers, slots_LS]
+    drift_LS = parts_LS * drift(loads_LE)[layers, slots_LS]
     of_gpus = (len(slots_LS), num_gpus, -1)
     shares_LG = parts_LS.reshape(of_gpus).sum(axis=2)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
@@ -64,15 +65,7 @@ def imbalance_of(
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
 
 
-def luck(num_gpus: int, pairs_per_gpu: float) -> float:
-    """Return the fullest over the mean where only a step's luck makes GPUs differ: Blom's formula."""
-    if num_gpus == 1:
-        return 1.0
-    quantile = NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
-    return float(1 + quantile / sqrt(max(pairs_per_gpu, 1.0)))
-
-
-def _drift(loads_LE: "Floats") -> "Floats":
+def drift(loads_LE: "Floats") -> "Floats":
     """Return each expert's relative standard deviation from one window to the next.
 
     With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
@@ -85,6 +78,17 @@ def _drift(loads_LE: "Floats") -> "Floats":
     densities = [NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()]
     found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * DRIFT
     return found
+
+
+def luck(num_gpus: int, pairs_per_gpu: float) -> float:
+    """Return the fullest over the mean where only a step's luck makes GPUs differ."""
+    return float(1 + fullest_of(num_gpus) / sqrt(max(pairs_per_gpu, 1.0))) if num_gpus > 1 else 1.0
+
+
+@cache
+def fullest_of(num_gpus: int) -> float:
+    """Return how many standard deviations the fullest of so many GPUs is above their mean: Blom's formula."""
+    return NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
 
 
 def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":

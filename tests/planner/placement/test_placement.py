@@ -17,8 +17,9 @@ from planner.placement import place_units
 from planner.plan.previous import PreviousPlan
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
+from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
-from planner.spec.schema import ClusterSpec, ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
 LISTED = """\
   nodes:
