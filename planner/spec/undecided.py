@@ -9,9 +9,14 @@ from pydantic import GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapVal
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["AUTO", "OR_AUTO"]
+__all__ = ["AUTO", "OR_AUTO", "is_undecided"]
 
 AUTO = "auto"
+
+
+def is_undecided(value: object) -> bool:
+    """Return whether the word stands in place of a value, which the value's type does not say."""
+    return value == AUTO
 
 
 def _read(written: Any, other: ValidatorFunctionWrapHandler) -> Any:
