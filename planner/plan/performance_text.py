@@ -66,28 +66,29 @@ def _ms(seconds: float) -> str:
 def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
     point = found.point
     at = {
-        "decode": f"{point.requests:,} requests of {point.kv_tokens:,} tokens of KV",
-        "prefill": f"steps of {point.step_tokens:,} tokens, prompts of {point.prompt_tokens:,}",
-        "mixed": f"{point.requests:,} requests of {point.prompt_tokens:,} tokens, answered in {point.output_tokens:,}",
+        "decode": f"{point.requests:,} requests per rank or group, of {point.kv_tokens:,} tokens of KV",
+        "prefill": f"steps of {point.step_tokens:,} tokens per rank or group, prompts of {point.prompt_tokens:,}",
+        "mixed": f"{point.requests:,} requests per rank or group, of {point.prompt_tokens:,} tokens, answered in "
+        f"{point.output_tokens:,}",
     }[found.phase]
-    origin = ", which its limits allow: the spec has no operating_point" if point.is_derived else ""
+    origin = ", as its limits allow, since the spec has no operating_point" if point.is_derived else ""
     used = f" at utilisation {point.utilisation:g}" if point.utilisation < 1 else ""
     users = f", {1 / found.tpot_seconds.mid:,.1f} tokens/s a user" if found.tpot_seconds else ""
-    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}{users}: {at} a rank or group{origin}.")
+    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}{users}: {at}{origin}.")
     if (hits := found.tokens_per_s_with_hits) is not None and point.cache_hit_rate:
         counted = hits.times(outlook.gpus_per_node).mid
         yield from filled(
-            f"With the {point.cache_hit_rate * 100:g} % that caches hold, {counted:,.0f} tokens/s a node."
+            f"Counting the {point.cache_hit_rate * 100:g} % of tokens that caches hold: {counted:,.0f} tokens/s a node."
         )
     binding = found.binding
-    worth = f"10 % more of {binding.resource}: {binding.gain * 100:+.1f} %"
-    yield from filled(f"The fullest GPU gets {found.imbalance.gpus:.2f} x the mean. {worth}.")
+    worth = f"Improving {binding.resource} by 10 % would bring {binding.gain * 100:.1f} % more"
+    yield from filled(f"The fullest GPU carries {found.imbalance.gpus:.2f} times the mean. {worth}.")
     if (changed := outlook.correction) is not None:
         yield from filled(
-            f"{changed.file} changes it by {changed.factor - 1:+.1%}: on its measurements the mean error was "
-            f"{changed.error_before:.1%}, and is {changed.error_after:.1%}."
+            f"{changed.file} changes it by {changed.factor - 1:+.1%}: the mean error on its measurements was "
+            f"{changed.error_before:.1%} and is now {changed.error_after:.1%}."
         )
-    yield from filled(f"Range: {_reason(found)}.")
+    yield from filled(f"The range is that wide because {_reason(found)}.")
 
 
 def _reason(found: Prediction) -> str:

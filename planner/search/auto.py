@@ -261,7 +261,7 @@ def _of_windows(spec: Spec) -> Iterator[Decision]:
     """Yield the units of each phase that a schedule counts, where there is one."""
     if spec.schedule is not None:
         for phase in spec.phases:
-            yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")
+            yield Decision(f"{phase}.units", spec.num_units(phase), "the most that any window of the schedule has")
 
 
 def _of_engine(spec: Spec) -> tuple[Decision, ...]:

@@ -47,9 +47,9 @@ def messages_page(folder):
     return DIGEST.sub("sha256:...", "\n\n".join([HEAD, *parts]) + "\n")
 
 
-def first_messages():
-    """Return rule -> its first message, as the page has them."""
-    parts = (part.splitlines() for part in MESSAGES.read_text().split("\n\n")[1:])
+def first_messages(page=MESSAGES):
+    """Return rule -> its first message, as a page has them."""
+    parts = (part.splitlines() for part in page.read_text().split("\n\n")[1:])
     return {rule: message.strip() for rule, message, *_ in parts}
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import digest_of
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, Logprobs, Prefill, State, Token
+from tests.ports import free_ports
 
 ADDRESS = "127.0.0.1"
 BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
@@ -142,14 +142,6 @@ class GatewayProcess:
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
-
-
-def free_ports(count):
-    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
 
 
 @pytest.fixture(scope="session")
