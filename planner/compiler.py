@@ -23,6 +23,7 @@ from planner.estimate.coverage import (
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases, require_points_fit
+from planner.estimate.promises import missed_promises
 from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, Sizes, balance, max_over_mean_sampled, slots_bind
@@ -94,6 +95,9 @@ def compile_plan(
     traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
     refusals = runtime_refusals(spec)
     documents = launch_documents(spec, placement, maps, memory, is_runnable=not refusals)
+    outlooks = predict_phases(spec, layouts, memory, maps, loads, calibration)
+    warnings = warnings_of(spec, memory, _memory_of, is_runnable=not refusals)
+    searched = [each.phase for each in decided.search.phases] if decided.search else []
     return Plan(
         spec=spec.written,
         written=_with_defaults(spec, decisions),
@@ -113,11 +117,11 @@ def compile_plan(
         sampled=_sampled(spec, layouts, maps, loads),
         places=places,
         traffic=traffic,
-        outlooks=predict_phases(spec, layouts, memory, maps, loads, calibration),
+        outlooks=outlooks,
         failures=report_failures(spec, layouts, placement.units, maps),
         launch_documents=documents,
         refusals=refusals,
-        warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
+        warnings=(*warnings, *missed_promises(spec, outlooks, searched)),
     )
 
 
