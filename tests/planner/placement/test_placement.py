@@ -327,7 +327,7 @@ def test_bounds_that_are_reached_need_no_exact_search(plan_of):
     """The plan names the search and why it was enough; each count says whether it is proven."""
     placement = plan_of().as_json()["placement"]
 
-    assert (placement["method"], placement["why"]) == ("greedy", "every count is at its bound")
+    assert (placement["method"], placement["why"]) == ("greedy", "every value is at its bound")
 
 
 @pytest.mark.parametrize(

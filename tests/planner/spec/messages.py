@@ -127,12 +127,18 @@ RACKS = PAIR | {
     "decode": PAIR["decode"] | {"redundant_experts": 320},
 }
 
+FREE_NODES = PAIR | {
+    "cluster": PAIR["cluster"] | {"nodes": "auto"},
+    "decode": PAIR["decode"] | {"units": "auto"},
+}
+
 # What is no case of `wrong_specs.yaml`: it takes a file that is no text, a plan, or a value that no spec can have.
 OTHERS = {
     "S101": lambda folder: answers(folder, "validate", "none.yaml"),
     "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
     "S109": _validated("flood.yaml", SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200))),
     "S722": _of_units_in_racks,
+    "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "S753": _of_another_engine,
     "S760": _of_an_unknown_model,
