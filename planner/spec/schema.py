@@ -84,6 +84,12 @@ class GatewaySpec(Section):
         " answered with 429.",
         examples=[64],
     )
+    keys: str | None = Field(
+        default=None,
+        description="Secret of the namespace whose keys.json says which API keys may ask, and how much; without it "
+        "anybody may. `tidemill key` makes an entry.",
+        examples=["chat-keys"],
+    )
 
 
 def _this_version(written: Any) -> int:
