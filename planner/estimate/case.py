@@ -6,6 +6,7 @@ say when a point is derived so.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from planner.cluster.domains import domain_size
 from planner.estimate.throughput.engines import engine_model
@@ -17,7 +18,9 @@ from planner.estimate.throughput.work import work_of
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.spec.check import ResolvedSpec
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
+from planner.spec.undecided import AUTO
 
 __all__ = ["case_of", "operating_point", "unit_shape"]
 
@@ -59,9 +62,9 @@ def case_of(
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
     """Return the spec's point of a phase, or one that its limits allow; `kv_room` is what memory has room for."""
     written = getattr(spec.written.operating_point, phase)
-    if written is not None:
-        return OperatingPoint(**{"step_tokens": spec.phase(phase).max_batch_tokens} | written.model_dump())
     section = spec.phase(phase)
+    if written is not None:
+        return _written_point(section, dict(written), kv_room)
     half = max(section.max_request_tokens // 2, 1)
     room = half if kv_room is None else min(half, max(kv_room // section.max_requests, 1))
     output = max(round(half * OUTPUT_SHARE), 1)
@@ -90,3 +93,13 @@ def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
         slots_per_gpu=layout.slots_per_gpu,
         num_experts=layout.num_logical_experts,
     )
+
+
+def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
+    """Return the point that is written; what it leaves to the planner is what limits and memory allow."""
+    if numbers.get("step_tokens", AUTO) == AUTO:
+        numbers["step_tokens"] = section.max_batch_tokens
+    if numbers.get("requests") == AUTO:
+        room = section.max_requests if kv_room is None else kv_room // numbers["kv_tokens"]
+        numbers["requests"] = max(min(section.max_requests, room), 1)
+    return OperatingPoint(**numbers)

@@ -6,6 +6,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from planner.cost.demand import PhaseLoad
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.overlap import LayerTimeline
@@ -33,6 +34,8 @@ def performance_text(plan: Plan) -> str:
         rows += _rows(outlook, outlook.prediction)
         notes += _notes(outlook, outlook.prediction)
         notes += _promises(plan, outlook.prediction)
+    for load in plan.demand:
+        notes += _load(load)
     return "\n".join([*([table(rows)] if len(rows) > 1 else []), *notes])
 
 
@@ -106,6 +109,17 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         if promised is not None and each is not None:
             kept = "keeps" if each.mid * 1e3 <= promised else "misses"
             yield from filled(f"{found.phase.capitalize()} {kept} the {name} of {promised:g} ms that slo promises.")
+
+
+def _load(load: PhaseLoad) -> Iterator[str]:
+    asked = f"{load.asked_per_s:,.0f} tokens/s of {load.phase}"
+    if not load.served_per_s:
+        yield from filled(f"The traffic asks for {asked} at {load.at}, when no such unit is on.")
+        return
+    yield from filled(
+        f"The traffic asks for {asked} at {load.at}: {load.load:.0%} of what the units that are on make at their "
+        f"operating point, and {load.lowest:.0%} in the emptiest hour."
+    )
 
 
 def _explained(found: Prediction, timeline: LayerTimeline, count: int) -> Iterator[str]:

@@ -112,8 +112,8 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
     yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) usable{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to any one of them" if gpu.peer_gb_per_s else ""
-        domain = f"all {domain_size(gpu, gpus_per_node)} of its domain" if gpu.nvlink_domain else "all of its node"
-        yield f"            {gpu.nvlink_gb_per_s:g} GB/s each way between {domain}{mesh}"
+        others = f"the other {domain_size(gpu, gpus_per_node) - 1}" if gpu.nvlink_domain else "the others of its node"
+        yield f"            {gpu.nvlink_gb_per_s:g} GB/s each way to {others}{mesh}"
     if gpu.nic_gbps:
         sharing = f", shared by {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
         yield f"            one {gpu.nic_gbps:g} Gb/s NIC{sharing}"
@@ -295,7 +295,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"which leaves {schedule.released_node_hours:,.1f} node-hours a day for other work"
     mean = f"On average {schedule.mean_nodes:.2f} nodes are on, {schedule.peak_nodes} at the peak, {hours}"
-    lines = [table(rows), *filled(f"Times are in {schedule.timezone}. {mean}.")]
+    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
+    lines = [table(rows), *filled(f"Times are in {schedule.timezone}. {mean}. {taken}".rstrip())]
     return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 

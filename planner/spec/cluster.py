@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 from planner.facts.catalog import GPUS
 from planner.facts.quantities import quantity
 from planner.spec.section import Section, form_of, one_of
+from planner.spec.undecided import AUTO, OR_AUTO
 
 __all__ = ["A_GPU", "ClusterSpec", "GpuSpec", "NodeSpec"]
 
@@ -113,9 +114,11 @@ class ClusterSpec(Section):
         Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
         | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
         Discriminator(_number_or_list),
+        *OR_AUTO,
     ] = Field(
-        description="Number of nodes (named node-0 and so on), or a list of nodes.",
-        examples=[22, [{"name": "gpu-a01"}]],
+        description="Number of nodes (named node-0 and so on), or a list of nodes. With auto, as many as the units take"
+        " or, where units are auto too, the fewest that serve the traffic's peak hour.",
+        examples=[22, [{"name": "gpu-a01"}], AUTO],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
     spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(

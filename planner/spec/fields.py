@@ -25,10 +25,10 @@ from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_emp
 from planner.spec.meant import engine_and_version, of_a_hundred, time_of_day, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_not_so
-from planner.spec.phase import AUTO
 from planner.spec.rule import Partial
 from planner.spec.schema import Spec
 from planner.spec.section import Section
+from planner.spec.undecided import AUTO
 from planner.spec.unknown_keys import fields_meant, is_told_elsewhere, unknown_key
 from planner.spec.yaml import INTEGER
 

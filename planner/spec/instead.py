@@ -39,8 +39,8 @@ from planner.spec.meant import (
     windows,
 )
 from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
-from planner.spec.phase import AUTO
 from planner.spec.section import Section
+from planner.spec.undecided import AUTO
 
 __all__ = [
     "as_yaml",

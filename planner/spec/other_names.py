@@ -193,7 +193,7 @@ NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 _WINDOW = "a window lasts until the next one starts"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
-_SCALED = "units are not scaled with load yet, but a schedule can set their number for each time of day"
+_SCALED = "units are not scaled with load; a schedule sets their number by time of day, from traffic with windows: auto"
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
 _NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
 _GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
@@ -203,7 +203,6 @@ _LENGTHS = "traffic counts the tokens of a day, and operating_point says how lon
 
 # Keys and values of the spec that are to come.
 NOT_YET = {
-    "schedule: auto": "windows are not derived from traffic yet",
     "throughput": "it is predicted at operating_point, and not written",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",

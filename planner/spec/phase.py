@@ -1,17 +1,16 @@
 """The spec's `prefill`, `decode` and `mixed` sections: how a phase's units are laid out."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import Field
 
 from planner.facts.catalog import GPUS
 from planner.facts.terms import KvPrecision, Overlap, Precision
 from planner.spec.cluster import A_GPU
 from planner.spec.section import Section, one_of
+from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["AUTO", "MAX_ATTENTION_TP", "MAX_EP_SIZE", "MAX_REDUNDANT", "MAX_UNITS", "PhaseSpec"]
-
-AUTO = "auto"  # a number that memory and shapes decide
+__all__ = ["MAX_ATTENTION_TP", "MAX_EP_SIZE", "MAX_REDUNDANT", "MAX_UNITS", "PhaseSpec"]
 
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
@@ -20,23 +19,10 @@ MAX_BATCH_TOKENS = 10_000_000
 MAX_UNITS = 1000  # of a phase
 
 
-def _or_auto(least: int, most: int) -> tuple[Any, Any]:
-    """Return the type of a number that may be left to the planner.
-
-    The word stays in place of the number until `search/auto.py` has decided; nothing after it sees the word.
-    """
-
-    def read(written: Any, number: ValidatorFunctionWrapHandler) -> Any:
-        return AUTO if written == AUTO else number(written)
-
-    integer = {"type": "integer", "minimum": least, "maximum": most}
-    return WrapValidator(read), WithJsonSchema({"anyOf": [integer, {"const": AUTO}]})
-
-
 class PhaseSpec(Section):
     """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
 
-    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *_or_auto(1, MAX_UNITS)] = Field(
+    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *OR_AUTO] = Field(
         default=1,
         description="Number of units that run the phase. With auto, they fill the nodes that there are.",
         examples=[1, AUTO],
@@ -47,17 +33,17 @@ class PhaseSpec(Section):
         "nodes that says which have it.",
         examples=[A_GPU],
     )
-    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
+    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *OR_AUTO] = Field(
         description="GPUs in a unit, where routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
-    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *_or_auto(1, MAX_ATTENTION_TP)] = Field(
+    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *OR_AUTO] = Field(
         default=1,
         description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
         "GPU its own requests (dp_size is ep_size / attention_tp).",
         examples=[4, AUTO],
     )
-    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
+    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *OR_AUTO] = Field(
         default=0,
         description="Slots for further replicas of hot experts, beyond one slot for each expert.",
         examples=[32, AUTO],
@@ -81,7 +67,7 @@ class PhaseSpec(Section):
         "fp32.",
         examples=["fp8"],
     )
-    max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
+    max_requests: Annotated[int, Field(ge=1, le=65_536), *OR_AUTO] = Field(
         default=32,
         description="Number of requests that one rank, or one group that shares attention, works on at once.",
         examples=[32, AUTO],
@@ -93,7 +79,7 @@ class PhaseSpec(Section):
         description="Most tokens of one request, prompt and output together.",
         examples=[2048],
     )
-    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *_or_auto(1, MAX_BATCH_TOKENS)] = Field(
+    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *OR_AUTO] = Field(
         default=4096,
         description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
         " effect in decode.",

@@ -43,9 +43,10 @@ from planner.spec.other_names import (
     what_instead_of,
     why_we_have_no,
 )
-from planner.spec.phase import AUTO, PhaseSpec
+from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
 from planner.spec.section import UNION_TAGS
+from planner.spec.undecided import AUTO
 
 __all__ = ["fields_meant", "is_told_elsewhere", "unknown_key"]
 
