@@ -98,8 +98,8 @@ def _outlook(
 
 
 def _unmeasured(model: Model, layout: PhaseLayout) -> str | None:
-    """Return what the tables of operators lack: they are of latent attention, and of matmuls in FP8."""
-    if not all(isinstance(each, LatentAttention) for each in model.attentions):
+    """Return what the tables of operators lack: they are of latent attention over all tokens, and of matmuls in FP8."""
+    if not all(isinstance(each, LatentAttention) and not each.is_sparse for each in model.attentions):
         return "this attention"
     return None if layout.precision == "fp8" else f"matmuls in {layout.precision}"
 

@@ -44,7 +44,7 @@ TOKENS = {"prefill": ISL / OSL, "decode": 1.0, "mixed": 1.0}  # of a phase, for 
 OVERLAPS = (("dual_batch", "five_stage"), ("dual_batch", "none"), ("none", "none"))
 
 
-INTRODUCTION = """`python -m tests.benchmarks.beside_aiconfigurator VENV/bin/aiconfigurator --write` writes this section.
+INTRODUCTION = """`python -m tests.benchmarks.beside_aiconfigurator VENV/bin/aiconfigurator --write` writes this.
 AIConfigurator is 0.12.0, asked for SGLang on H100, the nearest that it can express: it has no H800, no AMD GPU, powers
 of two for EP, no two batches that overlap, FP8 KV, and routing as skewed as its own model has it. Predicted over
 published, less 1; ours is without the constant that is fitted to the row, and nothing is fitted to the last two rows.
@@ -69,8 +69,9 @@ class Layout:
     def words(self) -> str:
         """Return it as tables have it."""
         slots = f" +{self.redundant}" if self.redundant else ""
+        overlap = f", {self.overlap}" if self.overlap != "none" else ""
         load = "prompts a step" if self.phase == "prefill" else "requests"
-        return f"{self.phase} EP{self.ep_size} TP{self.attention_tp}{slots}, {self.requests} {load}"
+        return f"{self.phase} EP{self.ep_size} TP{self.attention_tp}{slots}, {self.requests} {load}{overlap}"
 
 
 def main() -> int:
@@ -135,12 +136,19 @@ def searches_tables(executable: str) -> Iterator[str]:
         yield _search_row(f"AIConfigurator, {num_gpus} H100", took, theirs)
         took, ours = our_search(num_gpus)
         yield _search_row(f"ours, {num_gpus} H100", took, ours)
-        for who, chosen in (("AIConfigurator", theirs), ("ours", ours)):
+        for who, chosen in (("AIConfigurator", theirs), ("us", ours)):
             rates = [_of_both(executable, each) for each in chosen]
             phases += [row for _, row in rates]
-            both = (_served([rate[tool] for rate, _ in rates], chosen) / num_gpus for tool in (0, 1))
-            served.append(f"| {num_gpus} H100, chosen by {who} | {' | '.join(f'{each:,.0f}' for each in both)} |")
-    yield from ("", "| output tokens/s over all GPUs | ours says | AIConfigurator says |", "|---|---|---|", *served, "")
+            by_us, by_them = (_served([rate[tool] for rate, _ in rates], chosen) / num_gpus for tool in (0, 1))
+            by_them = best.tokens_per_s_per_gpu if chosen is theirs else by_them
+            served.append(f"| {num_gpus} H100, chosen by {who} | {by_us:,.0f} | {by_them:,.0f} |")
+    yield from (
+        "",
+        "| output tokens/s a GPU, over all GPUs | ours says | AIConfigurator says |",
+        "|---|---|---|",
+        *served,
+        "",
+    )
     yield "| tokens/s a GPU and ms of a step or token | ours says | room in memory, by ours | AIConfigurator says |"
     yield "|---|---|---|---|"
     yield from dict.fromkeys(phases)
