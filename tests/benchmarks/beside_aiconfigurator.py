@@ -171,10 +171,10 @@ def their_layouts(num_gpus: int, kind: str, row: dict[str, str]) -> list[Layout]
         numbers = (int(row["moe_ep"]), int(row["tp"]), 0, int(row["bs"]), "none", replicas)
         return [Layout("mixed", *numbers, float(row["tokens/s/gpu"]))]
     found = []
-    for p, phase, overlap, tokens in (("p", "prefill", "dual_batch", ISL), ("d", "decode", "five_stage", OSL)):
+    for p, phase, tokens in (("p", "prefill", ISL), ("d", "decode", OSL)):
         ep_size, tp, batch, workers = (int(row[f"({p}){field}"]) for field in ("moe_ep", "tp", "bs", "workers"))
         rate = float(row[f"({p})seq/s/worker"]) * tokens / ep_size
-        found.append(Layout(phase, ep_size, tp, 0, batch, overlap, workers * replicas, rate))
+        found.append(Layout(phase, ep_size, tp, 0, batch, "none", workers * replicas, rate))
     return found
 
 
