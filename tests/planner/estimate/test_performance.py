@@ -83,8 +83,8 @@ def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
 
 
 def test_an_indexer_is_predicted_with_a_wide_range():
-    """No kernel of sparse attention was measured."""
-    plan = compile_plan(with_values(check_spec(SPEC), {"model": "deepseek-v3.2", "engine": "sglang"}))
+    """No kernel of sparse attention was measured, on whatever engine."""
+    plan = compile_plan(with_values(check_spec(SPEC), {"model": "deepseek-v3.2"}))
     decode = plan.as_json()["performance"]["decode"]
 
     assert decode["evidence"]["why"] == "no kernel of this attention was measured"
