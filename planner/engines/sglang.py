@@ -9,7 +9,7 @@ What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the wo
     --max-total-tokens        tokens of KV of one rank
     --mem-fraction-static     share of a GPU's memory for weights and KV
 
-Experts start where `--init-expert-location` says, in a file with a row for each layer (`expert_map/formats.py`). They
+Experts start where `--init-expert-location` says, in a file with a row for each layer (`facts/map_files.py`). They
 stay there: nothing rebalances unless it is told to. `--ep-dispatch-algorithm dynamic` draws a replica for each token;
 `static`, the default, draws one for each rank once.
 

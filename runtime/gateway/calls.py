@@ -69,6 +69,11 @@ class Call:
     include_usage: bool = False
     usage_in_every_chunk: bool = False
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that its usage may tell."""
+        return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
+
 
 @dataclass(frozen=True)
 class AskedCall:

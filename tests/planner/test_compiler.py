@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.compiler import compile_plan
+from planner import compiler
+from planner.compiler import compile_plan, deployable_from
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -65,6 +66,19 @@ def test_grouped_attention_plans_from_its_config(with_line, plan_of):
 
     assert plan.deployable.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
     assert [problem.rule[:4] for problem in plan.refusals] == ["S709"]
+
+
+def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
+    """`render` and `up` print none, and the published system's maps with one more slot take seconds for SGLang."""
+    spec = SPECS / "demo.yaml"
+    plan = compile_plan(check_spec(spec))
+    for name in ("_one_more_slot", "_sampled", "expected_traffic", "predict_phases", "report_failures"):
+        monkeypatch.setattr(compiler, name, None)
+
+    deployable = deployable_from(spec)
+
+    assert deployable == plan.deployable
+    assert deployable.digest == plan.as_json()["digest"]
 
 
 def test_a_section_of_nothing_is_none(spec_text, problems_of):

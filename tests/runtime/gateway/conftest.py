@@ -146,11 +146,14 @@ class GatewayProcess:
 
 @pytest.fixture(scope="session")
 def start_gateway(write_checkpoint, tmp_path_factory):
-    """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers."""
+    """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers.
+
+    `open_files` is the limit of its descriptors, `keys` the content of a file of keys.
+    """
     started = []
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("tool-checkpoint"), chat_template=TOOL_TEMPLATE)
 
-    def start(ports=None, wait=True) -> GatewayProcess:
+    def start(ports=None, wait=True, open_files=None, keys=None) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")
         ports = dict(zip(("http", "registry", "metrics"), free_ports(3), strict=True)) | (ports or {})
         config = checkpoint / "config.json"
@@ -175,9 +178,14 @@ def start_gateway(write_checkpoint, tmp_path_factory):
         launch_file.write_text(json.dumps(launch | {"launch_digest": digest_of(launch)}))
         log_file = folder / "log"
         environment = os.environ | {"PYTHONPATH": str(Path(runtime.__file__).parents[1])}
+        words = ["--launch", launch_file, "--address", ADDRESS]
+        if keys is not None:
+            (folder / "keys.json").write_text(json.dumps(keys))
+            words += ["--keys", folder / "keys.json"]
+        limits = ["prlimit", f"--nofile={open_files}"] if open_files else []
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "runtime", "gateway", "--launch", launch_file, "--address", ADDRESS],
+                [*limits, sys.executable, "-m", "runtime", "gateway", *words],
                 stderr=log,
                 stdout=log,
                 env=environment,
