@@ -89,9 +89,9 @@ def _outlook(
     expert_map = maps[layout.phase]
     unit = _near_first(unit_shape(spec, layout), expert_map, loads)
     exchange = _copies(spec.model, layout, unit, expert_map)
-    case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, pairs))
+    case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, layout, pairs))
     case = replace(case, unit=unit)
-    worst = _imbalance(expert_map, loads, unit, case.pairs_per_gpu, MOST_LASTING)
+    worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MOST_LASTING)
     evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout))
     correction = None
     if calibration is not None:
@@ -127,13 +127,20 @@ def _near_first(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitSha
 
 
 def _imbalance(
-    expert_map: ExpertMap, loads: Loads, unit: UnitShape, pairs: float, lasting: float = LASTING
+    expert_map: ExpertMap,
+    loads: Loads,
+    unit: UnitShape,
+    layout: PhaseLayout,
+    pairs: float,
+    lasting: float = LASTING,
 ) -> Imbalance:
     """Return that of the plan's map; a single GPU has all of it."""
     if unit.num_gpus == 1:
         return Imbalance()
-    nodes = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
-    return imbalance_of(expert_map, loads, unit.num_gpus, nodes, pairs, lasting)
+    domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
+    return imbalance_of(
+        expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit, lasting=lasting
+    )
 
 
 def _copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:

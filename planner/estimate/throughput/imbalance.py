@@ -1,6 +1,6 @@
 """How much fuller the fullest GPU of a unit is than the mean, in one step of a plan's own expert map.
 
-    expected    what the map leaves, for the loads that it was made for (`max_over_mean`)
+    expected    what the map leaves, for the loads and the split rule that it was made for (`max_over_mean`)
     drift       popularity has changed since the loads were counted
     luck        a step's pairs are a sample
 
@@ -47,7 +47,6 @@ __all__ = [
     "imbalance_of",
     "luck",
     "replicas_on_nodes",
-    "shares_of_slots",
 ]
 
 POINTS = 64
@@ -62,45 +61,43 @@ def imbalance_of(
     expert_map: ExpertMap,
     loads: Sequence[Sequence[float]],
     num_gpus: int,
-    num_nodes: int,
+    num_domains: int,
     pairs_per_gpu: float,
+    *,
+    num_nodes: int,
     lasting: float = LASTING,
 ) -> Imbalance:
     """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
 
-    Replicas share an expert's load by the map's rule. `expert_map` is of one unit of `num_gpus` GPUs. `lasting` is the
-    share of drawn.py's drift that there is.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
+    NICs are between `num_domains` domains. `lasting` is the share of drawn.py's drift that there is.
     """
     import numpy as np  # who only validates should not wait for it
 
-    slots_LS = np.array(expert_map.physical_to_logical)
     loads_LE = np.array(loads, dtype=np.float64)
-    layers = np.arange(len(slots_LS))[:, None]
-    is_near_first = expert_map.split == "local_first"
-    parts_LS = shares_of_slots(slots_LS, num_nodes if is_near_first else 1) * loads_LE[layers, slots_LS]
-    drift_LS = parts_LS * drift(loads_LE, lasting)[layers, slots_LS]
-    of_gpus = (len(slots_LS), num_gpus, -1)
-    shares_LG = parts_LS.reshape(of_gpus).sum(axis=2)
+    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes, lasting)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
-    variance_LG = (drift_LS**2).reshape(of_gpus).sum(axis=2) / means_L1**2
     shares_LG = shares_LG / means_L1
-    deviation_LG = np.sqrt(variance_LG + shares_LG / max(pairs_per_gpu, 1.0))
-    shares_LN = shares_LG.reshape(len(slots_LS), num_nodes, -1).mean(axis=2)
+    deviation_LG = np.sqrt(variance_LG / means_L1**2 + shares_LG / max(pairs_per_gpu, 1.0))
+    shares_LN = shares_LG.reshape(len(shares_LG), num_domains, -1).mean(axis=2)
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
 
 
-def shares_of_slots(slots_LS: "Ints", num_nodes: int) -> "Floats":
-    """Return the share of its expert's load that each slot carries, where tokens take replicas on their node first.
-
-    On one node these are equal shares. The formula is that of `expert_map/split.py`, for all layers at once.
-    """
+def _carried(
+    expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int, lasting: float
+) -> "tuple[Floats, Floats]":
+    """Return each GPU's load and the variance of its drift, both `[L, G]`."""
     import numpy as np  # as above
 
-    near_LEM = replicas_on_nodes(slots_LS, num_nodes)
-    without_LE1 = (near_LEM == 0).sum(axis=2, keepdims=True)
-    share_LEM = (1 / near_LEM.clip(1) + without_LE1 / near_LEM.sum(axis=2, keepdims=True).clip(1)) / num_nodes
-    found: Floats = share_LEM[np.arange(len(slots_LS))[:, None], slots_LS, _nodes(slots_LS, num_nodes)]
-    return found
+    from planner.expert_map.split import shares_under  # numpy, too
+
+    slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
+    carried, variances = [], []
+    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE, lasting), slots_LGS, strict=True):
+        parts_GE = shares_under(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
+        carried.append(parts_GE.sum(axis=1))
+        variances.append(((parts_GE * drift_E) ** 2).sum(axis=1))
+    return np.array(carried), np.array(variances)
 
 
 def replicas_on_nodes(slots_LS: "Ints", num_nodes: int) -> "Floats":

@@ -1,16 +1,14 @@
-"""The fullest GPU of a step: against what was published, and against the slow count of who takes which replica."""
+"""The fullest GPU of a step: against what was published."""
 
-import numpy as np
 import pytest
 
 from planner.estimate.throughput.copies import away_share
 from planner.estimate.throughput.engines import engine_model
-from planner.estimate.throughput.imbalance import MOST_LASTING, imbalance_of, shares_of_slots
+from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.predict import predict
 from planner.estimate.throughput.stages import Imbalance
 from planner.expert_map import balance
-from planner.expert_map.split import carried_local_first
 from planner.facts.drawn import draw_loads
 from tests.benchmarks.throughput_ablations import main as ablations
 from tests.benchmarks.throughput_rows import PROFILE_DECODE
@@ -21,22 +19,13 @@ LOADS = draw_loads(1.01, 0, 4, 256, 8)
 def test_a_step_of_the_published_size_is_as_uneven_as_published():
     """TensorRT-LLM, 9 slots on each of 32 ranks, 1,024 pairs each: 0.109 over the mean, if all of it lasts."""
     made = balance(LOADS, 288, 32, num_nodes=4)
-    most, assumed = (imbalance_of(made, LOADS, 32, 4, 1024, *each).gpus - 1 for each in ((MOST_LASTING,), ()))
+    most, assumed = (
+        imbalance_of(made, LOADS, 32, 4, 1024, num_nodes=4, lasting=each).gpus - 1 for each in (MOST_LASTING, LASTING)
+    )
 
     assert pytest.approx(0.788, abs=0.001) == MOST_LASTING
     assert most == pytest.approx(0.109, abs=0.01)
     assert 0.06 < assumed < most
-
-
-def test_near_replicas_carry_what_the_slow_count_says():
-    """Every GPU's load, summed from its slots' shares, is that of `carried_local_first`."""
-    made = balance(LOADS, 64 * 6, 64, num_nodes=8, split="local_first")
-    slots_LS, loads_LE = np.array(made.physical_to_logical), np.array(LOADS, dtype=float)
-    shares_LS = shares_of_slots(slots_LS, 8) * loads_LE[np.arange(4)[:, None], slots_LS]
-
-    for layer in range(4):
-        slow = carried_local_first(loads_LE[layer], slots_LS[layer].reshape(64, -1), 8)
-        assert shares_LS[layer].reshape(64, -1).sum(axis=1) == pytest.approx(slow)
 
 
 def test_fewer_pairs_leave_their_node_where_near_replicas_are_first():
