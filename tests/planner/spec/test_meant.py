@@ -168,6 +168,16 @@ def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, o
     assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
 
 
+def test_a_misplaced_key_goes_only_where_a_phase_stays(problems_of):
+    """Beside mixed, decode is to be removed: what two fixes say together has decode in neither."""
+    both = {"prefill": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "kubernetes.replicas": 3}
+    problems = problems_of(json.dumps(applied(PAIR, both), indent=1))
+    offered = {each.path: each.changes for each in problems}
+
+    assert offered["kubernetes.replicas"] == ({"kubernetes.replicas": None, "mixed.units": 3},)
+    assert offered["mixed"] == ({"decode": None},)
+
+
 def test_a_config_in_place_of_a_spec_is_said_once(problems_of):
     """Each of its keys would be unknown, and each section of a spec missing."""
     (problem,) = problems_of(json.dumps(CONFIG))
