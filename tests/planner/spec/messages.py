@@ -127,6 +127,7 @@ RACKS = PAIR | {
     "decode": PAIR["decode"] | {"redundant_experts": 320},
 }
 
+AUTO_DAY = PAIR | {"schedule": "auto"}
 FREE_NODES = PAIR | {
     "cluster": PAIR["cluster"] | {"nodes": "auto"},
     "decode": PAIR["decode"] | {"units": "auto"},
@@ -138,6 +139,7 @@ OTHERS = {
     "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
     "S109": _validated("flood.yaml", SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200))),
     "S722": _of_units_in_racks,
+    "S521": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY)),
     "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
