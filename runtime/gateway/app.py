@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.gateway.body import MAX_CHOICES
 from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import Bodies, EventStream, while_connected
+from runtime.gateway.embeddings import EmbeddingCall, check_room_to_embed, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model
 from runtime.gateway.keys import Account, KeyRing, Spending
@@ -73,6 +74,7 @@ def create_app(gateway: Gateway) -> Starlette:
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
             Route("/tokenize", tokens_of_text, methods=["POST"]),
@@ -120,6 +122,25 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """Answer POST /v1/chat/completions."""
     return await _answer(request, read_chat, ChatDialect, "chatcmpl")
+
+
+async def embeddings(request: Request) -> Response:
+    """Answer POST /v1/embeddings."""
+    gateway: Gateway = request.app.state.gateway
+    account: Account = request.state.account
+    account.check_tokens()
+    async with gateway.bodies.read(request) as raw:
+        check_room_to_embed(1, gateway.registry, gateway.metrics)
+        asked = await _in_thread(request, len(raw), partial(read_embeddings, raw, gateway.model))
+    with ExitStack() as stack:
+        spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
+        stack.callback(spending.end)
+        call = EmbeddingCall(asked.prompts, gateway.registry, gateway.metrics)
+        stack.callback(call.close)
+        found = await while_connected(request, call.embeddings())
+        spending.num_used = asked.num_tokens
+        gateway.metrics.prompt_tokens.inc(asked.num_tokens)
+        return JSONResponse(embeddings_json(asked, found, gateway.model.name))
 
 
 async def list_models(request: Request) -> Response:
