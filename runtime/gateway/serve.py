@@ -23,6 +23,7 @@ from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_small_heads
 from runtime.gateway.keys import KeyRing
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.registry import Registry
+from runtime.gateway.request_log import JsonLines
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
@@ -40,7 +41,9 @@ def run(launch: GatewayLaunch, address: str, keys: Path | None = None) -> None:
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
-    logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     ring = None if keys is None else KeyRing(keys)
     model = _load_model(launch)
     measured = CollectorRegistry()
