@@ -88,7 +88,7 @@ def _outlook(
         return PhaseOutlook(layout.phase, None, why_not, layout.ranks_per_node, in_use)
     unit, expert_map = unit_shape(spec, layout), maps[layout.phase]
     exchange = _copies(spec.model, layout, unit, expert_map)
-    case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, pairs))
+    case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, layout, pairs))
     evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout))
     correction = None
     if calibration is not None:
@@ -116,12 +116,12 @@ def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
     return why_unknown(spec.model)
 
 
-def _imbalance(expert_map: ExpertMap, loads: Loads, unit: UnitShape, pairs: float) -> Imbalance:
+def _imbalance(expert_map: ExpertMap, loads: Loads, unit: UnitShape, layout: PhaseLayout, pairs: float) -> Imbalance:
     """Return that of the plan's map; a single GPU has all of it."""
     if unit.num_gpus == 1:
         return Imbalance()
-    nodes = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
-    return imbalance_of(expert_map, loads, unit.num_gpus, nodes, pairs)
+    domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
+    return imbalance_of(expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit)
 
 
 def _copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:

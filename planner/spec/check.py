@@ -219,7 +219,8 @@ def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, 
         for name, section in sections.items()
     }
     written = frozenset(name for name, section in data.items() if section is not None)
-    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
+    names = {f"{phase}.name": phase for phase in PHASES}
+    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | names | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:

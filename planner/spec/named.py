@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.facts.catalog import GPUS, Gpu, unplanned_gpu
+from planner.facts.catalog import GPUS, Gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
+from planner.facts.gpu_names import unplanned_gpu
 from planner.facts.loads import read_loads
 from planner.facts.model import Model
 from planner.facts.terms import PHASES
@@ -20,6 +21,7 @@ from planner.families import MODELS, read_model_config
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.cluster import GpuSpec
+from planner.spec.instead import instead_of_gpu
 from planner.spec.model_names import Copy, copy_of, is_hub_name, is_path
 
 __all__ = ["Named"]
@@ -163,9 +165,17 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
     known = ", ".join(GPUS)
     if product := unplanned_gpu(name):
         rule, reason = f"S306 is not planned yet: the catalog has {known}", f"the figures of {product} are not known"
-        return Violation(path, name, rule, reason, "describe it, as gpu: {name: ...}")
+        return Violation(path, name, rule, reason, _described(path))
     rule, reason = f"S305 must be in the catalog ({known})", "tidemill does not know its figures"
-    return Violation(path, name, rule, reason, did_you_mean(name, list(GPUS)))
+    fix = instead_of_gpu(name, list(GPUS))
+    return Violation(path, name, rule, reason, fix if fix.changes else f"{fix}, or {_described(path)}")
+
+
+def _described(path: str) -> str:
+    """Say where the figures of a GPU are written that the catalog lacks: one GPU can have them, the cluster's."""
+    if path == "cluster.gpu":
+        return "describe it, as gpu: {name: ...}"
+    return "describe it as cluster.gpu, and name one of the catalog here"
 
 
 def _own_gpu(spec: GpuSpec) -> Gpu:

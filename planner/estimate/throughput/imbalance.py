@@ -1,6 +1,6 @@
 """How much fuller the fullest GPU of a unit is than the mean, in one step of a plan's own expert map.
 
-    expected    what the map leaves, for the loads that it was made for (`max_over_mean`)
+    expected    what the map leaves, for the loads and the split rule that it was made for (`max_over_mean`)
     drift       popularity has changed since the loads were counted
     luck        a step's pairs are a sample
 
@@ -40,29 +40,43 @@ DRIFT = WINDOW_DRIFT * WITHOUT_LUCK * MEAN_AGE
 
 
 def imbalance_of(
-    expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_gpus: int, num_nodes: int, pairs_per_gpu: float
+    expert_map: ExpertMap,
+    loads: Sequence[Sequence[float]],
+    num_gpus: int,
+    num_domains: int,
+    pairs_per_gpu: float,
+    *,
+    num_nodes: int,
 ) -> Imbalance:
     """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
 
-    Replicas share an expert's load equally. `expert_map` is of one unit of `num_gpus` GPUs.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
+    NICs are between `num_domains` domains.
     """
     import numpy as np  # who only validates should not wait for it
 
-    slots_LS = np.array(expert_map.physical_to_logical)
     loads_LE = np.array(loads, dtype=np.float64)
-    layers = np.arange(len(slots_LS))[:, None]
-    counts_LE = np.zeros_like(loads_LE)
-    np.add.at(counts_LE, (layers, slots_LS), 1)
-    parts_LS = (loads_LE / np.maximum(counts_LE, 1))[layers, slots_LS]
-    drift_LS = parts_LS * drift(loads_LE)[layers, slots_LS]
-    of_gpus = (len(slots_LS), num_gpus, -1)
-    shares_LG = parts_LS.reshape(of_gpus).sum(axis=2)
+    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
-    variance_LG = (drift_LS**2).reshape(of_gpus).sum(axis=2) / means_L1**2
     shares_LG = shares_LG / means_L1
-    deviation_LG = np.sqrt(variance_LG + shares_LG / max(pairs_per_gpu, 1.0))
-    shares_LN = shares_LG.reshape(len(slots_LS), num_nodes, -1).mean(axis=2)
+    deviation_LG = np.sqrt(variance_LG / means_L1**2 + shares_LG / max(pairs_per_gpu, 1.0))
+    shares_LN = shares_LG.reshape(len(shares_LG), num_domains, -1).mean(axis=2)
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
+
+
+def _carried(expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int) -> "tuple[Floats, Floats]":
+    """Return each GPU's load and the variance of its drift, both `[L, G]`."""
+    import numpy as np  # as above
+
+    from planner.expert_map.split import shares_under  # numpy, too
+
+    slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
+    carried, variances = [], []
+    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE), slots_LGS, strict=True):
+        parts_GE = shares_under(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
+        carried.append(parts_GE.sum(axis=1))
+        variances.append(((parts_GE * drift_E) ** 2).sum(axis=1))
+    return np.array(carried), np.array(variances)
 
 
 def drift(loads_LE: "Floats") -> "Floats":
