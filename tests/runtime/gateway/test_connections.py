@@ -229,7 +229,7 @@ def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
 
 
 def test_callers_that_are_no_ranks_hold_no_rank_up(start_gateway, join, until):
-    """With 64 descriptors and 200 connections to the ranks' port that say nothing, a rank joins; the log stays short."""
+    """With 64 descriptors, and 200 silent connections to the ranks' port, a rank joins; the log stays short."""
     gateway = start_gateway(open_files=OPEN_FILES)
     idle = [socket.create_connection((ADDRESS, gateway.ports["registry"]), timeout=PATIENCE_S) for _ in range(200)]
     try:
