@@ -24,11 +24,11 @@ from pydantic.json_schema import GenerateJsonSchema
 from planner.compiler import Fit, check_fit, compile_plan, deployable_from
 from planner.estimate.throughput.calibration import read_calibration
 from planner.expert_map import ExpertMap
-from planner.expert_map.formats import FILE_TYPES, Engine, export_map, without_output
 from planner.experts.answer import answer_json, answer_text
 from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
+from planner.facts.map_files import FILE_TYPES, Engine, export_map, without_output
 from planner.plan.given import read_given
 from planner.plan.performance_text import explained
 from planner.plan.plan import Plan

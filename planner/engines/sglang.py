@@ -9,7 +9,7 @@ What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the wo
     --max-total-tokens        tokens of KV of one rank
     --mem-fraction-static     share of a GPU's memory for weights and KV
 
-Experts start where `--init-expert-location` says, in a file with a row for each layer (`expert_map/formats.py`). They
+Experts start where `--init-expert-location` says, in a file with a row for each layer (`facts/map_files.py`). They
 stay there: nothing rebalances unless it is told to. `--ep-dispatch-algorithm dynamic` draws a replica for each token;
 `static`, the default, draws one for each rank once.
 
@@ -47,8 +47,9 @@ from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.unit import Unit
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KvDtype, kv_dtype
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.schema import Spec
 
 __all__ = [
     *("EXCHANGED_IN", "MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"),

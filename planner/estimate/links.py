@@ -13,7 +13,7 @@ sent the tokens of the others. For S bytes of tokens that is 2 (n - 1) / n S int
 the results of attention and those of experts.
 
 Combine takes the same ways back. Where a gate lets a token into few groups of experts, the groups decide how many
-domains a token goes to (`expert_map/reach.py`). Without groups its experts are taken as drawn independently. Mixed
+domains a token goes to (`facts/gate.py`). Without groups its experts are taken as drawn independently. Mixed
 units dispatch prompts the normal way, which is most of their tokens. What one GPU of a domain receives comes from all
 others alike, so that in a mesh it has the links to all of them, as behind switches. Replicas are taken to be chosen
 equally; with `split: local_first` less leaves a node. It estimates bytes, not time: seconds are bytes over bandwidth,
@@ -33,7 +33,8 @@ from planner.cluster.domains import nvlink_domains
 from planner.cluster.inventory import nodes_of
 from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
 from planner.estimate.topology import Topology, topology_of
-from planner.expert_map import ExpertMap, Gate
+from planner.expert_map import ExpertMap
+from planner.facts.gate import Gate, reached
 from planner.facts.loads import Loads
 from planner.facts.model import Model
 from planner.facts.terms import Phase
@@ -196,8 +197,6 @@ class _Arriving:
 
     def __init__(self, topology: Topology, shares: "Floats", tokens: int, gate: Gate, *, normal: bool) -> None:
         import numpy as np  # as above
-
-        from planner.expert_map.reach import reached
 
         self.topology, self.tokens, self.normal = topology, tokens, normal
         self.domain_of = topology.domains

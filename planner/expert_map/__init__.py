@@ -13,28 +13,21 @@ the fullest GPU as long as anything helps (`maps`, `native`). `bound` says how m
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import balance, max_over_mean_sampled
+from planner.expert_map.balance import balance
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
-from planner.expert_map.stages import LinkTotal, Stage, link_totals, stage_moves
-from planner.expert_map.types import Domains, Effort, ExpertMap, FrontPoint, Gate, Policy, Sizes, SplitRule, slots_bind
+from planner.expert_map.types import Domains, Effort, ExpertMap, FrontPoint, Policy, Sizes, SplitRule, slots_bind
 
 __all__ = [
     "Domains",
     "Effort",
     "ExpertMap",
     "FrontPoint",
-    "Gate",
-    "LinkTotal",
     "Policy",
     "Sizes",
     "SplitRule",
-    "Stage",
     "balance",
     "consecutive_domains",
     "count_uncovered",
     "fewest_slots_per_gpu",
-    "link_totals",
-    "max_over_mean_sampled",
     "slots_bind",
-    "stage_moves",
 ]

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.expert_map.types import Domains, Effort, ExpertMap, Gate, Policy, Sizes, SplitRule
+from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule
+from planner.facts.gate import AS_DEEPSEEK_V3, Gate
 from planner.facts.loads import Loads
 
 if TYPE_CHECKING:
     from planner.expert_map.problem import Problem
     from planner.expert_map.weigh import Floats
 
-__all__ = ["balance", "max_over_mean_sampled", "numbered"]
-
-AS_DEEPSEEK_V3 = Gate()
+__all__ = ["balance", "numbered"]
 
 
 def balance(
@@ -75,10 +74,3 @@ def numbered(
     found = make_map(ordered, previous_LGS, keep_within)
     rows = as_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
     return replace(found, physical_to_logical=rows)
-
-
-def max_over_mean_sampled(expert_map: ExpertMap, loads: Loads, sizes: Sizes, num_pairs: int) -> tuple[float, ...]:
-    """Return the expected max over mean within a single step of `num_pairs` token-expert pairs, `[num_moe_layers]`."""
-    from planner.expert_map import sampled  # numpy, as in `balance`
-
-    return sampled.max_over_mean_sampled(expert_map, loads, sizes, num_pairs)

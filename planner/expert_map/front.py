@@ -1,7 +1,7 @@
 """The bytes that a map sends across nodes, and how many of them its balance is worth.
 
-A token goes once to each other node that serves one of its experts (`reach`), and it starts on each of the M nodes with
-probability 1 / M. With P = G / M whole groups on each node, and K groups of a token, it crosses to
+A token goes once to each other node that serves one of its experts (`facts/gate.py`), and it starts on each of the M
+nodes with probability 1 / M. With P = G / M whole groups on each node, and K groups of a token, it crosses to
 
     (M - 1) (1 - C(G - P, K) / C(G, K))
 
@@ -19,9 +19,9 @@ from math import comb
 import numpy as np
 
 from planner.expert_map import native
-from planner.expert_map.reach import reached
 from planner.expert_map.types import FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
+from planner.facts.gate import reached
 
 __all__ = ["front_of", "homes_of_groups", "knee", "num_crossings", "undominated"]
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from planner.facts.digest import digest_of
+from planner.facts.gate import AS_DEEPSEEK_V3, Gate
 from planner.facts.terms import SplitRule
 
 __all__ = [
@@ -17,7 +18,6 @@ __all__ = [
     "Effort",
     "ExpertMap",
     "FrontPoint",
-    "Gate",
     "Policy",
     "Sizes",
     "SplitRule",
@@ -32,20 +32,6 @@ Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain
 
 
 @dataclass(frozen=True)
-class Gate:
-    """The gate's choice for a token. The default is DeepSeek-V3's: 8 experts, in at most half of the groups."""
-
-    experts_per_token: int = 8
-    groups_per_token: int | None = None  # at most; None: half of them
-    copy_bytes: int = 7392  # to another node: one token in FP8 with its scales, of 7,168 hidden values (DeepEP, normal)
-
-    def groups_of_a_token(self, num_groups: int) -> int:
-        """Return how many of `num_groups` hold a token's experts: no more than it has experts, and at least one."""
-        picked = max(round(num_groups / 2), 1) if self.groups_per_token is None else self.groups_per_token
-        return min(picked, num_groups, self.experts_per_token)
-
-
-@dataclass(frozen=True)
 class Sizes:
     """The sizes a map is for: slots, GPUs, nodes, groups of consecutive experts; and the gate that picks groups."""
 
@@ -53,7 +39,7 @@ class Sizes:
     num_gpus: int
     num_nodes: int = 1
     num_groups: int = 1
-    gate: Gate = Gate()
+    gate: Gate = AS_DEEPSEEK_V3
 
     @property
     def slots_per_gpu(self) -> int:

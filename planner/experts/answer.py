@@ -9,8 +9,10 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from planner.expert_map import ExpertMap, count_uncovered, link_totals, max_over_mean_sampled, stage_moves
+from planner.estimate.sampled import max_over_mean_sampled
+from planner.expert_map import ExpertMap, count_uncovered
 from planner.experts.experts import ExpertsAnswer, ExpertsJob
+from planner.experts.stages import link_totals, stage_moves
 from planner.facts.quantities import gb
 from planner.plan.map_json import map_json, one_more_slot_json, policy_json
 

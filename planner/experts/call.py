@@ -11,19 +11,19 @@ from pathlib import Path
 from planner.expert_map import (
     Domains,
     Effort,
-    Gate,
     Policy,
     Sizes,
     SplitRule,
     consecutive_domains,
     fewest_slots_per_gpu,
 )
-from planner.expert_map.formats import NUMBERED_BY_MODEL, Engine, without_output
+from planner.facts.gate import Gate
+from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, without_output
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
-from planner.spec.schema import MAX_EP_SIZE, MAX_REDUNDANT
+from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner.expert_map import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule, balance, slots_bind
-from planner.expert_map.formats import Map, MapFile, read_map
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
 from planner.facts.loads import Loads, read_loads
+from planner.facts.map_files import Map, MapFile, read_map
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
-from planner.spec.schema import MAX_REDUNDANT
+from planner.spec.phase import MAX_REDUNDANT
 
 __all__ = ["ExpertsAnswer", "ExpertsJob", "check_call", "make_map", "with_one_more_slot"]
 

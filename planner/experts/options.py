@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import get_args
 
 from planner.expert_map import Effort, Policy, SplitRule
-from planner.expert_map.formats import Engine
 from planner.experts.call import ExpertsCall
+from planner.facts.map_files import Engine
 from planner.facts.terms import Coverage
 
 __all__ = ["add_options", "call_from"]

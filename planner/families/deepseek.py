@@ -7,7 +7,7 @@ from pydantic import Field
 
 from planner.facts.attention.latent import Indexer, LatentAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["IndexedShapes", "LatentShapes"]
 
@@ -94,7 +94,7 @@ class IndexedShapes(LatentShapes):
 
     index_n_heads: Count
     index_head_dim: Size
-    mlp_layer_types: list[str] | None = None
+    mlp_layer_types: PerLayer[str] | None = None
 
     @property
     def is_sparse(self) -> bool:

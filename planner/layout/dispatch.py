@@ -12,8 +12,8 @@ combine.
 Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine).
 """
 
-from planner.expert_map import Gate
 from planner.facts.catalog import Gpu
+from planner.facts.gate import Gate
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision, SplitRule
 from planner.layout.layout import PhaseLayout

@@ -20,10 +20,10 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.expert_map.formats import export_map
 from planner.facts import names
 from planner.facts.digest import digest_of_text, pretty_json
 from planner.facts.engines import OURS
+from planner.facts.map_files import export_map
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from planner.cost.cost import DayCost
+from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
@@ -26,7 +27,7 @@ from planner.plan.cost_json import cost_json
 from planner.plan.decided import DecidedPlan
 from planner.plan.deployable import document_digest
 from planner.plan.map_json import one_more_slot_json, policy_json
-from planner.plan.performance_json import performance_json
+from planner.plan.performance_json import demand_json, performance_json
 from planner.plan.search_json import search_json
 from planner.plan.warned import warning_json
 from planner.search.decision import Decision
@@ -125,9 +126,26 @@ class Plan(DecidedPlan):
             sections["phase_gpus"] = {phase: _gpu_json(gpu) for phase, gpu in self.phase_gpus.items()}
         if self.outlooks:
             sections["performance"] = {each.phase: performance_json(each, self.spec.slo) for each in self.outlooks}
+        if self.demand:
+            sections["demand"] = {each.phase: demand_json(each) for each in self.demand}
         if self.traffic:
             sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
         return sections
+
+    @property
+    def demand(self) -> tuple[PhaseLoad, ...]:
+        """Return how full the spec's traffic makes each phase whose speed is known."""
+        known = [each for each in self.outlooks if each.prediction is not None]
+        if self.spec.traffic is None or not known:
+            return ()
+        layouts = {each.phase: each for each in self.layouts}
+        rates = {
+            each.phase: each.prediction.tokens_per_s_per_gpu.mid * layouts[each.phase].ep_size
+            for each in known
+            if each.prediction is not None
+        }
+        units = {phase: each.num_units for phase, each in layouts.items()}
+        return loads_of_day(self.spec.traffic, self.schedule, units, rates)
 
     def _coverage_json(self, sha256: str) -> dict[str, Any]:
         """Return the worst coverage among the phases that have this map."""

@@ -7,9 +7,9 @@ far as the fields that they read are known.
 from planner.facts.model import Model
 from planner.facts.terms import PHASES, KvPrecision, Precision
 from planner.problems.fix import Fix, nearest_of
+from planner.spec.phase import MAX_ATTENTION_TP
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
-from planner.spec.schema import MAX_ATTENTION_TP
 
 __all__ = ["RULES", "attention_sizes"]
 

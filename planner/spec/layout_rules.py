@@ -34,9 +34,10 @@ from planner.spec import (
     volume_rules,
 )
 from planner.spec.object_names import DNS_1035, slug
+from planner.spec.phase import MAX_EP_SIZE
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
-from planner.spec.schema import AUTO, MAX_EP_SIZE
+from planner.spec.undecided import AUTO
 
 __all__ = ["broken_rules"]
 

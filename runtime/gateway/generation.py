@@ -22,10 +22,11 @@ from runtime.gateway.detokenizer import TextStream
 from runtime.gateway.http_errors import overloaded, rank_failed, unavailable
 from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.metrics import GatewayMetrics, RequestClock
+from runtime.gateway.rank_connection import Answer as RankAnswer
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import Tokenizer
-from runtime.protocol.messages import Abort, Failed, Prefill, Token
+from runtime.protocol.messages import Abort, Embedding, Failed, Prefill, Token
 
 __all__ = ["Delta", "Generation", "InFlightRequest", "check_room"]
 
@@ -209,7 +210,9 @@ class InFlightRequest:
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))
 
-    def _receive(self, rank: Rank, message: Token | Failed) -> None:
+    def _receive(self, rank: Rank, message: RankAnswer) -> None:
+        if isinstance(message, Embedding):
+            message = Failed(message.request_id, f"{rank} said an embedding where a token was due")
         if isinstance(message, Failed):
             rank.unsubscribe(self.request_id)
             self.end()

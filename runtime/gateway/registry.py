@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
-from runtime.gateway.router import RankLoad, choose_ranks, room
+from runtime.gateway.router import RankLoad, choose_ranks, least_loaded, room
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
@@ -106,6 +106,16 @@ class Registry:
         """
         first, rest = self._loads()
         return room(rest, self._max_requests_per_rank) if first and rest else None
+
+    def choose_to_embed(self) -> Rank | None:
+        """Return the rank for a prompt that only wants its embedding; None while no unit of a phase is ready."""
+        first, _ = self._loads()
+        return self._ranks[least_loaded(first, next(self._turns)).key] if first else None
+
+    def room_to_embed(self) -> int | None:
+        """Return how many more such prompts may come; None while no unit of a phase is ready."""
+        first, rest = self._loads()
+        return room(first, self._max_requests_per_rank) if first and rest else None
 
     def num_requests(self) -> int:
         """Return how many requests there are, each counted where it stays to its end."""

@@ -30,8 +30,8 @@ def two_batches(requests):
 
 def balancing(row, num_gpus, num_even, pairs):
     """Return what the balanced map of `row` is worth against experts in order on `num_even` GPUs."""
-    made = imbalance_of(balanced(row, num_gpus), LOADS, num_gpus, num_gpus // 8, pairs)
-    in_order = imbalance_of(IN_ORDER, LOADS, num_even, num_even // 8, pairs)
+    made = imbalance_of(balanced(row, num_gpus), LOADS, num_gpus, num_gpus // 8, pairs, num_nodes=num_gpus // 8)
+    in_order = imbalance_of(IN_ORDER, LOADS, num_even, num_even // 8, pairs, num_nodes=num_even // 8)
     return rate(row, made) / rate(row, in_order)
 
 
@@ -39,7 +39,7 @@ def one_more_slot():
     """Return what a third slot on each GPU is worth to DeepSeek's decode unit."""
     rows = {slots: service_decode(88, None) for slots in (2, 3)}
     maps = {slots: balance(LOADS, 144 * slots, 144, num_nodes=18) for slots in rows}
-    made = {slots: imbalance_of(each, LOADS, 144, 18, 88 * 8) for slots, each in maps.items()}
+    made = {slots: imbalance_of(each, LOADS, 144, 18, 88 * 8, num_nodes=18) for slots, each in maps.items()}
     rates = {slots: rate(replace(row, unit=unit(144, slots)), made[slots]) for slots, row in rows.items()}
     return rates[3] / rates[2]
 

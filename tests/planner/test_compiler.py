@@ -184,7 +184,7 @@ def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(pl
     assert front[0]["bytes_per_token"] == pytest.approx(3 * (1 - math.comb(6, 4) / math.comb(8, 4)) * 7392, abs=1)
     assert balance["prefill"]["dispatch"] == front[weighed.index(min(weighed))]
     assert (balance["decode"]["policy"], balance["decode"]["front"]) == ("global", [])
-    assert "prefill could have max/mean bytes all groups on their nodes" in text
+    assert "prefill alternatives max/mean bytes all groups on their nodes" in text
     assert "a few experts on two nodes 1.006 17,736 chosen any expert on any node 1.001 19,785 " in text
 
 

@@ -1,6 +1,6 @@
 """How much fuller the fullest GPU of a unit is than the mean, in one step of a plan's own expert map.
 
-    expected    what the map leaves, for the loads that it was made for (`max_over_mean`)
+    expected    what the map leaves, for the loads and the split rule that it was made for (`max_over_mean`)
     drift       popularity has changed since the loads were counted
     luck        a step's pairs are a sample
 
@@ -18,6 +18,7 @@ Nodes are fuller than their mean by what their GPUs add up to; that matters to N
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import log, pi, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from planner.facts.drawn import MAX_POPULARITY, WINDOW_CORRELATION
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["imbalance_of", "luck"]
+__all__ = ["drift", "fullest_of", "imbalance_of", "luck"]
 
 POINTS = 64
 DEVIATIONS = 5.0
@@ -39,40 +40,46 @@ DRIFT = WINDOW_DRIFT * WITHOUT_LUCK * MEAN_AGE
 
 
 def imbalance_of(
-    expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_gpus: int, num_nodes: int, pairs_per_gpu: float
+    expert_map: ExpertMap,
+    loads: Sequence[Sequence[float]],
+    num_gpus: int,
+    num_domains: int,
+    pairs_per_gpu: float,
+    *,
+    num_nodes: int,
 ) -> Imbalance:
     """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
 
-    Replicas share an expert's load equally. `expert_map` is of one unit of `num_gpus` GPUs.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
+    NICs are between `num_domains` domains.
     """
     import numpy as np  # who only validates should not wait for it
 
-    slots_LS = np.array(expert_map.physical_to_logical)
     loads_LE = np.array(loads, dtype=np.float64)
-    layers = np.arange(len(slots_LS))[:, None]
-    counts_LE = np.zeros_like(loads_LE)
-    np.add.at(counts_LE, (layers, slots_LS), 1)
-    parts_LS = (loads_LE / np.maximum(counts_LE, 1))[layers, slots_LS]
-    drift_LS = parts_LS * _drift(loads_LE)[layers, slots_LS]
-    of_gpus = (len(slots_LS), num_gpus, -1)
-    shares_LG = parts_LS.reshape(of_gpus).sum(axis=2)
+    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
-    variance_LG = (drift_LS**2).reshape(of_gpus).sum(axis=2) / means_L1**2
     shares_LG = shares_LG / means_L1
-    deviation_LG = np.sqrt(variance_LG + shares_LG / max(pairs_per_gpu, 1.0))
-    shares_LN = shares_LG.reshape(len(slots_LS), num_nodes, -1).mean(axis=2)
+    deviation_LG = np.sqrt(variance_LG / means_L1**2 + shares_LG / max(pairs_per_gpu, 1.0))
+    shares_LN = shares_LG.reshape(len(shares_LG), num_domains, -1).mean(axis=2)
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
 
 
-def luck(num_gpus: int, pairs_per_gpu: float) -> float:
-    """Return the fullest over the mean where only a step's luck makes GPUs differ: Blom's formula."""
-    if num_gpus == 1:
-        return 1.0
-    quantile = NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
-    return float(1 + quantile / sqrt(max(pairs_per_gpu, 1.0)))
+def _carried(expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int) -> "tuple[Floats, Floats]":
+    """Return each GPU's load and the variance of its drift, both `[L, G]`."""
+    import numpy as np  # as above
+
+    from planner.expert_map.split import shares_under  # numpy, too
+
+    slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
+    carried, variances = [], []
+    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE), slots_LGS, strict=True):
+        parts_GE = shares_under(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
+        carried.append(parts_GE.sum(axis=1))
+        variances.append(((parts_GE * drift_E) ** 2).sum(axis=1))
+    return np.array(carried), np.array(variances)
 
 
-def _drift(loads_LE: "Floats") -> "Floats":
+def drift(loads_LE: "Floats") -> "Floats":
     """Return each expert's relative standard deviation from one window to the next.
 
     With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
@@ -85,6 +92,17 @@ def _drift(loads_LE: "Floats") -> "Floats":
     densities = [NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()]
     found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * DRIFT
     return found
+
+
+def luck(num_gpus: int, pairs_per_gpu: float) -> float:
+    """Return the fullest over the mean where only a step's luck makes GPUs differ."""
+    return float(1 + fullest_of(num_gpus) / sqrt(max(pairs_per_gpu, 1.0))) if num_gpus > 1 else 1.0
+
+
+@cache
+def fullest_of(num_gpus: int) -> float:
+    """Return how many standard deviations the fullest of so many GPUs is above their mean: Blom's formula."""
+    return NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
 
 
 def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":

@@ -73,7 +73,7 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
         return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
-    as_whom = f", which is taken to add what {engine.as_engine} does" if engine.as_engine else ""
+    as_whom = f", so its overheads are taken from {engine.as_engine}'s" if engine.as_engine else ""
     return Evidence("none", f"nobody has measured {phase} on {engine.name}{as_whom}", scaled)
 
 

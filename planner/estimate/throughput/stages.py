@@ -21,7 +21,7 @@ from planner.estimate.throughput.overlap import SpanName
 from planner.estimate.throughput.work import LayerWork, ModelWork
 from planner.facts.terms import Overlap, Phase
 
-__all__ = ["Exchange", "Imbalance", "Overheads", "UnitShape", "decode_spans", "mlp_spans", "prompt_spans"]
+__all__ = ["Exchange", "Imbalance", "Overheads", "Spans", "UnitShape", "decode_spans", "mlp_spans", "prompt_spans"]
 
 EXCHANGE_PROCESSORS = 24 / 132  # that a normal exchange takes while it overlaps
 NUM_PAUSES = 5

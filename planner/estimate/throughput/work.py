@@ -37,7 +37,7 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """Of one layer. `into` comes before core attention, `out` after it."""
+    """The attention of one layer: `into` comes before core attention, `out` after it."""
 
     into_weights: Bytes
     into_flops: Flops  # a token
@@ -195,6 +195,6 @@ def _ffn(weights: float, kept_in: Format) -> FfnWork:
 
 
 def _bytes(weights: float, kept_in: Format) -> float:
-    """With scales."""
+    """Return the bytes of so many weights, their scales included."""
     bits, block, scale = SIZES[kept_in]
     return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)

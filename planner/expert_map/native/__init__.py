@@ -17,7 +17,7 @@ from planner.expert_map.types import Domains, SplitRule
 from planner.expert_map.weigh import Floats, Ints
 
 __all__ = [
-    *("Search", "bounds", "change_seats", "eplb_fullest", "expected_fullest", "improve", "largest_replicas"),
+    *("Search", "bounds", "change_seats", "eplb_fullest", "improve", "largest_replicas"),
     *("pack", "serve", "solve", "spill"),
 ]
 
@@ -161,10 +161,3 @@ def bounds(loads_LE: Floats, num_gpus: int, per_gpu: int) -> Floats:
     bounds_KL = np.zeros((4, len(loads_LE)))
     _call("bounds", *loads_LE.shape, num_gpus, per_gpu, _floats(loads_LE), bounds_KL)
     return bounds_KL
-
-
-def expected_fullest(shares_LG: Floats, num_pairs: float) -> Floats:
-    """Return the expected pairs of the fullest GPU within one step, `[L]`, from the share of each GPU."""
-    fullest_L = np.zeros(len(shares_LG))
-    _call("expected_fullest", *shares_LG.shape, _floats(shares_LG), float(num_pairs), fullest_L)
-    return fullest_L

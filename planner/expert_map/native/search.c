@@ -58,30 +58,3 @@ EXPORT int change_seats(int E, int G, int S, const double *loads, double enough,
     drop(&layer);
     return found;
 }
-
-// The expected pairs of the fullest GPU of each layer, [L], from the shares of GPUs, [L][G]: see sampled.py. The sum
-// runs from where some GPU surely has more pairs to where surely none has.
-EXPORT void expected_fullest(int L, int G, const double *shares, double num_pairs, double *found)
-{
-    const int points = 128;
-    const double deviations = 8.0;  // beyond which nothing is left of a distribution
-    for (int index = 0; index < L; index++) {
-        double low = 0.0, high = 0.0;
-        for (int gpu = 0; gpu < G; gpu++) {
-            double mean = shares[(size_t)index * G + gpu] * num_pairs, reach = deviations * (sqrt(mean) + 1.0);
-            low = larger(low, floor(mean - reach));
-            high = larger(high, mean + reach);
-        }
-        double width = larger(ceil((high - low) / points), 1.0);
-        found[index] = low;
-        for (int point = 0; point < points; point++) {
-            double count = low + point * width + (width + 1) / 2, all_below = 1.0;  // k + 1, in the middle of so many
-            for (int gpu = 0; gpu < G; gpu++) {
-                double mean = shares[(size_t)index * G + gpu] * num_pairs;
-                double root = 1 - 1 / (9 * count) - cbrt(mean / count);
-                all_below *= 0.5 * erfc(-3 * sqrt(count) * root / sqrt(2.0));
-            }
-            found[index] += (1 - all_below) * width;
-        }
-    }
-}

@@ -6,7 +6,7 @@ import pytest
 
 from planner.engines.limits import engine_refusals
 from planner.engines.sglang import MAX_MAP_BYTES, most_redundant_experts
-from planner.expert_map.formats import export_map
+from planner.facts.map_files import export_map
 from planner.families import MODELS
 from planner.manifests.launch_parts import file_parts
 from planner.spec.check import check_spec

@@ -13,8 +13,8 @@ from planner.compiler import compile_plan
 from planner.engines import sglang
 from planner.engines.container import MAP_FILE, Phased
 from planner.engines.deep_ep import dispatched_tokens
-from planner.expert_map.formats import export_map
 from planner.facts import names
+from planner.facts.map_files import export_map
 from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources

@@ -16,8 +16,8 @@ from planner.cluster.inventory import Node
 from planner.estimate.links import _Arriving
 from planner.estimate.sharing import all_reduce_bytes, shared_bytes
 from planner.estimate.topology import topology_of
-from planner.expert_map import Gate
 from planner.facts.catalog import GPUS
+from planner.facts.gate import Gate
 from planner.layout.dispatch import message_bytes
 from planner.layout.unit import Unit
 from planner.problems.fix import applied

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, native, stage_moves
+from planner.expert_map import Sizes, balance, native
 from planner.expert_map.renew import align, match, part_repeats
 from planner.expert_map.weigh import scale
+from planner.experts.stages import stage_moves
 from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 from tests.planner.expert_map.test_expert_map import problems

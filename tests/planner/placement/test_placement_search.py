@@ -14,7 +14,7 @@ from planner.placement.improve import _candidates, _carry_out
 from planner.placement.quality import measure
 from planner.placement.task import Wanted, task_of
 from planner.spec.hours import active_minutes
-from planner.spec.schema import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
 CLUSTERS = 200
 MAX_NODES = 16

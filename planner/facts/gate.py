@@ -1,7 +1,8 @@
-"""The places that a token goes to, when each place serves some of the load of each group of experts.
+"""The gate's choice for a token, and the places that the token goes to for it.
 
-A gate picks K of G groups, any K equally likely, and a token's E experts in them. A group that is picked gets n of the
-token's pairs, in proportion to the group's load, and at least one:
+A gate picks K of G groups of experts, any K equally likely, and a token's E experts in them. Each place serves some of
+the load of each group. A group that is picked gets n of the token's pairs, in proportion to the group's load, and at
+least one:
 
     n = max(E G / K x the group's share of the load, 1)
 
@@ -13,22 +14,44 @@ where (1 - q)^n is taken straight between whole n. Without groups (K = G = 1) th
 drawn independently.
 """
 
+from dataclasses import dataclass
 from math import comb
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-from planner.expert_map.types import Gate
-from planner.expert_map.weigh import Floats
+    Floats = NDArray[np.float64]
 
-__all__ = ["reached"]
+__all__ = ["AS_DEEPSEEK_V3", "Gate", "reached"]
 
 
-def reached(served_LGP: Floats, gate: Gate) -> Floats:
+@dataclass(frozen=True)
+class Gate:
+    """The gate's choice for a token. The default is DeepSeek-V3's: 8 experts, in at most half of the groups."""
+
+    experts_per_token: int = 8
+    groups_per_token: int | None = None  # at most; None: half of them
+    copy_bytes: int = 7392  # to another node: one token in FP8 with its scales, of 7,168 hidden values (DeepEP, normal)
+
+    def groups_of_a_token(self, num_groups: int) -> int:
+        """Return how many of `num_groups` hold a token's experts: no more than it has experts, and at least one."""
+        picked = max(round(num_groups / 2), 1) if self.groups_per_token is None else self.groups_per_token
+        return min(picked, num_groups, self.experts_per_token)
+
+
+AS_DEEPSEEK_V3 = Gate()
+
+
+def reached(served_LGP: "Floats", gate: Gate) -> "Floats":
     """Return the probability that a token goes to each place, `[L, P]`.
 
     `served_LGP` is what each place serves of each group, `[L, groups, P]`. Over all places it adds up to the group's
     load.
     """
+    import numpy as np  # who only asks what is wrong waits not
+
     num_groups = served_LGP.shape[1]
     num_picked = gate.groups_of_a_token(num_groups)
     of_groups = served_LGP.sum(axis=2, keepdims=True)
@@ -43,11 +66,13 @@ def reached(served_LGP: Floats, gate: Gate) -> Floats:
     return found
 
 
-def _mean_product(factors: Floats, num_picked: int) -> Floats:
+def _mean_product(factors: "Floats", num_picked: int) -> "Floats":
     """Return the mean, over all choices of `num_picked` groups, of the product of their factors.
 
     It is `[L, P]`, from `[L, groups, P]`.
     """
+    import numpy as np  # as above
+
     num_layers, num_groups, num_places = factors.shape
     sums = np.zeros((num_picked + 1, num_layers, num_places))  # of the products of so many of the groups up to here
     sums[0] = 1

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Gate
-from planner.expert_map.reach import reached
+from planner.facts.gate import Gate, reached
 
 
 @st.composite

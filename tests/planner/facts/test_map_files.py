@@ -1,4 +1,4 @@
-"""Files of other engines, held by data written by hand after their sources (named in `formats.py`)."""
+"""Files of other engines, held by data written by hand after their sources (named in `map_files.py`)."""
 
 import json
 from typing import get_args
@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 import yaml
 
-from planner.expert_map.formats import Engine, export_map, read_map
 from planner.facts.loads import read_loads
+from planner.facts.map_files import Engine, export_map, read_map
 from planner.problems.errors import Violation
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))  # two layers, two GPUs of two slots: as in vllm-ascend's own test

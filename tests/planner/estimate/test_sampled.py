@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from planner.estimate.sampled import max_over_mean_sampled
 from planner.expert_map import Sizes, balance
-from planner.expert_map.sampled import max_over_mean_sampled
 from planner.facts.drawn import draw_loads
 
 

@@ -1,0 +1,70 @@
+"""The load of the fullest GPU in a single step: what the map leads one to expect, and the luck of a step on top.
+
+`max_over_mean` is what GPUs carry on average over many steps. In one step of n token-expert pairs a GPU with share p of
+the load gets about n p of them, and a step waits for whichever GPU got most. Expected, over the mean n / G:
+
+    E[max] = sum over k >= 0 of 1 - product over GPUs of P(X <= k),      X Poisson with mean n p
+
+with Wilson and Hilferty's cube root for P, and some k at a time where n p is large. Pairs are taken as drawn
+independently, and GPUs as independent of each other. Within 2 % of counted multinomial draws where a GPU gets 20 pairs
+or more in a step, and 4 % where it gets 3 (tests).
+
+A formula, not draws: it needs no seed, and gives the same for the same map.
+"""
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from planner.expert_map import ExpertMap, Sizes
+
+if TYPE_CHECKING:
+    from planner.expert_map.weigh import Floats
+
+__all__ = ["max_over_mean_sampled"]
+
+POINTS = 128
+DEVIATIONS = 8.0  # beyond which nothing is left of a distribution
+TABLE_STEPS = 4000  # of the normal distribution: what is read between two of them errs by less than 1e-6
+
+
+def max_over_mean_sampled(
+    expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes, num_pairs: int
+) -> tuple[float, ...]:
+    """Return the expected max over mean of each MoE layer, within a single step of `num_pairs` token-expert pairs."""
+    import numpy as np  # who only asks what is wrong waits not
+
+    from planner.expert_map.split import carried_under
+    from planner.expert_map.weigh import as_slots, count_replicas, gpu_loads, scale
+
+    loads_LE = scale(loads)
+    slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
+    if expert_map.split != "equal":
+        pairs = zip(loads_LE, slots_LGS, strict=True)
+        carried_LG = np.stack([carried_under(expert_map.split, *each, sizes.num_nodes) for each in pairs])
+    else:
+        carried_LG = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS)
+    total_L = carried_LG.sum(axis=1, keepdims=True)
+    shares_LG = np.divide(carried_LG, total_L, out=np.full_like(carried_LG, 1 / sizes.num_gpus), where=total_L > 0)
+    fullest_L = _expected_fullest(shares_LG * num_pairs)
+    return tuple((fullest_L * sizes.num_gpus / num_pairs).round(4).tolist())
+
+
+def _expected_fullest(means_LG: "Floats") -> "Floats":
+    """Return the expected pairs of the fullest GPU, `[L]`, from the expected pairs of each.
+
+    The sum runs from where some GPU surely has more pairs to where surely none has.
+    """
+    import numpy as np  # as above
+
+    reach_LG = DEVIATIONS * (np.sqrt(means_LG) + 1)
+    low_L = np.maximum(np.floor(means_LG - reach_LG).max(axis=1), 0)
+    width_L = np.maximum(np.ceil(((means_LG + reach_LG).max(axis=1) - low_L) / POINTS), 1)
+    table = np.linspace(-DEVIATIONS, DEVIATIONS, TABLE_STEPS + 1)
+    below = np.array([NormalDist().cdf(each) for each in table.tolist()])
+    fullest_L: Floats = low_L.copy()
+    for point in range(POINTS):
+        count_L1 = (low_L + point * width_L + (width_L + 1) / 2)[:, None]  # k + 1, in the middle of so many
+        root_LG = 1 - 1 / (9 * count_L1) - np.cbrt(means_LG / count_L1)
+        fullest_L += (1 - np.interp(3 * np.sqrt(count_L1) * root_LG, table, below).prod(axis=1)) * width_L
+    return fullest_L
