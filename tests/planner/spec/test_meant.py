@@ -184,6 +184,24 @@ def test_another_int4_is_told_from_w4a16(name, problems_of):
     assert "w4a16 here, which is INT4 experts by 32" in problem.reason
 
 
+def test_a_misplaced_key_goes_only_where_a_phase_stays(problems_of):
+    """Beside mixed, decode is to be removed: what two fixes say together has decode in neither."""
+    both = {"prefill": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "kubernetes.replicas": 3}
+    problems = problems_of(json.dumps(applied(PAIR, both), indent=1))
+    offered = {each.path: each.changes for each in problems}
+
+    assert offered["kubernetes.replicas"] == ({"kubernetes.replicas": None, "mixed.units": 3},)
+    assert offered["mixed"] == ({"decode": None},)
+
+
+def test_a_unit_of_part_of_a_node_is_one_mistake(problems_of):
+    """Groups of 8 fit into nodes of 8: the unit of 36 GPUs is wrong, and they are right beside what is offered."""
+    (problem,) = problems_of(json.dumps(applied(PAIR, {"decode.ep_size": 36, "decode.attention_tp": 8}), indent=1))
+
+    assert problem.rule.startswith("S502")
+    assert not any(each[problem.path] % 8 for each in problem.changes)
+
+
 def test_a_config_in_place_of_a_spec_is_said_once(problems_of):
     """Each of its keys would be unknown, and each section of a spec missing."""
     (problem,) = problems_of(json.dumps(CONFIG))
