@@ -11,9 +11,11 @@ an average is another notion.
 """
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+
+from planner.problems.fix import Fix, removal
 
 __all__ = ["InOurUnit", "in_our_unit"]
 
@@ -54,14 +56,32 @@ class InOurUnit:
     field: str
     value: float | None
     reason: str
-    instead: str = ""
+    instead: Fix | str = ""
+    is_percentile: bool = False
 
 
-def in_our_unit(key: str, value: Any, fields: Collection[str]) -> InOurUnit | None:
-    """Return which of the `fields` of its section `key` says in another unit; None for any other key."""
-    plain = key.lstrip("-").replace("-", "_").casefold()
-    found = _a_day(plain, value) or _in_milliseconds(plain, value)
-    return found if found and found.field in fields and found.field != plain else None
+def in_our_unit(key: str, section: Mapping[str, Any], fields: Collection[str]) -> InOurUnit | None:
+    """Return which of the `fields` of its `section` the `key` says in another unit; None for any other key.
+
+    A field that stands there as well, or that a key before it says, is given already.
+    """
+    given = {each: each for each in fields if section.get(each) is not None}
+    for other, value in section.items():
+        plain = str(other).lstrip("-").replace("-", "_").casefold()
+        found = _a_day(plain, value) or _in_milliseconds(plain, value)
+        if found.field not in fields or found.field == plain:
+            continue
+        if other == key:
+            return _beside(found, given[found.field]) if found.field in given else found
+        if found.value is not None:
+            given.setdefault(found.field, str(other))
+    return None
+
+
+def _beside(found: InOurUnit, other: str) -> InOurUnit:
+    """Return what to do with a key beside the `other` that gives its field."""
+    reason = found.reason if found.is_percentile else f"{other} already gives the same"
+    return replace(found, value=None, reason=reason, instead=removal())
 
 
 def _a_day(key: str, value: Any) -> InOurUnit | None:
@@ -83,7 +103,7 @@ def _in_milliseconds(key: str, value: Any) -> InOurUnit:
     field = f"{SAME_TIMES.get(name, name)}_ms"
     if notion != of_time:
         reason = "predictions are averages, so no percentile can be promised"
-        return InOurUnit(field, None, reason, f"write the average that is promised as {field}")
+        return InOurUnit(field, None, reason, f"write the average that is promised as {field}", is_percentile=True)
     number = _in_ms(value, unit)
     if number is None:
         return InOurUnit(field, None, "it could be in any unit", f"write {field}, in milliseconds")

@@ -180,9 +180,8 @@ def _given(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _in_our_unit(detail: ErrorDetails, data: Mapping[str, Any]) -> InOurUnit | None:
-    """Return the field that an unknown key says in another unit, unless that field is given as well."""
-    given, fields = _given(detail, data), section_at(detail["loc"]).model_fields
-    return in_our_unit(str(detail["loc"][-1]), detail["input"], [name for name in fields if name not in given])
+    """Return the field that an unknown key says in another unit."""
+    return in_our_unit(str(detail["loc"][-1]), _given(detail, data), section_at(detail["loc"]).model_fields)
 
 
 def _is_of_point(path: str, location: Sequence[int | str]) -> bool:
