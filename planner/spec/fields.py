@@ -230,7 +230,8 @@ def _as_one_of(path: str, known: Sequence[str]) -> Fix | str:
 
 def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
     field = field_at(path)
-    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) else ''}"
+    is_item = path.rpartition(".")[2].isdecimal()  # of a list, in whose place the word may stand
+    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) and not is_item else ''}"
     if path in (f"{phase}.gpu" for phase in PHASES) and isinstance(value, dict):
         reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
         return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
