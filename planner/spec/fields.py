@@ -22,7 +22,7 @@ from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, section_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
-from planner.spec.meant import engine_and_version, of_a_hundred, time_of_day, variables
+from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_not_so
 from planner.spec.rule import Partial
@@ -289,8 +289,9 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
         fix = Fix("shorten it", ({HERE: value[: limits["max_length"]]},))
         return Violation(path, value, rule, f"it has {len(value)}", fix)
     word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
-    share = of_a_hundred(value, bound) if word == "most" else None
-    fix = nearest(bound if share is None else share)
+    is_time = word == "least" and path.endswith("_ms")
+    meant = of_seconds(value, bound) if is_time else of_a_hundred(value, bound) if word == "most" else None
+    fix = nearest(bound if meant is None else meant)
     return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), fix)
 
 

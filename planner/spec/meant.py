@@ -14,6 +14,7 @@ __all__ = [
     "image",
     "numeral",
     "of_a_hundred",
+    "of_seconds",
     "pairs",
     "thousandths",
     "time_of_day",
@@ -72,6 +73,12 @@ def engine_and_version(value: Any) -> tuple[str, str] | None:
     name = match["name"].casefold() if match else None
     known = next((each for each, facts in ENGINES.items() if each == name and facts.versions), None)
     return (known, match["version"]) if match and known else None
+
+
+def of_seconds(value: float, least: float) -> float | None:
+    """`0.05`, as the 50 milliseconds that so many seconds are; None where these are less than `least`, too."""
+    number = round(value * 1000, 9)
+    return None if number < least else int(number) if number == int(number) else number
 
 
 def thousandths(value: Any) -> float | None:
