@@ -109,6 +109,11 @@ MEANT = [
     ({"model": "nvidia/DeepSeek-R1-0528-FP4"}, "model", "deepseek-r1"),
     ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"}, "model", "qwen3-235b-a22b"),
     ({"model": "kimi-k2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking", "decode.precision": None}, "decode.precision", "w4a16"),
+    ({"model": {"config": "moonshotai/Kimi-K2-Thinking"}, "decode.precision": None}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking-FP8", "decode.precision": None}, "decode.precision", "fp8"),
     ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
     ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
     ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
@@ -155,6 +160,9 @@ WORDS = [
     ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
     ({"model": "unsloth/DeepSeek-R1-GGUF"}, "model", "in another format"),
     ({"model": {"config": "org/DeepSeek-R1-AWQ"}}, "model.config", "in another format"),
+    ({"model": "Qwen/Qwen3-235B-A22B-GPTQ-Int4"}, "model", "or give its config.json"),
+    ({"model": "openai/gpt-oss"}, "model", "write gpt-oss-120b or gpt-oss-20b"),
+    ({"model": "deepseek-v4"}, "model", "write deepseek-v4-flash or deepseek-v4-pro"),
     ({"model": "XiaomiMiMo/MiMo-V2-Pro"}, "model", "give its config.json"),
     ({"model": "zai-org/GLM-5-Air"}, "model", "give its config.json"),
     ({"model.config": "https://hub.example/config.json"}, "model.config", "download it"),
@@ -193,6 +201,14 @@ def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, o
     problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S501"))
 
     assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-235B-A22B-GPTQ-Int4", "RedHatAI/Qwen3-235B-A22B-quantized.w4a16"])
+def test_another_int4_is_told_from_w4a16(name, problems_of):
+    """There is a precision with INT4, so the reason says how it differs."""
+    (problem,) = problems_of(json.dumps(applied(RIVER, {"model": name, "cluster.gpu": "h800"})))
+
+    assert "w4a16 here, which is INT4 experts by 32" in problem.reason
 
 
 def test_a_misplaced_key_goes_only_where_a_phase_stays(problems_of):
