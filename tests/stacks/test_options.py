@@ -58,6 +58,8 @@ def test_a_key_s_entry_lets_it_in(capsys, tmp_path):
     ("words", "meant"),
     [
         (["plna"], "did you mean plan?"),
+        (["help", "plan"], "did you mean --help?"),
+        (["version"], "did you mean --version?"),
         (["render", "spec.yaml", "--out", "folder"], "did you mean -o?"),
         (["plan", "spec.yaml", "--output=plan.json"], "did you mean -o?"),
         (["plan", "spec.yaml", "--format", "jsno"], "did you mean json?"),
