@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
-from planner.problems.errors import Violation, may_be_secret
+from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, section_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
@@ -37,7 +37,6 @@ __all__ = ["CheckedFields", "check_fields"]
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 OF_UNITS = ("Pod", "PodTemplate", "ReplicaSet")  # that Kubernetes makes from a unit's object
 POD_TEMPLATES = {"LeaderWorkerSet": "spec.leaderWorkerTemplate.workerTemplate", "StatefulSet": "spec.template"}
-MAX_TOLD = 500  # wrong fields of one file
 MAX_CHOICES = 4  # that a fix says again behind the rule
 WANTED = {
     "int_type": "a whole number",
@@ -231,7 +230,8 @@ def _as_one_of(path: str, known: Sequence[str]) -> Fix | str:
 
 def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
     field = field_at(path)
-    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) else ''}"
+    is_item = path.rpartition(".")[2].isdecimal()  # of a list, in whose place the word may stand
+    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) and not is_item else ''}"
     if path in (f"{phase}.gpu" for phase in PHASES) and isinstance(value, dict):
         reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
         return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")

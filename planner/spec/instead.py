@@ -115,7 +115,8 @@ def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
 
 def instead_of_nothing(path: str, field: FieldInfo) -> Fix:
     """The one value that there is, or the planner's choice, else an example."""
-    choices = [AUTO] if may_be_auto(field) else choices_at(path)
+    is_ours = may_be_auto(field) and path != "cluster.nodes"  # the nodes that there are only the user knows
+    choices = [AUTO] if is_ours else choices_at(path)
     if len(choices) != 1:
         return example_at(path)
     return Fix(f"write {path.rpartition('.')[2]}: {choices[0]}", ({HERE: choices[0]},))

@@ -77,10 +77,10 @@ class Deployment(pulumi.ComponentResource):
 def _create(
     parent: pulumi.ComponentResource, objects: Sequence[PlanObject], ready_timeout_s: float
 ) -> list[pulumi.Resource]:
-    """Create `objects` as children of `parent`, each after those before it."""
+    """Create `objects` as children of `parent`, side by side, but all after the first: it may be their namespace."""
     created: list[pulumi.Resource] = []
     for each in objects:
-        options = pulumi.ResourceOptions(parent=parent, depends_on=list(created))
+        options = pulumi.ResourceOptions(parent=parent, depends_on=created[:1])
         created.append(Object(each.name, each.manifest, _with_deadline(options, ready_timeout_s)))
     return created
 

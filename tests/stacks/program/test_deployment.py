@@ -30,14 +30,14 @@ def declared(plan):
     return declared_of(plan)
 
 
-def declared_of(plan):
-    """Of any plan."""
+def declared_of(plan, slow="units"):
+    """Of any plan; the resource of one name takes its time."""
     found = []
 
     class Mocks(pulumi.runtime.Mocks):
         def new_resource(self, args):
-            if args.typ == occupants.TOKEN:
-                time.sleep(0.5)  # whoever does not wait for the list is made meanwhile
+            if args.name == slow:
+                time.sleep(0.5)  # whoever does not wait for it is made meanwhile
             found.append((args.typ, args.name, args.inputs))
             return args.name, args.inputs
 
@@ -83,6 +83,15 @@ def test_units_come_after_the_list_of_all_units(plan, declared):
     assert declared[listed][2] == {"objects": plan_objects(plan).occupants()}
     assert declared[-1][:2] == (occupants.ARRIVALS, "units-ready")
     assert declared[-1][2] == {"names": [unit.name for unit in plan.units]}
+
+
+def test_what_pods_share_waits_for_its_namespace_alone(plan):
+    """One that takes long keeps none of the others."""
+    with_budgets = replace(plan, kubernetes=plan.kubernetes.model_copy(update={"disruptions": 0}))
+    made = [(kind.rpartition(":")[2], name) for kind, name, _ in declared_of(with_budgets, slow="demo-runtime")]
+
+    assert made[1] == ("Namespace", "tidemill")
+    assert made.index(("PodDisruptionBudget", "demo-decode")) < made.index(("ServiceAccount", "demo-runtime"))
 
 
 def test_gateway_and_units_are_one_resource_each(plan, declared):
