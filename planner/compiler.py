@@ -5,7 +5,7 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,6 +23,7 @@ from planner.estimate.coverage import (
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases, require_points_fit
+from planner.estimate.promises import missed_promises
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.warnings import warnings_of
@@ -87,6 +88,9 @@ def compile_plan(
     decided, grounds = _decided(spec, previous)
     layouts, memory, maps = decided.layouts, decided.memory, decided.expert_maps
     traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
+    outlooks = predict_phases(spec, layouts, memory, maps, grounds.loads, calibration)
+    missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
+    decided = replace(decided, warnings=(*decided.warnings, *missed))
     return Plan(
         **vars(decided),
         written=_with_defaults(spec, choice.decisions),
@@ -101,7 +105,7 @@ def compile_plan(
         sampled=_sampled(spec, layouts, maps, grounds.loads),
         places=grounds.places,
         traffic=traffic,
-        outlooks=predict_phases(spec, layouts, memory, maps, grounds.loads, calibration),
+        outlooks=outlooks,
         failures=report_failures(spec, layouts, decided.units, maps),
     )
 

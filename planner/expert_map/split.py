@@ -29,7 +29,7 @@ import numpy as np
 from planner.expert_map.types import SplitRule
 from planner.expert_map.weigh import Floats, Ints, max_over_mean
 
-__all__ = ["carried_first_on_node", "carried_local_first", "carried_under", "max_over_mean_under"]
+__all__ = ["carried_under", "max_over_mean_under", "shares_under"]
 
 
 def max_over_mean_under(split: SplitRule, loads_LE: Floats, slots_LGS: Ints, num_nodes: int) -> Floats:
@@ -44,36 +44,42 @@ def max_over_mean_under(split: SplitRule, loads_LE: Floats, slots_LGS: Ints, num
 
 
 def carried_under(split: SplitRule, loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
-    """Return the load of each GPU under one of the two rules, `[G]`."""
-    carry = carried_first_on_node if split == "first_on_node" else carried_local_first
-    return carry(loads_E, slots_GS, num_nodes)
-
-
-def carried_local_first(loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
-    """Return the load of each GPU under `local_first`, `[G]`."""
-    num_gpus, gpus_per_node = len(slots_GS), len(slots_GS) // num_nodes
-    near_EM = np.zeros((len(loads_E), num_nodes))
-    for gpu, experts in enumerate(slots_GS):
-        np.add.at(near_EM[:, gpu // gpus_per_node], experts, 1)
-    without_E = (near_EM == 0).sum(axis=1)
-    share_EM = gpus_per_node / num_gpus * (1 / np.maximum(near_EM, 1) + (without_E / near_EM.sum(axis=1))[:, None])
-    nodes_G = np.arange(num_gpus) // gpus_per_node
-    carried: Floats = (loads_E[slots_GS] * share_EM[slots_GS, nodes_G[:, None]]).sum(axis=1)
+    """Return the load of each GPU under a rule, `[G]`."""
+    carried: Floats = (shares_under(split, len(loads_E), slots_GS, num_nodes) * loads_E).sum(axis=1)
     return carried
 
 
-def carried_first_on_node(loads_E: Floats, slots_GS: Ints, num_nodes: int) -> Floats:
-    """Return the load of each GPU under `first_on_node`, `[G]`, from parts of w / G: each is the tokens of one GPU."""
-    num_gpus = len(slots_GS)
-    copies_MPE = np.zeros((num_nodes, num_gpus // num_nodes, len(loads_E)))
+def shares_under(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes: int) -> Floats:
+    """Return which share of each expert's load each GPU carries under a rule, `[G, E]`; each expert's add up to 1."""
+    copies_GE = np.zeros((len(slots_GS), num_experts))
     for gpu, experts in enumerate(slots_GS):
-        np.add.at(copies_MPE[gpu // copies_MPE.shape[1], gpu % copies_MPE.shape[1]], experts, 1)
+        np.add.at(copies_GE[gpu], experts, 1)
+    if split == "equal":
+        equal_GE: Floats = copies_GE / np.maximum(copies_GE.sum(axis=0), 1)
+        return equal_GE
+    copies_MPE = copies_GE.reshape(num_nodes, -1, num_experts)
+    shares_MPE = _first_on_node(copies_MPE) if split == "first_on_node" else _local_first(copies_MPE)
+    return shares_MPE.reshape(copies_GE.shape)
+
+
+def _local_first(copies_MPE: Floats) -> Floats:
+    """Return what each GPU carries of each expert under `local_first`, `[M, P, E]`, from its copies there."""
+    near_ME = copies_MPE.sum(axis=1)
+    without_E = (near_ME == 0).sum(axis=0)
+    of_a_node = 1 / len(copies_MPE)
+    share_ME = of_a_node * (1 / np.maximum(near_ME, 1) + without_E / np.maximum(near_ME.sum(axis=0), 1))
+    shares_MPE: Floats = copies_MPE * share_ME[:, None]
+    return shares_MPE
+
+
+def _first_on_node(copies_MPE: Floats) -> Floats:
+    """Return the same under `first_on_node`, from parts of 1 / G: each is the tokens of one GPU."""
     holds_MPE = copies_MPE > 0
     near_ME, num_E = copies_MPE.sum(axis=1), copies_MPE.sum(axis=(0, 1))
     without_ME = (~holds_MPE).sum(axis=1)  # GPUs of each node that do not hold the expert
     to_first_ME = np.where((near_ME > 0) & (near_ME < num_E), without_ME, 0)
     to_any_E = (without_ME - to_first_ME).sum(axis=0)
     is_first_MPE = holds_MPE & (holds_MPE.cumsum(axis=1) == 1)
-    parts_MPE = holds_MPE + is_first_MPE * to_first_ME[:, None] + copies_MPE * (to_any_E / num_E)
-    carried: Floats = (parts_MPE.reshape(num_gpus, -1) * (loads_E / num_gpus)).sum(axis=1)
-    return carried
+    parts_MPE = holds_MPE + is_first_MPE * to_first_ME[:, None] + copies_MPE * (to_any_E / np.maximum(num_E, 1))
+    shares_MPE: Floats = parts_MPE / (copies_MPE.shape[0] * copies_MPE.shape[1])
+    return shares_MPE

@@ -15,6 +15,7 @@ __all__ = [
     "GATEWAY_LAUNCH_FILE",
     "HUGE_PAGES",
     "KERNEL_CACHE",
+    "KEYS_FILE",
     "MAX_UNIT_NAME",
     "MOUNTED",
     "NETWORKS_ANNOTATION",
@@ -60,6 +61,7 @@ SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which p
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
+KEYS_FILE = "keys.json"  # of the API keys, in their Secret and in the gateway's pod
 SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.linear import LinearAttention
-from planner.families.shapes import MAX_LAYERS, Count, Size, Tower, encoder_layer
+from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Size, Tower, encoder_layer
 from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]
@@ -28,7 +28,7 @@ class Qwen3NextShapes(SharedExpertShapes):
     linear_value_head_dim: Size
     linear_num_key_heads: Count
     linear_num_value_heads: Count
-    layer_types: list[Literal["linear_attention", "full_attention"]] | None = None
+    layer_types: PerLayer[Literal["linear_attention", "full_attention"]] | None = None
     full_attention_interval: int = Field(default=4, ge=1, le=MAX_LAYERS)
     mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     mtp_num_hidden_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)

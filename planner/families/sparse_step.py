@@ -9,7 +9,7 @@ Source: transformers 5.23.0 models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeDeco
 from dataclasses import replace
 
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import Count, Shapes, Size, layers_of
+from planner.families.shapes import Count, Entry, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["SharedExpertShapes", "SparseStepShapes"]
 
@@ -22,7 +22,7 @@ class SparseStepShapes(Shapes):
     num_experts: Count
     num_key_value_heads: Count
     decoder_sparse_step: Count = 1
-    mlp_only_layers: list[int] | None = None
+    mlp_only_layers: PerLayer[Entry] | None = None
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
@@ -49,7 +49,7 @@ class SparseStepShapes(Shapes):
         return Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size)
 
     def _is_moe(self) -> list[bool]:
-        step, dense = self.decoder_sparse_step, self.mlp_only_layers or []
+        step, dense = self.decoder_sparse_step, frozenset(self.mlp_only_layers or ())
         return [index not in dense and (index + 1) % step == 0 for index in range(self.num_hidden_layers)]
 
 

@@ -139,8 +139,10 @@ def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
     return {
         "timezone": schedule.timezone,
         "steps": [_step_json(step) for step in schedule.steps],
+        "transitions": [asdict(each) for each in schedule.transitions],
         "peak_nodes": schedule.peak_nodes,
         "mean_nodes": schedule.mean_nodes,
+        "mean_nodes_taken": schedule.mean_nodes_taken,
         "released_node_hours_per_day": schedule.released_node_hours,
     }
 

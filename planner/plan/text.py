@@ -295,7 +295,8 @@ def _schedule(plan: Plan) -> str:
     ]
     hours = f"which leaves {schedule.released_node_hours:,.1f} node-hours a day for other work"
     mean = f"On average {schedule.mean_nodes:.2f} nodes are on, {schedule.peak_nodes} at the peak, {hours}"
-    lines = [table(rows), *filled(f"Times are in {schedule.timezone}. {mean}.")]
+    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
+    lines = [table(rows), *filled(f"Times are in {schedule.timezone}. {mean}. {taken}".rstrip())]
     return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 

@@ -10,6 +10,7 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
     attention_tp        1, and max_batch_tokens its default
     units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
     cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
+    schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
 
 A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the checkpoint that was
@@ -30,12 +31,12 @@ from pydantic import BaseModel
 from planner.estimate.case import operating_point
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.problems.errors import SpecError
 from planner.search.decision import DEFAULT, Decision
 from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes, wants_speed
-from planner.search.nodes import demand_to_meet, nodes_unknown, with_counted_nodes, with_room
+from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
 from planner.search.speed import LayoutOf, MemoryOf
 from planner.search.why import reasons_of
+from planner.search.windows import with_windows
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
@@ -70,7 +71,7 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     spec = with_room(spec)
     search = search_layouts(spec, memory_of, layout_of, demand) if wants_speed(spec) else None
     if demand and search is None:
-        raise SpecError([spec.problem(nodes_unknown())])
+        require_speeds(spec)
     by_speed = search.values(spec) if search else _without_speed(spec)
     if search:
         decisions += reasons_of(search, spec, by_speed)
@@ -89,7 +90,8 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     if is_counted:
         spec, of_cluster = with_counted_nodes(spec, layout_of, demand)
         decisions.append(of_cluster)
-    decisions += _of_windows(spec.written)
+    spec, of_day = with_windows(spec, layout_of)
+    decisions += [*of_day, *_of_windows(spec.written)]
     decided = {each.path for each in decisions}
     if spec.written.expert_load.file is not None:
         decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn

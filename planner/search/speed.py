@@ -60,7 +60,8 @@ def speed_of(spec: ResolvedSpec, phase: Phase, memory: MemoryPlan, trials: Trial
     case = _case(spec, trials.layout_of(spec, phase), memory, trials.best or trials.balance)
     rate, group = saturated_rate(case), case.unit.attention_tp
     tpot = None if phase == "prefill" else case.point.requests / group / rate * MS_PER_S
-    return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), case.imbalance.gpus)
+    fullest = case.imbalance.gpus * case.engine.imbalance.get(phase, 1.0)  # as a plan tells it
+    return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)
 
 
 def _case(spec: ResolvedSpec, layout: PhaseLayout, memory: MemoryPlan, balance: Balance) -> Case:

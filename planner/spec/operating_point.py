@@ -10,7 +10,7 @@ from pydantic import Field
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
+__all__ = ["MAX_TOKENS", "DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
 
 MAX_REQUESTS = 65_536
 MAX_TOKENS = 10_000_000

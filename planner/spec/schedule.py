@@ -1,9 +1,13 @@
 """The spec's `schedule` section: which units are on at which time of day."""
 
-from pydantic import Field
+from typing import Annotated, Any
 
+from pydantic import Field, model_validator
+
+from planner.facts.quantities import quantity
 from planner.facts.terms import Phase
 from planner.spec.section import Section
+from planner.spec.undecided import AUTO, OR_AUTO
 
 __all__ = ["ScheduleSpec", "WindowSpec"]
 
@@ -32,14 +36,39 @@ class WindowSpec(Section):
 
 
 class ScheduleSpec(Section):
-    """The day: which units are on when. The nodes of the others are free for other work."""
+    """The day: which units are on when. The nodes of the others are free for other work. The word auto is short for
+    windows that are auto."""
 
     timezone: str = Field(
         default="UTC", description="Time zone of the times, by its IANA name.", examples=["Asia/Shanghai"]
     )
-    windows: list[WindowSpec] = Field(
-        min_length=1,
-        max_length=1440,
-        description="Windows of the day. Each lasts until the next one starts, the last until the next day's first.",
-        examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}]],
+    windows: Annotated[list[WindowSpec], Field(min_length=1, max_length=1440), *OR_AUTO] = Field(
+        description="Windows of the day. Each lasts until the next one starts, the last until the next day's first."
+        " With auto, those that carry traffic.profile with the fewest node-hours, where each phase's units just carry"
+        " the busiest hour.",
+        examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}], "auto"],
     )
+    warm_up: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
+        default="10min",
+        validate_default=True,
+        description="Time that a unit has its nodes before it serves, while it reads weights, joins and captures"
+        " graphs.",
+        examples=["10min"],
+    )
+    drain: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
+        default="5min",
+        validate_default=True,
+        description="Time that a unit keeps its nodes after its window, until its last request is answered.",
+        examples=["5min"],
+    )
+    min_stay: Annotated[float, *quantity("time", least="15min", most="24h")] = Field(
+        default="15min",
+        validate_default=True,
+        description="Time that a phase keeps a number of units at least, where windows are auto.",
+        examples=["15min"],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, written: Any) -> Any:
+        return {"windows": AUTO} if written == AUTO else written

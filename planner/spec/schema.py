@@ -27,6 +27,7 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.section import Section, form_of, one_of
 from planner.spec.traffic import TrafficSpec
+from planner.spec.undecided import SAYS_AUTO, is_undecided
 
 __all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
 
@@ -83,6 +84,12 @@ class GatewaySpec(Section):
         " answered with 429.",
         examples=[64],
     )
+    keys: str | None = Field(
+        default=None,
+        description="Secret of the namespace whose keys.json says which API keys may ask, and how much; without it "
+        "anybody may. `tidemill key` makes an entry.",
+        examples=["chat-keys"],
+    )
 
 
 def _this_version(written: Any) -> int:
@@ -136,7 +143,7 @@ class Spec(Section):
         description="Units that do both, in place of prefill and decode, for small deployments.",
         examples=[{"ep_size": 8, "precision": "fp8"}],
     )
-    schedule: ScheduleSpec | None = Field(
+    schedule: Annotated[ScheduleSpec | None, SAYS_AUTO] = Field(
         default=None,
         description="Which units are on at which time of day. Without it, all are always on.",
         examples=[{"timezone": "Asia/Shanghai", "windows": [{"at": "08:30", "prefill_units": 29, "decode_units": 9}]}],
@@ -246,7 +253,7 @@ class Spec(Section):
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""
-        if self.schedule is None:
+        if self.schedule is None or is_undecided(self.schedule.windows):
             return self.phase(phase).units
         return max(window.num_units(phase) for window in self.schedule.windows)
 

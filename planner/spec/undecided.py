@@ -9,7 +9,7 @@ from pydantic import GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapVal
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["AUTO", "OR_AUTO", "is_undecided"]
+__all__ = ["AUTO", "OR_AUTO", "SAYS_AUTO", "is_undecided"]
 
 AUTO = "auto"
 
@@ -32,4 +32,5 @@ class _InJsonSchema:
         return {"anyOf": [*inner.get("anyOf", [inner]), {"const": AUTO}]}
 
 
-OR_AUTO = (WrapValidator(_read), _InJsonSchema())  # metadata of a field that takes the word too
+SAYS_AUTO = _InJsonSchema()  # metadata of a section that reads the word by itself
+OR_AUTO = (WrapValidator(_read), SAYS_AUTO)  # metadata of a field that takes the word too

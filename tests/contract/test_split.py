@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from planner.expert_map import balance
-from planner.expert_map.split import carried_local_first
+from planner.expert_map.split import carried_under
 from planner.expert_map.weigh import count_replicas, gpu_loads
 from planner.facts.drawn import draw_loads
 from runtime.model.moe import ReplicaTable
@@ -41,7 +41,7 @@ def test_the_runtime_loads_ranks_as_planned(loads, split):
     weights = np.array(loads, dtype=float)
     planned = gpu_loads(weights / count_replicas(slots, 32), slots)[0]
     if split == "local_first":
-        planned = carried_local_first(weights[0], slots[0], 2)
+        planned = carried_under("local_first", weights[0], slots[0], 2)
     got = counts_of_ranks(expert_map.physical_to_logical[0], loads[0], NODES if split == "local_first" else None)
 
     assert got.sum() == NUM_RANKS * TOKENS

@@ -101,6 +101,7 @@ BROUGHT_ABOUT = {
     "R108": _stopped_meanwhile,
     "R109": lambda _: cli._raise_what_was_said(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
     "R110": lambda _: _fails(record.unusable(Path("/root/tidemill"), PermissionError(13, "Permission denied"))),
+    "R111": lambda _: deployment.require_keys(SimpleNamespace(gateway=SimpleNamespace(keys="chat-keys")), None),
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, consecutive_domains, count_uncovered
-from planner.expert_map.split import carried_local_first, carried_under
+from planner.expert_map.split import carried_under
 from planner.facts.drawn import draw_loads
 
 RULES = ("local_first", "first_on_node")
@@ -81,7 +81,9 @@ def test_decode_with_a_third_slot_is_mended():
     loads = draw_loads(1.01, 0, num_layers=4, num_experts=256)
     local = balance(loads, 432, 144, num_nodes=18, split="local_first")
     equal = np.array(balance(loads, 432, 144, num_nodes=18).physical_to_logical).reshape(4, 144, 3)
-    under_rule = [carried_local_first(np.array(row), slots, 18) for row, slots in zip(loads, equal, strict=True)]
+    under_rule = [
+        carried_under("local_first", np.array(row), slots, 18) for row, slots in zip(loads, equal, strict=True)
+    ]
     ratios = [carried.max() / carried.mean() for carried in under_rule]
 
     assert np.mean(local.max_over_mean) < 1.02 < np.mean(ratios)

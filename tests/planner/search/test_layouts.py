@@ -4,8 +4,11 @@ import json
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.compiler import _layout_of, _memory_of, check_fit, compile_plan
+from planner.estimate.throughput.imbalance import imbalance_of
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
 from planner.plan.text import plan_text
@@ -182,6 +185,22 @@ def test_a_cluster_gets_the_nodes_that_written_units_take():
     assert fit.spec.cluster.nodes == 2 * 4 + 9 + 1
 
 
+@pytest.mark.parametrize(("tokens", "field"), [(1e15, "output_tokens"), (1e14, "output_tokens")])
+def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(tokens, field):
+    """A thousand units of a phase, and 20,000 nodes of all; what is offered instead can be served."""
+
+    def with_traffic(number):
+        return spec_of("auto", {"tpot_ms": 60}, {"ep_size": 72}, {"ep_size": 32}, traffic=TRAFFIC | {field: number})
+
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(with_traffic(tokens))
+    (problem,) = caught.value.problems
+    (change,) = problem.changes
+
+    assert problem.rule.startswith("S729")
+    assert check_fit(with_traffic(change[f"traffic.{field}"])).layouts
+
+
 def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
     """Against every pair of counts, for two offers a phase; units that are written are too few or suffice."""
     offers = {
@@ -269,6 +288,45 @@ def test_the_balance_is_known_before_the_map(ep_size, num_slots):
     reached = balance(loads, num_slots, ep_size).max_over_mean
 
     assert ReplicaBalance(loads).bound(num_slots, ep_size) == pytest.approx(sum(reached) / len(reached), rel=0.06)
+
+
+@pytest.mark.parametrize("split", ["equal", "first_on_node", "local_first"])
+@settings(max_examples=5, deadline=None)
+@given(nodes=st.integers(1, 16), more=st.integers(0, 3), pairs=st.sampled_from([400, 131_072]), seed=st.integers(0, 9))
+def test_the_plan_predicts_the_balance_that_the_search_foresaw(split, nodes, more, pairs, seed):
+    """Within 3 % on every size of 16 nodes of 8, under each rule of which replica a token goes to."""
+    gpus, loads = 8 * nodes, draw_loads(1.01, seed, 2, 256, 8)
+    slots = 256 + -256 % gpus + more * gpus
+    made = imbalance_of(
+        balance(loads, slots, gpus, num_nodes=nodes, split=split), loads, gpus, nodes, pairs, num_nodes=nodes
+    )
+
+    assert ReplicaBalance(loads).of(slots, gpus, nodes, pairs).gpus == pytest.approx(made.gpus, rel=0.03)
+
+
+def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
+    """What the search promised for its rule of replicas is what the plan predicts, and no promise is missed."""
+    fixed = {"attention_tp": 1, "max_batch_tokens": 16384, "max_request_tokens": 16384, "max_requests": "auto"}
+    fixed |= {"units": "auto", "ep_size": 16, "redundant_experts": 64}
+    slo = {"ttft_ms": 3000, "tpot_ms": 50}
+    plan = compile_plan(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
+
+    for outlook, searched in zip(plan.outlooks, plan.search.phases, strict=True):
+        foreseen = searched.chosen.speed
+        assert outlook.prediction.tokens_per_s_per_gpu.mid == pytest.approx(foreseen.tokens_per_s_per_gpu, rel=0.01)
+        assert outlook.prediction.imbalance.gpus == pytest.approx(foreseen.max_over_mean, rel=0.03)
+    assert not [each for each in plan.warnings if each.rule.startswith("W115")]
+
+
+def test_a_promise_that_the_plan_misses_is_a_warning():
+    """Said of the field, with what is predicted and with the least that would be kept."""
+    fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
+    plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed))
+    missed = next(each for each in plan.warnings if each.rule.startswith("W115"))
+    kept = compile_plan(spec_of(16, {"ttft_ms": missed.changes[0]["slo.ttft_ms"]}, fixed, fixed))
+
+    assert missed.message.startswith("slo.ttft_ms (5.0) is missed by prefill, whose TTFT is predicted at")
+    assert not [each for each in kept.warnings if each.rule.startswith("W115")]
 
 
 def test_each_size_is_told_once_with_why_another_was_taken():

@@ -27,7 +27,7 @@ import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import digest_of
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Logprobs, Prefill, State, Token
+from runtime.protocol.messages import Embed, FromGateway, Hello, Logprobs, Prefill, State, Token
 from tests.ports import free_ports
 
 ADDRESS = "127.0.0.1"
@@ -240,7 +240,7 @@ class FakeRank:
     def __init__(self, loop, port, hello: Hello):
         self.hello = hello
         self.heard: queue.Queue[FromGateway] = queue.Queue()
-        self.on_prefill = None
+        self.on_prefill = self.on_embed = None
         self._loop = loop
         self._reader, self._writer = self._run(asyncio.open_connection(ADDRESS, port))
         self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
@@ -265,8 +265,9 @@ class FakeRank:
         frames = FrameReader(self._reader, FromGateway)
         while (frame := await frames.read()) is not None:
             self.heard.put(frame[0])
-            if isinstance(frame[0], Prefill) and self.on_prefill:
-                asyncio.ensure_future(self.on_prefill(frame[0]))  # noqa: RUF006  # the loop outlives every test
+            answer = {Prefill: self.on_prefill, Embed: self.on_embed}.get(type(frame[0]))
+            if answer is not None:
+                asyncio.ensure_future(answer(frame[0]))  # noqa: RUF006  # the loop outlives every test
 
     def _run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
