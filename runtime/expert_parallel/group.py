@@ -118,13 +118,18 @@ class GlooGroup:
     def join(self, meeting: MeetingPoint) -> None:
         """Meet at the store, then connect to every peer."""
         try:
-            self._store = meet(
-                meeting, self.rank, self.size
-            )  # kept: the leader serves it for as long as the group lives
-            self._backend = _gloo(self._store, self.rank, self.size, meeting.address)
+            met = meet(meeting, self.rank, self.size)
+            self._store = met.store  # kept: the leader serves it for as long as the group lives
+            self._connect(meeting.address)
+            met.await_all("joined", STEP_TIMEOUT)
+            met.shut_door()
         except RuntimeError as error:
             where = f"{meeting.leader}:{meeting.port}"
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {first_line(error)}") from None
+
+    def _connect(self, address: str) -> None:
+        """Make what talks to the peers, whom the store knows."""
+        self._backend = _gloo(self._store, self.rank, self.size, address)
 
     def from_first(self, text: str) -> str:
         """Pass the text through the store, once in a group's life."""

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from runtime.errors import PeerLost
 from runtime.expert_parallel.group import STEP_TIMEOUT, GlooGroup, first_line
-from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.device import CudaQueue, SideQueue
 
 __all__ = ["NcclGroup"]
@@ -51,9 +50,9 @@ class NcclGroup(GlooGroup):
         self._device = device
         self._queue = CudaQueue(device) if queue is None else queue
 
-    def join(self, meeting: MeetingPoint) -> None:
-        """Meet over gloo, then tell NCCL whom to connect to; it does so in the first exchange."""
-        super().join(meeting)
+    def _connect(self, address: str) -> None:
+        """Connect by gloo, then tell NCCL where its peers meet; it connects in the first exchange."""
+        super()._connect(address)
         self._nccl = _nccl(self._store, self.rank, self.size)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:

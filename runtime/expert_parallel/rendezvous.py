@@ -3,9 +3,13 @@
 In a cluster that name has no address before the leader's pod runs, or still the address of the pod before it; and one
 node may pull its image or load its weights minutes longer than another. So the name is looked up again until the leader
 answers, and nobody connects to a peer before all are here: gloo would wait for them no longer than for a step.
+
+The store takes anything from anybody, and keeps it. So its door is shut when all ranks have joined: what they still say
+there goes over the connections that they have. torch opens another only to split a group, which nobody does here.
 """
 
 import ipaddress
+import os
 import socket
 import sys
 import time
@@ -17,7 +21,7 @@ import torch.distributed as dist
 from runtime.errors import PeerLost
 from runtime.protocol.sockets import listen, look_up
 
-__all__ = ["MeetingPoint", "meet"]
+__all__ = ["Meeting", "MeetingPoint", "meet"]
 
 JOIN_TIMEOUT = timedelta(hours=1)  # assumed: the slowest node has its image and its weights by then
 CALL_TIMEOUT = timedelta(seconds=10)  # assumed: whoever is silent for so long is not the leader any more
@@ -38,19 +42,38 @@ class MeetingPoint:
     address: str
 
 
-def meet(meeting: MeetingPoint, rank: int, size: int) -> dist.Store:
+@dataclass
+class Meeting:
+    """The store, for a rank of `size`. `door` is the descriptor of its listening socket, where it is served."""
+
+    store: dist.Store
+    rank: int
+    size: int
+    door: int | None = None
+
+    def await_all(self, what: str, timeout: timedelta) -> None:
+        """Say `what` of this rank, and wait until all ranks have said it. Raise RuntimeError (torch's)."""
+        self.store.set(f"{what}/{self.rank}", "")
+        self.store.wait([f"{what}/{peer}" for peer in range(self.size)], timeout)
+
+    def shut_door(self) -> None:
+        """Let nobody else in. The descriptor stays torch's to close, but leads nowhere."""
+        if self.door is not None:
+            nowhere = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nowhere, self.door, inheritable=False)
+            os.close(nowhere)
+            self.door = None
+
+
+def meet(point: MeetingPoint, rank: int, size: int) -> Meeting:
     """Return the store, once all `size` ranks are there. Raise PeerLost, RuntimeError (torch's), RuntimeFailure."""
-    store = _find(meeting, size)
-    store.set(_here(rank), "")
-    store.wait([_here(peer) for peer in range(size)], JOIN_TIMEOUT)
-    return store
+    store, door = _find(point, size)
+    meeting = Meeting(store, rank, size, door)
+    meeting.await_all("here", JOIN_TIMEOUT)
+    return meeting
 
 
-def _here(rank: int) -> str:
-    return f"here/{rank}"
-
-
-def _find(meeting: MeetingPoint, size: int) -> dist.Store:
+def _find(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int | None]:
     deadline = time.monotonic() + JOIN_TIMEOUT.total_seconds()
     complained = False
     while True:
@@ -58,7 +81,7 @@ def _find(meeting: MeetingPoint, size: int) -> dist.Store:
             leader = look_up(meeting.leader, meeting.address)
             if meeting.first and leader == str(ipaddress.ip_address(meeting.address)):
                 return _serve(meeting, size)
-            return dist.TCPStore(leader, meeting.port, size, is_master=False, timeout=CALL_TIMEOUT)
+            return dist.TCPStore(leader, meeting.port, size, is_master=False, timeout=CALL_TIMEOUT), None
         except (socket.gaierror, dist.DistError) as error:
             if time.monotonic() > deadline:
                 raise PeerLost(
@@ -71,9 +94,10 @@ def _find(meeting: MeetingPoint, size: int) -> dist.Store:
         time.sleep(RETRY_S)
 
 
-def _serve(meeting: MeetingPoint, size: int) -> dist.Store:
+def _serve(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int]:
     """Serve the store on a socket of ours: by itself it would listen on every address."""
     listener = listen(meeting.address, meeting.port, "rendezvous").detach()
-    return dist.TCPStore(
+    store = dist.TCPStore(
         meeting.address, meeting.port, size, True, CALL_TIMEOUT, wait_for_workers=False, master_listen_fd=listener
     )
+    return store, listener

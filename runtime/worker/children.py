@@ -19,6 +19,7 @@ from runtime.errors import RuntimeFailure
 __all__ = ["PEER_LOST", "Child", "ChildDied", "die_with_parent", "kill", "wait_together"]
 
 PEER_LOST = 75
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # a stack of 2 KB is a warning, for each frame that the store cannot read
 CAUSE_GRACE_S = 1.0  # after the first death, how long others may take to show themselves as its cause
 POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -43,7 +44,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**QUIET, **os.environ, **(environment or {})},
         )
         self._last_line = ""
         self._relay = threading.Thread(target=self._pass_on_stderr, daemon=True)

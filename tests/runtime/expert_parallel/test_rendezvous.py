@@ -12,6 +12,7 @@ from runtime.expert_parallel import group as parallel
 from runtime.expert_parallel import rendezvous
 from runtime.expert_parallel.group import GlooGroup
 from runtime.expert_parallel.rendezvous import MeetingPoint
+from tests.runtime.joined_groups import joined_groups
 
 ADDRESS = "127.0.0.1"
 NOBODY = "127.0.0.77"
@@ -63,6 +64,16 @@ def test_a_unit_meets_over_either_version_of_ip(free_port, address, leader):
         thread.join(30)
 
     assert len(stores) == 2
+
+
+def test_nobody_comes_in_after_the_ranks(free_port):
+    """The store keeps what anybody puts there. What the ranks say to each other still arrives."""
+    port = free_port()
+    first, second = joined_groups(2, port)
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((ADDRESS, port), 5).close()
+    assert first.from_first("mill") == second.from_first("") == "mill"
 
 
 def test_a_leader_who_never_answers_is_named(monkeypatch, free_port):

@@ -14,6 +14,7 @@ import pytest
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
+from runtime.worker import children
 from tests.runtime.launch_documents import sealed
 
 DEMO_SPEC = Path(__file__).parents[3] / "stacks" / "specs" / "demo.yaml"
@@ -318,3 +319,15 @@ def children_of(pid):
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
+
+
+def test_ranks_log_torchs_errors_and_no_warnings(tmp_path, monkeypatch):
+    """Anybody can make the store warn, with a stack each time, until all ranks have joined."""
+    shown = tmp_path / "python"
+    shown.write_text('#!/bin/sh\necho "$TORCH_CPP_LOG_LEVEL" >&2\n')
+    shown.chmod(0o755)
+    monkeypatch.setattr(children.sys, "executable", str(shown))
+    child = children.Child("rank 0", [])
+    child.process.wait()
+
+    assert "ERROR" in child.describe_death()
