@@ -1,12 +1,12 @@
 """What each phase of a plan does at its operating point, or why nobody can say."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.estimate.case import case_of, operating_point, unit_shape
 from planner.estimate.throughput.calibration import Calibration, Correction, calibrated
-from planner.estimate.throughput.copies import expected_copies
-from planner.estimate.throughput.imbalance import imbalance_of
+from planner.estimate.throughput.copies import away_share, expected_copies
+from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.point import OperatingPoint
@@ -86,20 +86,23 @@ def _outlook(
     why_not = _why_not(spec, layout)
     if why_not is not None:
         return PhaseOutlook(layout.phase, None, why_not, layout.ranks_per_node, in_use)
-    unit, expert_map = unit_shape(spec, layout), maps[layout.phase]
+    expert_map = maps[layout.phase]
+    unit = _near_first(unit_shape(spec, layout), expert_map, loads)
     exchange = _copies(spec.model, layout, unit, expert_map)
     case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, layout, pairs))
+    case = replace(case, unit=unit)
+    worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MOST_LASTING)
     evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout))
     correction = None
     if calibration is not None:
         case, evidence, correction = calibrated(case, evidence, calibration)
-    prediction = predict(case, evidence, with_spans=True)
+    prediction = predict(case, evidence, worst, with_spans=True)
     return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction)
 
 
 def _unmeasured(model: Model, layout: PhaseLayout) -> str | None:
-    """Return what the tables of operators lack: they are of latent attention, and of matmuls in FP8."""
-    if not all(isinstance(each, LatentAttention) for each in model.attentions):
+    """Return what the tables of operators lack: they are of latent attention over all tokens, and of matmuls in FP8."""
+    if not all(isinstance(each, LatentAttention) and not each.is_sparse for each in model.attentions):
         return "this attention"
     return None if layout.precision == "fp8" else f"matmuls in {layout.precision}"
 
@@ -116,19 +119,40 @@ def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
     return why_unknown(spec.model)
 
 
-def _imbalance(expert_map: ExpertMap, loads: Loads, unit: UnitShape, layout: PhaseLayout, pairs: float) -> Imbalance:
+def _near_first(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitShape:
+    """Return the unit with the share of pairs that leave their node, where tokens take near replicas first."""
+    if expert_map.split != "local_first" or unit.num_gpus % unit.num_nodes:
+        return unit
+    return replace(unit, away=away_share(expert_map, loads, unit.num_gpus if unit.num_nodes == 1 else unit.num_nodes))
+
+
+def _imbalance(
+    expert_map: ExpertMap,
+    loads: Loads,
+    unit: UnitShape,
+    layout: PhaseLayout,
+    pairs: float,
+    lasting: float = LASTING,
+) -> Imbalance:
     """Return that of the plan's map; a single GPU has all of it."""
     if unit.num_gpus == 1:
         return Imbalance()
     domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
-    return imbalance_of(expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit)
+    return imbalance_of(
+        expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit, lasting=lasting
+    )
 
 
 def _copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
-    """Return a token's copies: to other nodes as the map has it, where it says so."""
+    """Return a token's copies: to other nodes as the map has it, where it says so.
+
+    Where near replicas are taken first, as many fewer go to other nodes as fewer pairs do.
+    """
     expected = expected_copies(
         model, unit.num_gpus, unit.num_nodes, groups_on_nodes=expert_map.policy == "hierarchical"
     )
+    if unit.away is not None and unit.num_nodes > 1:
+        return replace(expected, nodes=expected.nodes * unit.reached / (1 - 1 / unit.num_nodes))
     if expert_map.dispatch is None or unit.num_nodes == 1:
         return expected
     sent = expert_map.dispatch.bytes_per_token + expert_map.dispatch.extra_bytes_per_token

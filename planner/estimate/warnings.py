@@ -14,6 +14,7 @@ from planner.estimate.loosened import loosened_by
 from planner.estimate.plausible import implausible_rates
 from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.unknown_fields import unknown_fields_of
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
 from planner.facts.names import logical_node
 from planner.facts.terms import EngineName, Overlap, Phase
@@ -102,11 +103,17 @@ def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
 
 
 def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield overlaps that belong to the other phase: they compute the same, and hide less."""
+    """Yield overlaps that belong to the other phase: they compute the same, and hide less.
+
+    Nothing is said where the engine overlaps nothing of the model in that phase, which S757 says.
+    """
+    engine, version = spec.written.engine_name, spec.written.engine_version
+    model = ENGINE_MODELS.get(engine, {}).get(version or "", {}).get(spec.model.model_type)
     for phase, own in OVERLAPS.items():
         others = {overlap: other for other, overlap in OVERLAPS.items() if other != phase}
         written = spec.phase(phase).overlap if phase in spec.phases else own
-        if written in others and own in ENGINES[spec.written.engine_name].overlaps:
+        is_overlapped = model is None or phase in model.overlaps
+        if written in others and is_overlapped and own in ENGINES[engine].overlaps:
             rule = f"W102 is meant for {others[written]}, and {phase} has {own}"
             reason = "prefill hides dispatch behind a second micro-batch, decode behind attention split in two"
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from planner.facts.terms import Precision
 
-__all__ = ["FORMATS", "KNOWN", "UNQUANTISED", "Format", "Formats", "Quantisation", "quantisation_of"]
+__all__ = ["FORMATS", "KNOWN", "UNQUANTISED", "W4A16", "Format", "Formats", "Quantisation", "quantisation_of"]
 
 Format = Literal["fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int4", "int4_by_32"]
 

@@ -32,11 +32,13 @@ class LatentShapes(Shapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         is_moe = [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
-        if wrong := self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
-            return wrong
         groups = self.n_group or 1
         uneven = self.uneven_groups(groups, (self.topk_group if self.n_group else None) or 1, self.n_routed_experts)
-        return uneven or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+        return self.together(
+            self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe),
+            uneven,
+            self.too_many_chosen("n_routed_experts", self.n_routed_experts),
+        )
 
     def unplanned(self) -> str | None:
         """Return that layers with experts do not follow each other, where it is so."""
@@ -72,6 +74,7 @@ class LatentShapes(Shapes):
             v_head_dim=self.v_head_dim,
             is_sparse=indexer is not None or self.is_sparse,
             indexer=indexer,
+            num_picked=self.num_picked,
         )
 
     @property
@@ -84,6 +87,11 @@ class LatentShapes(Shapes):
         """Return whether attention reads only what an indexer picked."""
         return False
 
+    @property
+    def num_picked(self) -> int | None:
+        """Return how many tokens a query reads of those before it, where an indexer picks them."""
+        return None
+
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`, where it has one of its own."""
         return None
@@ -94,6 +102,7 @@ class IndexedShapes(LatentShapes):
 
     index_n_heads: Count
     index_head_dim: Size
+    index_topk: Count = 2048  # of ModelArgs: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py
     mlp_layer_types: PerLayer[str] | None = None
 
     @property
@@ -104,6 +113,11 @@ class IndexedShapes(LatentShapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         return super().broken() or self.miscounted(mlp_layer_types=self.mlp_layer_types) or self._two_orders()
+
+    @property
+    def num_picked(self) -> int | None:
+        """Return how many tokens a query reads."""
+        return self.index_topk
 
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`: each layer has one."""

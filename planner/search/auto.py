@@ -31,10 +31,9 @@ from pydantic import BaseModel
 from planner.estimate.case import operating_point
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.problems.errors import SpecError
 from planner.search.decision import DEFAULT, Decision
 from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes, wants_speed
-from planner.search.nodes import demand_to_meet, nodes_unknown, with_counted_nodes, with_room
+from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
 from planner.search.speed import LayoutOf, MemoryOf
 from planner.search.why import reasons_of
 from planner.search.windows import with_windows
@@ -72,7 +71,7 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     spec = with_room(spec)
     search = search_layouts(spec, memory_of, layout_of, demand) if wants_speed(spec) else None
     if demand and search is None:
-        raise SpecError([spec.problem(nodes_unknown())])
+        require_speeds(spec)
     by_speed = search.values(spec) if search else _without_speed(spec)
     if search:
         decisions += reasons_of(search, spec, by_speed)

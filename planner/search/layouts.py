@@ -26,7 +26,9 @@ from planner.search.front import FrontPoint, front_of
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import LayoutOf, MemoryOf, Trials, is_predictable, speed_of
 from planner.spec.check import ResolvedSpec
+from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
+from planner.spec.undecided import is_undecided
 
 __all__ = ["BY_SPEED", "LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes", "wants_speed"]
 
@@ -181,22 +183,34 @@ def _serving(
 ) -> Fleet:
     """Return the smallest fleet. Raises InfeasibleError with the units that a phase needs, or the tokens they make."""
     found = meet(offers, written, tokens, demand)
+    room = MAX_NODES - len(spec.cluster.spares)
     if isinstance(found, Fleet):
-        return found
-    phase, asked = found, demand[found]
-    fastest = max(offers[phase], key=lambda each: each.tokens_per_s)
+        if found.nodes <= room:
+            return found
+        taken = {each: found.units[each] * offer.nodes for each, offer in found.offers.items()}
+        phase = max(taken, key=lambda each: taken[each])
+        room -= found.nodes - taken[phase]
+    else:
+        phase = found
+    raise InfeasibleError([spec.problem(_too_much(spec, phase, offers[phase], written[phase], demand[phase], room))])
+
+
+def _too_much(
+    spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], units: int | None, asked: float, nodes: int
+) -> Violation:
+    """Say how many units a phase needs, or how many tokens as many as there can be on `nodes` nodes serve."""
+    fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
-    if needed <= MAX_UNITS:
+    if units is not None and needed <= MAX_UNITS:
         rule = f"S729 must be at least {needed} to serve the traffic"
-        raise InfeasibleError(
-            [spec.problem(Violation(f"{phase}.units", written[phase], rule, reason, nearest(needed)))]
-        )
+        return Violation(f"{phase}.units", units, rule, reason, nearest(needed))
     field = "input_tokens" if phase == "prefill" else "output_tokens"
     day = getattr(spec.written.traffic, field)
-    most = float(f"{day * MAX_UNITS * fastest.tokens_per_s / asked * KEPT:.3g}")
-    rule = f"S729 must be at most {most:g} for {MAX_UNITS:,} units to serve it"
-    raise InfeasibleError([spec.problem(Violation(f"traffic.{field}", day, rule, reason, nearest(most)))])
+    served = max(min(MAX_UNITS, nodes // each.nodes) * each.tokens_per_s for each in offers)
+    most = float(f"{day * served / asked * KEPT:.3g}")
+    rule = f"S729 must be at most {most:g} for {MAX_UNITS:,} units and {MAX_NODES:,} nodes to serve it"
+    return Violation(f"traffic.{field}", day, rule, reason, nearest(most))
 
 
 def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
@@ -215,7 +229,9 @@ def _violation(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lo
     best = min(broken, key=lambda lost: lost.reached[field])
     reached = max(ceil(best.reached[field] / KEPT), 1)
     rule = f"S727 must be at least {reached} for some layout of {phase}"
-    requests = best.numbers["max_requests"]
+    point = getattr(spec.written.operating_point, phase)
+    is_said = phase != "prefill" and point is not None and not is_undecided(point.requests)
+    requests = point.requests if is_said else best.numbers["max_requests"]
     load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} a GPU"
     reason = f"the fastest, EP{best.numbers['ep_size']}, takes {best.reached[field]:,.1f} ms{load}"
     return Violation(f"slo.{field}", getattr(spec.written.slo, field), rule, reason, nearest(reached))

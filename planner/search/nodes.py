@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from planner.facts.terms import Phase
 from planner.problems.errors import SpecError, Violation
 from planner.search.decision import Decision
-from planner.search.speed import LayoutOf
+from planner.search.speed import LayoutOf, is_predictable
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["demand_to_meet", "with_counted_nodes", "with_room"]
+__all__ = ["demand_to_meet", "require_speeds", "with_counted_nodes", "with_room"]
 
 
 def demand_to_meet(spec: ResolvedSpec) -> Mapping[Phase, float] | None:
@@ -38,11 +38,14 @@ def with_room(spec: ResolvedSpec) -> ResolvedSpec:
     return with_values(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
 
 
-def nodes_unknown() -> Violation:
-    """Return what is wrong where traffic decides the nodes, and nobody knows what a node serves."""
+def require_speeds(spec: ResolvedSpec) -> None:
+    """Raise SpecError where traffic decides the nodes, and nobody knows what a node serves."""
+    if all(is_predictable(spec, phase) for phase in spec.phases):
+        return  # nothing fits into memory, which is said with what would
     rule = "S728 must be a number where speeds are not known"
     reason = "how many nodes serve the traffic's peak hour cannot be predicted"
-    return Violation("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
+    violation = Violation("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
+    raise SpecError([spec.problem(violation)])
 
 
 def with_counted_nodes(

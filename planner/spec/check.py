@@ -16,12 +16,15 @@ from typing import Any
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.loads import Loads
 from planner.facts.model import Model
+from planner.facts.quantisation import KNOWN, Quantisation
 from planner.facts.terms import PHASES, Phase
+from planner.families import MODELS
 from planner.problems.errors import Problem, SpecError, Violation
 from planner.problems.fix import HERE, Change, Fix, applied, nearest
 from planner.spec.cluster import ClusterSpec
 from planner.spec.fields import check_fields
 from planner.spec.layout_rules import broken_rules
+from planner.spec.model_names import copy_of
 from planner.spec.named import Named
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
@@ -181,13 +184,24 @@ def _is_unwritten(path: str, values: Mapping[str, Any]) -> bool:
 
 def _as_the_checkpoint(violation: Violation, values: Mapping[str, Any]) -> Violation:
     """`violation` with the precision of the published checkpoint, where that has INT4 experts and `int4` is written."""
-    model = values.get("model.shapes")
     is_int4 = violation.rule.startswith("S211") and str(violation.value).casefold() == "int4"
-    if not is_int4 or not isinstance(model, Model) or model.quantisation.precision not in INT4_PRECISIONS:
+    found = _published_in(values) if is_int4 else None
+    if found is None or found.precision not in INT4_PRECISIONS:
         return violation
-    reason = f"the checkpoint has {model.quantisation.words}, which is {model.quantisation.precision} here"
-    rule, fix = "S204 must be a precision that is known", nearest(model.quantisation.precision)
+    reason = f"the checkpoint has {found.words}, which is {found.precision} here"
+    rule, fix = "S204 must be a precision that is known", nearest(found.precision)
     return replace(violation, rule=rule, reason=reason, fix=fix)
+
+
+def _published_in(values: Mapping[str, Any]) -> Quantisation | None:
+    """Return what the spec's model is published in, also where its name is misspelt; None where nobody knows it."""
+    if isinstance(model := values.get("model.shapes"), Model):
+        return model.quantisation
+    names = (values.get(path) for path in ("model", "model.catalog", "model.config"))
+    copy = next((copy_of(each) for each in names if isinstance(each, str)), None)
+    if copy is None or copy.precision is None:
+        return MODELS[copy.model].quantisation if copy else None
+    return next((each for each in KNOWN if each.precision == copy.precision), None)
 
 
 def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:

@@ -29,6 +29,7 @@ from planner.spec import (
     model_rules,
     patch_rules,
     patched_pods,
+    patched_values,
     performance_rules,
     pod_rules,
     volume_rules,
@@ -45,7 +46,7 @@ __all__ = ["broken_rules"]
 # With rules about other sections.
 OTHERS = (
     *(model_rules, engine_rules, attention_rules, cluster_rules, cost_rules, kubernetes_rules, volume_rules),
-    *(pod_rules, patch_rules, patched_pods, performance_rules),
+    *(pod_rules, patch_rules, patched_pods, patched_values, performance_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -211,7 +212,10 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
 def phases_take_equal_requests(
     decode: int, prefill: int, of_decode: frozenset[str], of_prefill: frozenset[str], model: Model | None
 ) -> Broken | None:
-    """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default."""
+    """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default.
+
+    Of two written numbers the smaller is offered first, since it fits wherever the larger one does.
+    """
     decode_path, reason = "decode.max_request_tokens", "every request passes through both phases"
     if decode == prefill:
         return None
@@ -222,13 +226,14 @@ def phases_take_equal_requests(
     most = min(decode, model.max_position_embeddings) if model else decode
     words = f"write prefill.max_request_tokens: {most}"
     as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
-    fix = nearest(prefill)
-    if "max_request_tokens" not in of_prefill:
-        default = ", its default"
+    default = "" if "max_request_tokens" in of_prefill else ", its default"
+    as_prefill = nearest(prefill)
+    if default:
         fix = Fix(words, (as_decode,))
+    elif decode < prefill:
+        fix = Fix(f"{words}, or {decode_path}: {prefill}", (as_decode, *as_prefill.changes))
     else:
-        default = ""
-        fix = Fix(f"{fix}, or {words}", (*fix.changes, as_decode))
+        fix = Fix(f"{as_prefill}, or {words}", (*as_prefill.changes, as_decode))
     rule = f"S505 must equal prefill.max_request_tokens ({prefill}{default})"
     return Broken(rule, reason, fix)
 

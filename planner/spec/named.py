@@ -16,13 +16,14 @@ from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
 from planner.facts.gpu_names import unplanned_gpu
 from planner.facts.loads import read_loads
 from planner.facts.model import Model
+from planner.facts.quantisation import W4A16
 from planner.facts.terms import PHASES
 from planner.families import MODELS, read_model_config
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.cluster import GpuSpec
 from planner.spec.instead import instead_of_gpu
-from planner.spec.model_names import Copy, copy_of, is_hub_name, is_path
+from planner.spec.model_names import Copy, beginning_with, copy_of, is_hub_name, is_path
 
 __all__ = ["Named"]
 
@@ -104,17 +105,29 @@ def _catalog_model(path: str, name: str, data: Mapping[str, Any]) -> Model | Vio
     known = ", ".join(MODELS)
     copy = copy_of(name)
     if copy and copy.precision == "":
-        rule, reason = (
-            "S307 is not planned yet",
-            f"tidemill has no precision for weights in {copy.form.upper()}",
-        )
-        fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write {path}: {copy.model}"
-        return Violation(path, name, rule, reason, fix)
+        return Violation(path, name, "S307 is not planned yet", _why_not_in(copy), _in_another_form(path, copy))
     rule, reason = f"S304 must be in the catalog ({known})", "tidemill does not know its figures"
     if copy:
         return Violation(path, name, rule, reason, _instead_of_a_name(name, copy, HERE, data))
+    if alike := beginning_with(name):
+        reason = (
+            f"the catalog has {len(alike)} that begin so" if len(alike) > 1 else "the catalog has one that begins so"
+        )
+        return Violation(path, name, rule, reason, f"write {' or '.join(alike)}")
     reason = "it is a path" if is_path(name) else "its config.json plans where its family is known"
     return Violation(path, name, f"S307 is not in the catalog ({known})", reason, _by_its_files(name))
+
+
+def _why_not_in(copy: Copy) -> str:
+    """Say that no precision is what the name of a copy says its weights are in."""
+    if copy.is_int4:
+        return f"its {copy.form.upper()} may be other than w4a16 here, which is {W4A16.words}"
+    return f"tidemill has no precision for weights in {copy.form.upper()}"
+
+
+def _in_another_form(path: str, copy: Copy) -> str:
+    of_int4 = ", or give its config.json" if copy.is_int4 else ""
+    return f"choose a checkpoint of {copy.model} in another format, as fp8, and write {path}: {copy.model}{of_int4}"
 
 
 def _instead_of_a_name(name: str, copy: Copy, path: str, data: Mapping[str, Any]) -> Fix:
@@ -139,11 +152,8 @@ def _of_the_catalog(violation: Violation, data: Mapping[str, Any]) -> Violation:
     if copy is None:
         return replace(violation, reason="no such file, and nothing is read from a hub")
     if copy.precision == "":
-        reason = (
-            f"this is the name of a model on a hub, not a file, and tidemill has no precision for {copy.form.upper()}"
-        )
-        fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write catalog: {copy.model}"
-        return replace(violation, reason=reason, fix=fix)
+        reason = f"this is the name of a model on a hub, not a file, and {_why_not_in(copy)}"
+        return replace(violation, reason=reason, fix=_in_another_form("catalog", copy))
     reason = f"this is the name of a model on a hub, not a file; the catalog calls it {copy.model}"
     return replace(violation, reason=reason, fix=_instead_of_a_name(written, copy, "model.catalog", data))
 

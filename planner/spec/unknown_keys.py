@@ -16,10 +16,13 @@ from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, close_to, removal
 from planner.spec.container_resources import (
     GPU_COUNTS,
+    IB_DEVICES,
     QUANTITIES,
     has_two_sizes,
+    of_all_nodes,
     of_container,
     of_count,
+    of_ib_devices,
     of_kind,
     of_phase,
     rdma_said_by_key,
@@ -69,6 +72,10 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     elif not_indented := _not_indented(detail, data):
         section = next(iter(not_indented)).partition(".")[0]
         reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
+    elif too_deep := _too_deep(detail, data):
+        sections = " and ".join(too_deep)
+        fix = Fix(f"move {sections} to the top level", ({HERE: None, **too_deep},))
+        reason = "it is nested one level too deep"
     elif said := _said_by_flag(detail, data):
         reason, fix = said[1], Fix(_written(said[0]) or "leave it out", ({HERE: None, **meant},))
     elif meant and (of_kustomize := _of_kustomize(detail, data)):
@@ -123,7 +130,7 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
         return {path_of((*parents, each)): number for each, number in by_flag[0].items()}
     if other_unit := _in_our_unit(detail, data):
         return {} if other_unit.value is None else {path_of((*parents, other_unit.field)): other_unit.value}
-    if moved := _level_above(detail, data) or _not_indented(detail, data):
+    if moved := _level_above(detail, data) or _not_indented(detail, data) or _too_deep(detail, data):
         return moved
     given = _given(detail, data)
     if path_of(detail["loc"][:-1]) == "model" and is_hub_name(detail["input"]):
@@ -257,23 +264,16 @@ def _is_only_taint(given: Mapping[str, Any]) -> bool:
     return not given.get("key") and sum(toleration(key, value) is not None for key, value in given.items()) == 1
 
 
-def _of_prefill_and_decode(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The NICs that SGLang sends KV by, which are all of a node's here."""
-    written = next((given[key] for key in IB_DEVICES if isinstance(given.get(key), str)), "")
-    names = [name for each in written.split(",") if (name := each.strip())]
-    return {"kubernetes.nics.hca": names} if names else {}
-
-
 MODEL_KEYS = ("checkpoint", "config_digest", "weights_digest")
 RESOURCES = ("kubernetes.resources", "kubernetes.resources.unit", "kubernetes.resources.gateway")
-IB_DEVICES = ("disaggregation_ib_device", "disaggregation-ib-device")
 
 # What is said in a form of its own elsewhere: place of a key that we lack -> what its section says, as keys of ours.
 FORMS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "cluster.gpus": of_all_nodes,
     "kubernetes.hostPath": _of_folder,
     "PHASE.resources": of_phase,
     **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), of_count),
-    **dict.fromkeys((f"PHASE.{key}" for key in IB_DEVICES), _of_prefill_and_decode),
+    **dict.fromkeys((f"PHASE.{key}" for key in IB_DEVICES), of_ib_devices),
     **dict.fromkeys((f"kubernetes.resources.{key}" for key in QUANTITIES), of_container),
     **dict.fromkeys((f"{place}.{key}" for place in RESOURCES[1:] for key in QUANTITIES), of_kind),
     **dict.fromkeys((f"kubernetes.patches.{key}" for key in KUSTOMIZE_KEYS), said_by_kustomize),
@@ -341,6 +341,22 @@ def _level_above(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     return ours if 2 * sum(key in ours for key in required) > len(required) else {}
 
 
+def _too_deep(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A section of the spec that stands one level too deep, with what it has of sections that stand deeper still."""
+    key, below = str(detail["loc"][-1]), detail["input"]
+    section = section_of(Spec.model_fields[key]) if key in Spec.model_fields else None
+    if len(detail["loc"]) != 2 or section is None or key in data or not isinstance(below, dict):
+        return {}
+    taken = {*section.model_fields, *data, *_given(detail, data)}
+    deeper = {each: value for each, value in below.items() if each not in taken and _is_section(each, value)}
+    return {key: {each: value for each, value in below.items() if each not in deeper}, **deeper}
+
+
+def _is_section(key: Any, value: Any) -> bool:
+    """Whether the spec has a section called `key`, which may hold `value`."""
+    return key in Spec.model_fields and bool(section_of(Spec.model_fields[key])) and isinstance(value, dict)
+
+
 def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """A field of the section above it, which has nothing below it, in that section."""
     key, above = detail["loc"][-1], None
@@ -358,12 +374,22 @@ def _may_hold(path: str, value: Any) -> bool:
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
-    """Return where the misplaced field `name` belongs: in each phase that there is, or in one place."""
+    """Return where the misplaced field `name` belongs: in each phase that stays, or in one place."""
     homes = {"": Spec} | {key: section for key, field in Spec.model_fields.items() if (section := section_of(field))}
-    found = []
+    found, left = [], _phases_that_stay(data)
     for home, section in homes.items():
+        if home in PHASES and home not in left:
+            continue
         there = data if not home else data.get(home, None if home in PHASES else {})
         if name in section.model_fields and isinstance(there, dict) and name not in there:
             found.append(path_of((home, name)).lstrip("."))
     in_phases = all(path.partition(".")[0] in PHASES for path in found)
     return found if in_phases or len(found) == 1 else []
+
+
+def _phases_that_stay(data: Mapping[str, Any]) -> Sequence[str]:
+    """Return the phases without those that S507 removes first: a mixed unit's work is not done twice."""
+    given = [phase for phase in PHASES if phase in data]
+    if "mixed" not in given:
+        return given
+    return ["mixed"] if len(given) < len(PHASES) else [phase for phase in PHASES if phase != "mixed"]

@@ -28,17 +28,20 @@ from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_
 from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.embeddings import EmbeddingCall, check_room_to_embed, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation, check_room
-from runtime.gateway.http_errors import ApiError, unknown_model
+from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
+from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
 
 __all__ = ["Gateway", "create_app"]
 
 NEED_NO_KEY = ("/health", "/readyz", "/openapi.json")  # probes have none
+REQUEST_ID = "X-Request-Id"
 LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
 LARGE_BODIES_AT_ONCE = 2  # assumed: as few as let the event loop and small bodies run beside them
 STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
@@ -54,10 +57,12 @@ class Gateway:
     """
 
     model: ServedModel
+    schemas: Schemas
     registry: Registry
     metrics: GatewayMetrics
     started: int
     keys: KeyRing | None = None
+    log: RequestLog = field(default_factory=RequestLog)
     bodies: Bodies = field(default_factory=Bodies)
     for_large: Executor = field(default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body"))
 
@@ -110,8 +115,7 @@ class Door:
     def _account(self, request: Request) -> Account:
         if self._keys is None or request.url.path in NEED_NO_KEY:
             return Account()
-        peer = ":".join(map(str, request.client)) if request.client else "a client"
-        return self._keys.account_of(request.headers.get("authorization"), peer)
+        return self._keys.account_of(request.headers.get("authorization"), peer_of(request))
 
 
 async def completions(request: Request) -> Response:
@@ -135,12 +139,15 @@ async def embeddings(request: Request) -> Response:
     with ExitStack() as stack:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
+        begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic())
         call = EmbeddingCall(asked.prompts, gateway.registry, gateway.metrics)
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
         spending.num_used = asked.num_tokens
         gateway.metrics.prompt_tokens.inc(asked.num_tokens)
-        return JSONResponse(embeddings_json(asked, found, gateway.model.name))
+        gateway.log.ended(begun, call.units, asked.num_tokens, 0, is_answered=True)
+        answer = embeddings_json(asked, found, gateway.model.name)
+        return JSONResponse(answer, headers={REQUEST_ID: begun.request_id})
 
 
 async def list_models(request: Request) -> Response:
@@ -197,22 +204,38 @@ async def _answer(
         asked = await _in_thread(request, len(raw), partial(read, raw, gateway.model))
         _refuse_early(asked.num_choices, gateway)
         call = await _in_thread(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
-    dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
+    request_id = f"{prefix}-{uuid4().hex}"
+    dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
+    headers = {REQUEST_ID: request_id}
     with ExitStack() as stack:
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
+        await _check_schema(request, call)
         generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
-        stack.callback(_close, generation, spending)
+        stack.callback(_close, generation, spending, Begun(request, request_id, time.monotonic()))
         if not call.stream:
             choices = await while_connected(request, _read_all(generation, len(call.requests)))
-            return JSONResponse(whole(dialect, choices, _usage(generation)))
+            return JSONResponse(whole(dialect, choices, _usage(generation)), headers=headers)
         first = await while_connected(request, generation.next_delta())
-        return EventStream(_events(dialect, generation, first, call), stack.pop_all().close)
+        return EventStream(_events(dialect, generation, first, call), headers, stack.pop_all().close)
 
 
-def _close(generation: Generation, spending: Spending) -> None:
+async def _check_schema(request: Request, call: Call) -> None:
+    """Raise ApiError if the answer cannot be held to its JSON schema. All choices have the same."""
+    schema = call.requests[0].sampling.json_schema
+    if schema is None:
+        return
+    reason = await while_connected(request, request.app.state.gateway.schemas.why_refused(schema))
+    if reason is not None:
+        raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
+
+
+def _close(generation: Generation, spending: Spending, begun: Begun) -> None:
     generation.close()
     spending.num_used = generation.num_prompt_tokens + generation.num_generated_tokens
+    used = generation.num_prompt_tokens, generation.num_generated_tokens
+    gateway: Gateway = begun.request.app.state.gateway
+    gateway.log.ended(begun, generation.units, *used, is_answered=generation.is_answered)
 
 
 async def _in_thread(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
@@ -297,6 +320,8 @@ def _model_card(gateway: Gateway) -> dict[str, Any]:
 
 
 def _api_error(request: Request, error: ApiError) -> Response:
+    if error.code != "invalid_api_key":  # the keys have said so
+        request.app.state.gateway.log.refused(request, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 

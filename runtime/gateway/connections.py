@@ -41,7 +41,17 @@ from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FRAME_TIMEOUT_S
 from runtime.protocol.metrics_server import MAX_CONNECTIONS as METRICS_CONNECTIONS
 
-__all__ = ["Connection", "Connections", "Wait", "Waits", "most_connections", "refusal", "take_connections"]
+__all__ = [
+    "Connection",
+    "Connections",
+    "Guard",
+    "Wait",
+    "Waits",
+    "most_connections",
+    "refusal",
+    "serve_clients",
+    "take_connections",
+]
 
 MAX_CONNECTIONS = 8192  # assumed: at 64 KiB each that a slow reader may have, half a GiB
 BACKLOG = 2048  # uvicorn's; the kernel keeps as many that are not taken yet
@@ -106,12 +116,24 @@ class Connection(Protocol):
         ...
 
 
+class Guard(Protocol):
+    """Whoever bounds the connections of a port."""
+
+    def make_room(self) -> bool:
+        """Return whether there is room for one more, if need be after ending another."""
+        ...
+
+    def complain(self, sentence: str) -> None:
+        """Say something of a connection, at a bounded rate."""
+        ...
+
+
 class Connections:
     """All connections that are open, at most `most` of them."""
 
     def __init__(self, most: int, waits: Waits = Waits()) -> None:
         self.most = most
-        self.complain = Complaints(log.warning)
+        self._complaints = Complaints(log.warning)
         self._waits = waits
         self._began: dict[Connection, tuple[Wait, float]] = {}  # those that began to wait first come first
 
@@ -133,6 +155,10 @@ class Connections:
     def forget(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
         self._began.pop(connection, None)
+
+    def complain(self, sentence: str) -> None:
+        """Say something of a connection, at a bounded rate."""
+        self._complaints(sentence)
 
     def make_room(self) -> bool:
         """Return whether there is room for one more, if need be after ending the one that has waited longest."""
@@ -172,26 +198,33 @@ def most_connections() -> int:
     return min(max((free - METRICS_CONNECTIONS) // 2, 1), MAX_CONNECTIONS)
 
 
-async def take_connections(
+async def serve_clients(
     listener: socket.socket, connections: Connections, make: Callable[[], asyncio.BaseProtocol]
 ) -> None:
-    """Take clients' connections one at a time until cancelled, never more than there may be. Close the listener."""
+    """Take clients' connections and end those that wait too long, until cancelled. Close the listener."""
+    sweeping = asyncio.get_running_loop().create_task(_sweep(connections))
+    try:
+        await take_connections(listener, connections, make)
+    finally:
+        sweeping.cancel()
+
+
+async def take_connections(listener: socket.socket, guard: Guard, make: Callable[[], asyncio.BaseProtocol]) -> None:
+    """Take connections one at a time until cancelled, never more than there may be. Close the listener."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
     listener.listen(BACKLOG)
-    sweeping = loop.create_task(_sweep(connections))
     try:
         while True:
-            client = await _accept(listener, connections)
-            if client is None:
+            caller = await _accept(listener, guard)
+            if caller is None:
                 continue
-            if connections.make_room():
+            if guard.make_room():
                 with suppress(OSError):  # it has left already
-                    await loop.connect_accepted_socket(make, client)
+                    await loop.connect_accepted_socket(make, caller)
             else:
-                _refuse(client, connections)
+                _refuse(caller, guard)
     finally:
-        sweeping.cancel()
         listener.close()
 
 
@@ -203,21 +236,21 @@ def refusal(error: ApiError) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def _accept(listener: socket.socket, connections: Connections) -> socket.socket | None:
-    """Return the next client's socket; None where that failed."""
+async def _accept(listener: socket.socket, guard: Guard) -> socket.socket | None:
+    """Return the next caller's socket; None where that failed."""
     try:
-        client, _ = await asyncio.get_running_loop().sock_accept(listener)
+        caller, _ = await asyncio.get_running_loop().sock_accept(listener)
     except OSError as error:
         if error.errno in EXHAUSTED:
-            connections.complain(f"cannot take connections: {str(error.strerror).lower()}")
+            guard.complain(f"cannot take connections: {str(error.strerror).lower()}")
             await asyncio.sleep(SWEEP_S)
         return None
-    return client
+    return caller
 
 
-def _refuse(client: socket.socket, connections: Connections) -> None:
+def _refuse(client: socket.socket, guard: Guard) -> None:
     """Answer a client that there is no place for it, as far as that can be said without waiting."""
-    connections.complain(f"refused {_shown(client)}: all {connections.most:,} connections are being answered")
+    guard.complain(f"refused {_shown(client)}: every connection is being answered")
     with client, suppress(OSError):
         client.setblocking(False)
         with suppress(BlockingIOError):

@@ -100,6 +100,11 @@ class EmbeddingCall:
             rank.send(Embed(request_id, prompt_ids))
         metrics.waiting.inc(len(prompts))
 
+    @property
+    def units(self) -> dict[str, str]:
+        """The units that had the prompts, with their digests."""
+        return {rank.hello.unit: rank.hello.unit_digest for rank in self._ranks.values()}
+
     async def embeddings(self) -> list[bytes]:
         """Return each prompt's embedding. Raise ApiError when a rank gave one up."""
         return list(await asyncio.gather(*self._answers.values()))

@@ -70,6 +70,17 @@ class Generation:
         return sum(answer.num_tokens for answer in self._answers)
 
     @property
+    def is_answered(self) -> bool:
+        """True if every prompt has its whole answer."""
+        return all(answer.finish_reason is not None for answer in self._answers)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units that had the prompts, with their digests."""
+        ranks = [rank for in_flight in self._in_flight for rank in in_flight.ranks]
+        return {rank.hello.unit: rank.hello.unit_digest for rank in ranks}
+
+    @property
     def num_thinking_tokens(self) -> int | None:
         """The generated tokens that are thoughts; None for a model that does not think."""
         counts = [answer.num_thinking_tokens for answer in self._answers]
@@ -192,6 +203,11 @@ class InFlightRequest:
         self._deliver = deliver
         self._num_delivered = 0
         self._early: list[Token] = []
+
+    @property
+    def ranks(self) -> tuple[Rank, Rank]:
+        """The rank for its prompt, and the one for its tokens."""
+        return self._prefill, self._decode
 
     def start(self, request: GenerationRequest) -> None:
         """Send the prompt off."""

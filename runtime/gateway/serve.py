@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -18,11 +19,13 @@ from prometheus_client import CollectorRegistry
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
-from runtime.gateway.connections import Connections, most_connections, take_connections
+from runtime.gateway.connections import Connections, most_connections, serve_clients, take_connections
 from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_small_heads
 from runtime.gateway.keys import KeyRing
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.registry import Registry
+from runtime.gateway.request_log import JsonLines
+from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
@@ -40,7 +43,9 @@ def run(launch: GatewayLaunch, address: str, keys: Path | None = None) -> None:
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
-    logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     ring = None if keys is None else KeyRing(keys)
     model = _load_model(launch)
     measured = CollectorRegistry()
@@ -50,7 +55,8 @@ def run(launch: GatewayLaunch, address: str, keys: Path | None = None) -> None:
         serve_metrics(measured, address, launch.ports.metrics),
     ):
         registry = Registry(launch.kv_digest, launch.max_requests_per_rank, launch.stall_timeout_s)
-        gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), int(time.time()), ring)
+        schemas = _schemas(launch, model)
+        gateway = Gateway(model, schemas, registry, GatewayMetrics(measured, model.name), int(time.time()), ring)
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))
 
@@ -59,6 +65,11 @@ def _load_model(launch: GatewayLaunch) -> ServedModel:
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
     return ServedModel(launch.model.name, launch.limits.max_request_tokens, load_tokenizer(folder))
+
+
+def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
+    file = resolve(launch.checkpoint.uri) / "tokenizer.json"
+    return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
 async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) -> None:
@@ -75,18 +86,23 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) ->
     )
     server = uvicorn.Server(config)
     connections = Connections(most_connections())
-    registry_server = await asyncio.start_server(gateway.registry.serve, sock=ranks)
     try:
         async with asyncio.TaskGroup() as group:
             taking = group.create_task(
-                take_connections(http, connections, lambda: Http1(config, server.server_state, connections))
+                serve_clients(http, connections, lambda: Http1(config, server.server_state, connections))
             )
+            joining = group.create_task(take_connections(ranks, gateway.registry, partial(_rank, gateway.registry)))
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, _stop, server, taking, gateway.registry)
             await server.serve(sockets=[])  # it serves the connections that we take
+            joining.cancel()
     finally:
-        registry_server.close()
+        gateway.schemas.close()
         await gateway.registry.close()
+
+
+def _rank(registry: Registry) -> asyncio.StreamReaderProtocol:
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(), registry.serve)
 
 
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], registry: Registry) -> None:

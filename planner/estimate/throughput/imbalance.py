@@ -10,11 +10,20 @@ maximum over all GPUs is
     E[max] = integral of 1 - product over GPUs of P(pairs <= x) dx
 
 Drift is that of `facts/drawn.py`, where the most popular experts drift least, since popularity is bounded. Replicas of
-an expert drift together, but they are on different GPUs. Of drawn.py's drift from window to window two parts are
-assumed here. The published 0.109 that it is calibrated to holds a step's luck as well: half of its variance. A map is
-renewed with each window, and drift grows with the square root of its age: 2/3 of the whole on average.
+an expert drift together, but they are on different GPUs. drawn.py's drift is calibrated to 0.109, the fullest of 32
+ranks in an iteration over the mean, and takes all of that for drift. The same table has the mean and the standard
+deviation of ranks, 1,024 and 52.0 pairs. Independent pairs alone have 32.0, so of drawn.py's drift at most
+
+    sqrt(1 - (32.0 / 52.0)^2) = 0.788 lasts
+
+The map there was made from the same iterations that it was measured in, so how much of it lasts is not known: none, if
+a step's tokens choose alike, or all. 0.471 of drawn.py's drift, a third of that variance, is assumed. A range's low end
+has 0.788.
 
 Nodes are fuller than their mean by what their GPUs add up to; that matters to NICs where tokens go once to each node.
+
+Source: NVIDIA/TensorRT-LLM 1d263f15 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md,
+table 1; examples/wide_ep/ep_load_balancer/README.md 2a595f81 (which iterations).
 """
 
 from collections.abc import Sequence
@@ -28,15 +37,24 @@ from planner.expert_map import ExpertMap
 from planner.facts.drawn import MAX_POPULARITY, WINDOW_CORRELATION
 
 if TYPE_CHECKING:
-    from planner.expert_map.weigh import Floats
+    from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["drift", "fullest_of", "imbalance_of", "luck"]
+__all__ = [
+    "LASTING",
+    "MOST_LASTING",
+    "drift",
+    "fullest_of",
+    "imbalance_of",
+    "luck",
+    "replicas_on_nodes",
+]
 
 POINTS = 64
 DEVIATIONS = 5.0
 WINDOW_DRIFT = sqrt(2 * (1 - WINDOW_CORRELATION))  # standard deviation of what drawn.py's normal variables change by
-WITHOUT_LUCK, MEAN_AGE = sqrt(1 / 2), 2 / 3  # assumed: see above
-DRIFT = WINDOW_DRIFT * WITHOUT_LUCK * MEAN_AGE
+MEAN_PAIRS, DEVIATION_PAIRS = 1024, 52.0  # of ranks in an iteration
+MOST_LASTING = sqrt(1 - MEAN_PAIRS / DEVIATION_PAIRS**2)
+LASTING = sqrt(1 / 2) * 2 / 3  # assumed: see above
 
 
 def imbalance_of(
@@ -47,16 +65,17 @@ def imbalance_of(
     pairs_per_gpu: float,
     *,
     num_nodes: int,
+    lasting: float = LASTING,
 ) -> Imbalance:
     """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
 
     `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
-    NICs are between `num_domains` domains.
+    NICs are between `num_domains` domains. `lasting` is the share of drawn.py's drift that there is.
     """
     import numpy as np  # who only validates should not wait for it
 
     loads_LE = np.array(loads, dtype=np.float64)
-    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes)
+    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes, lasting)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
     shares_LG = shares_LG / means_L1
     deviation_LG = np.sqrt(variance_LG / means_L1**2 + shares_LG / max(pairs_per_gpu, 1.0))
@@ -64,7 +83,9 @@ def imbalance_of(
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
 
 
-def _carried(expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int) -> "tuple[Floats, Floats]":
+def _carried(
+    expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int, lasting: float
+) -> "tuple[Floats, Floats]":
     """Return each GPU's load and the variance of its drift, both `[L, G]`."""
     import numpy as np  # as above
 
@@ -72,14 +93,23 @@ def _carried(expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes
 
     slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
     carried, variances = [], []
-    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE), slots_LGS, strict=True):
+    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE, lasting), slots_LGS, strict=True):
         parts_GE = shares_under(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
         carried.append(parts_GE.sum(axis=1))
         variances.append(((parts_GE * drift_E) ** 2).sum(axis=1))
     return np.array(carried), np.array(variances)
 
 
-def drift(loads_LE: "Floats") -> "Floats":
+def replicas_on_nodes(slots_LS: "Ints", num_nodes: int) -> "Floats":
+    """Return how many replicas of each expert each node has, `[num_moe_layers, num_experts, num_nodes]`."""
+    import numpy as np  # as above
+
+    found: Floats = np.zeros((len(slots_LS), int(slots_LS.max()) + 1, num_nodes))
+    np.add.at(found, (np.arange(len(slots_LS))[:, None], slots_LS, _nodes(slots_LS, num_nodes)), 1)
+    return found
+
+
+def drift(loads_LE: "Floats", lasting: float = LASTING) -> "Floats":
     """Return each expert's relative standard deviation from one window to the next.
 
     With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
@@ -90,7 +120,7 @@ def drift(loads_LE: "Floats") -> "Floats":
     u = 1 + np.log(np.maximum(loads_LE / most, 1 / MAX_POPULARITY)) / log(MAX_POPULARITY)
     table = np.linspace(0.002, 0.998, 499)
     densities = [NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()]
-    found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * DRIFT
+    found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * WINDOW_DRIFT * lasting
     return found
 
 
@@ -103,6 +133,14 @@ def luck(num_gpus: int, pairs_per_gpu: float) -> float:
 def fullest_of(num_gpus: int) -> float:
     """Return how many standard deviations the fullest of so many GPUs is above their mean: Blom's formula."""
     return NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
+
+
+def _nodes(slots_LS: "Ints", num_nodes: int) -> "Ints":
+    """Return the node of each slot, `[num_slots]`."""
+    import numpy as np  # as above
+
+    found: Ints = np.arange(slots_LS.shape[1]) * num_nodes // slots_LS.shape[1]
+    return found
 
 
 def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":

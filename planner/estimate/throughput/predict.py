@@ -48,6 +48,12 @@ class Case:
     kv_bytes_per_token: int = 0
 
     @property
+    def pairs_per_gpu(self) -> float:
+        """Pairs of a token and an expert that a GPU receives in a step, on average."""
+        tokens = self.point.step_tokens if self.phase == "prefill" else self.point.requests
+        return tokens / self.unit.attention_tp * max(each.experts_per_token for each in self.model.layers)
+
+    @property
     def context(self) -> float:
         """Tokens of its prompt that a computed token reads, on average."""
         hits = self.point.cache_hit_rate
@@ -90,12 +96,13 @@ class Prediction:
         return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and hits < 1 else None
 
 
-def predict(case: Case, evidence: Evidence, *, with_spans: bool = False) -> Prediction:
-    """Return what `case` does; `evidence` decides how wide its ranges are."""
+def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, with_spans: bool = False) -> Prediction:
+    """Return what `case` does; `evidence`, and how uneven GPUs are at worst, decide how wide its ranges are."""
+    drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     case = _as_engine(case)
     rate, step = _rate(case, with_spans=with_spans)
     bound, _ = _rate(_without_overheads(case))
-    rates = spread(rate, max(rate, bound), evidence)
+    rates = spread(rate, max(rate, bound), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
     latencies = _decode_latencies(case, per_step, rates) if case.phase != "prefill" else (None, None)
     waits = _prompt_latencies(case, rates, rate) if case.phase != "decode" else (None, None, None)

@@ -185,6 +185,22 @@ def test_a_cluster_gets_the_nodes_that_written_units_take():
     assert fit.spec.cluster.nodes == 2 * 4 + 9 + 1
 
 
+@pytest.mark.parametrize(("tokens", "field"), [(1e15, "output_tokens"), (1e14, "output_tokens")])
+def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(tokens, field):
+    """A thousand units of a phase, and 20,000 nodes of all; what is offered instead can be served."""
+
+    def with_traffic(number):
+        return spec_of("auto", {"tpot_ms": 60}, {"ep_size": 72}, {"ep_size": 32}, traffic=TRAFFIC | {field: number})
+
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(with_traffic(tokens))
+    (problem,) = caught.value.problems
+    (change,) = problem.changes
+
+    assert problem.rule.startswith("S729")
+    assert check_fit(with_traffic(change[f"traffic.{field}"])).layouts
+
+
 def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
     """Against every pair of counts, for two offers a phase; units that are written are too few or suffice."""
     offers = {

@@ -133,11 +133,13 @@ FREE_NODES = PAIR | {
     "decode": PAIR["decode"] | {"units": "auto"},
 }
 
+FLOODS = (SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200)), "a: {{ b }}\n" * 600)
+
 # What is no case of `wrong_specs.yaml`: it takes a file that is no text, a plan, or a value that no spec can have.
 OTHERS = {
     "S101": lambda folder: answers(folder, "validate", "none.yaml"),
     "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
-    "S109": _validated("flood.yaml", SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200))),
+    "S109": lambda folder: [problem for text in FLOODS for problem in _validated("flood.yaml", text)(folder)],
     "S722": _of_units_in_racks,
     "S521": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY)),
     "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),

@@ -26,6 +26,33 @@ VOLUME = {"mount_path": "/models"}
 
 # What is written, and where; and what stands there once the fix is applied.
 MEANT = [
+    *(
+        (change, next(iter(change)), meant)
+        for change, meant in [
+            ({"slo.ttft_ms": "2s"}, 2000),
+            ({"slo.tpot_ms": "50ms"}, 50),
+            ({"prefill.ep_size": "EP2"}, 2),
+            ({"prefill.attention_tp": "TP2"}, 2),
+            ({"cluster.nodes": "3 nodes"}, 3),
+            ({"cluster.gpus_per_node": "2x"}, 2),
+            ({"decode.max_request_tokens": "0.5k"}, 500),
+            ({"cost.usd_per_gpu_hour": "$2"}, 2),
+        ]
+    ),
+    ({"traffic": {"input_tokens": "608B", "output_tokens": 1}}, "traffic.input_tokens", 608e9),
+    ({"traffic": {"input_tokens": 1, "output_tokens": "1.5G"}}, "traffic.output_tokens", 1.5e9),
+    (
+        {"traffic": {"input_tokens": 1, "output_tokens": 1, "cache_hit_rate": "56.3%"}},
+        "traffic.cache_hit_rate",
+        0.563,
+    ),
+    ({"cluster.gpu": OWN | {"fp8_tflops": "5 PFLOPS"}}, "cluster.gpu.fp8_tflops", 5000),
+    ({"cluster.gpu": OWN | {"memory_bandwidth": "1.8TB"}}, "cluster.gpu.memory_bandwidth", "1.8TB/s"),
+    ({"cluster": {"gpu": "h800", "nodes": 2, "gpus": 16}}, "cluster.gpus_per_node", 8),
+    ({"prefill.precision": "auto"}, "prefill.precision", None),
+    ({"prefill.kv_precision": "auto"}, "prefill.kv_precision", None),
+    ({"decode.overlap": "tbo"}, "decode.overlap", "five_stage"),
+    ({"kubernetes.load_rate": "3GiB/s"}, "kubernetes.load_rate", "3.221225GB/s"),
     ({"cluster.nodes": ["a", "b", "c"]}, "cluster.nodes.1", {"name": "b"}),
     ({"cluster.nodes": 22, "cluster.spares": "node-2"}, "cluster.spares", ["node-2"]),
     ({"cluster.nodes": 22, "cluster.spares": "node-2, node-3"}, "cluster.spares", ["node-2", "node-3"]),
@@ -82,6 +109,11 @@ MEANT = [
     ({"model": "nvidia/DeepSeek-R1-0528-FP4"}, "model", "deepseek-r1"),
     ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"}, "model", "qwen3-235b-a22b"),
     ({"model": "kimi-k2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking", "decode.precision": None}, "decode.precision", "w4a16"),
+    ({"model": {"config": "moonshotai/Kimi-K2-Thinking"}, "decode.precision": None}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking-FP8", "decode.precision": None}, "decode.precision", "fp8"),
     ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
     ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
     ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
@@ -128,6 +160,9 @@ WORDS = [
     ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
     ({"model": "unsloth/DeepSeek-R1-GGUF"}, "model", "in another format"),
     ({"model": {"config": "org/DeepSeek-R1-AWQ"}}, "model.config", "in another format"),
+    ({"model": "Qwen/Qwen3-235B-A22B-GPTQ-Int4"}, "model", "or give its config.json"),
+    ({"model": "openai/gpt-oss"}, "model", "write gpt-oss-120b or gpt-oss-20b"),
+    ({"model": "deepseek-v4"}, "model", "write deepseek-v4-flash or deepseek-v4-pro"),
     ({"model": "XiaomiMiMo/MiMo-V2-Pro"}, "model", "give its config.json"),
     ({"model": "zai-org/GLM-5-Air"}, "model", "give its config.json"),
     ({"model.config": "https://hub.example/config.json"}, "model.config", "download it"),
@@ -166,6 +201,32 @@ def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, o
     problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S501"))
 
     assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-235B-A22B-GPTQ-Int4", "RedHatAI/Qwen3-235B-A22B-quantized.w4a16"])
+def test_another_int4_is_told_from_w4a16(name, problems_of):
+    """There is a precision with INT4, so the reason says how it differs."""
+    (problem,) = problems_of(json.dumps(applied(RIVER, {"model": name, "cluster.gpu": "h800"})))
+
+    assert "w4a16 here, which is INT4 experts by 32" in problem.reason
+
+
+def test_a_misplaced_key_goes_only_where_a_phase_stays(problems_of):
+    """Beside mixed, decode is to be removed: what two fixes say together has decode in neither."""
+    both = {"prefill": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "kubernetes.replicas": 3}
+    problems = problems_of(json.dumps(applied(PAIR, both), indent=1))
+    offered = {each.path: each.changes for each in problems}
+
+    assert offered["kubernetes.replicas"] == ({"kubernetes.replicas": None, "mixed.units": 3},)
+    assert offered["mixed"] == ({"decode": None},)
+
+
+def test_a_unit_of_part_of_a_node_is_one_mistake(problems_of):
+    """Groups of 8 fit into nodes of 8: the unit of 36 GPUs is wrong, and they are right beside what is offered."""
+    (problem,) = problems_of(json.dumps(applied(PAIR, {"decode.ep_size": 36, "decode.attention_tp": 8}), indent=1))
+
+    assert problem.rule.startswith("S502")
+    assert not any(each[problem.path] % 8 for each in problem.changes)
 
 
 def test_a_config_in_place_of_a_spec_is_said_once(problems_of):

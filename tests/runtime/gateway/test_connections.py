@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from runtime.gateway.connections import Connections, Waits, take_connections
+from runtime.gateway.connections import Connections, Waits, serve_clients
 from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_small_heads
 from runtime.protocol.sockets import listen
 from tests.runtime.gateway.conftest import ADDRESS, PATIENCE_S
@@ -56,7 +56,7 @@ def serve(monkeypatch):
             connections, state = Connections(most, waits), ServerState()
             config = uvicorn.Config(APP, ws="none", lifespan="off", log_config=None, log_level="error")
             taking = asyncio.ensure_future(
-                take_connections(listener, connections, lambda: Http1(config, state, connections))
+                serve_clients(listener, connections, lambda: Http1(config, state, connections))
             )
             port = listener.getsockname()[1]
             try:
@@ -226,3 +226,17 @@ def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
     assert len(gateway.log().splitlines()) < 110
     assert gateway.memory_mib() < before + 30
     assert len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir())) < OPEN_FILES
+
+
+def test_callers_that_are_no_ranks_hold_no_rank_up(start_gateway, join, until):
+    """With 64 descriptors, and 200 silent connections to the ranks' port, a rank joins; the log stays short."""
+    gateway = start_gateway(open_files=OPEN_FILES)
+    idle = [socket.create_connection((ADDRESS, gateway.ports["registry"]), timeout=PATIENCE_S) for _ in range(200)]
+    try:
+        join(at=gateway, unit="late", phase="mixed")
+        until(lambda: gateway.state_of("late") == ["loading"], "the rank has joined")
+    finally:
+        for connection in idle:
+            connection.close()
+
+    assert len(gateway.log().splitlines()) < 110
