@@ -8,7 +8,7 @@ from tests.docs.rooms_table import ROOT
 
 def test_every_engine_is_exported_in_a_test():
     """The tests of map formats write a map for each engine, to be held against a file written by hand."""
-    tests = (ROOT / "tests" / "planner" / "expert_map" / "test_map_files.py").read_text()
+    tests = (ROOT / "tests" / "planner" / "facts" / "test_map_files.py").read_text()
 
     assert FILE_TYPES.keys() == set(get_args(Engine))
 

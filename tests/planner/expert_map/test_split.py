@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, consecutive_domains, count_uncovered
-from planner.expert_map.split import carried_local_first, carried_under
+from planner.expert_map.native import carried
+from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
+from tests.planner.expert_map.split_reference import carried_under
 
 RULES = ("local_first", "first_on_node")
 
@@ -55,6 +57,8 @@ def test_what_gpus_carry_is_what_sources_send(split, problem):
     mean = sum(loads) / num_gpus or 1.0
 
     assert carried_under(split, np.array(loads, dtype=float), gpus, num_nodes) == pytest.approx(slowly)
+    (scaled,), (ours,) = scale([loads]), carried(scale([loads]), gpus[None], split, num_nodes)
+    assert ours == pytest.approx(carried_under(split, scaled, gpus, num_nodes), abs=num_slots)
     assert expert_map.split == split
     assert expert_map.max_over_mean[0] == pytest.approx(slowly.max() / mean if sum(loads) else 1.0, abs=2e-6)
     assert expert_map.bound[0] <= expert_map.max_over_mean[0] + 1e-6
@@ -81,7 +85,9 @@ def test_decode_with_a_third_slot_is_mended():
     loads = draw_loads(1.01, 0, num_layers=4, num_experts=256)
     local = balance(loads, 432, 144, num_nodes=18, split="local_first")
     equal = np.array(balance(loads, 432, 144, num_nodes=18).physical_to_logical).reshape(4, 144, 3)
-    under_rule = [carried_local_first(np.array(row), slots, 18) for row, slots in zip(loads, equal, strict=True)]
+    under_rule = [
+        carried_under("local_first", np.array(row), slots, 18) for row, slots in zip(loads, equal, strict=True)
+    ]
     ratios = [carried.max() / carried.mean() for carried in under_rule]
 
     assert np.mean(local.max_over_mean) < 1.02 < np.mean(ratios)
