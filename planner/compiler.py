@@ -5,7 +5,7 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,6 +23,7 @@ from planner.estimate.coverage import (
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases, require_points_fit
+from planner.estimate.promises import missed_promises
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.warnings import warnings_of
@@ -35,6 +36,7 @@ from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.layout.working_memory import largest_step_field
 from planner.placement import check_room, place_units
+from planner.plan.decided import DecidedPlan
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
@@ -64,6 +66,14 @@ class Fit:
     warnings: tuple[Problem, ...]
 
 
+@dataclass(frozen=True)
+class Grounds:
+    """What a plan is decided by, and its estimates are made from."""
+
+    loads: Loads  # of experts
+    places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
+
+
 def compile_plan(
     spec: ResolvedSpec, previous: PreviousPlan | None = None, calibration: Calibration | None = None
 ) -> Plan:
@@ -73,52 +83,30 @@ def compile_plan(
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
-    decided = decide(spec, _memory_of, _layout_of)
-    spec, decisions = decided.spec, decided.decisions
-    try:
-        layouts, memory = _fit(spec)
-        placement = place_units(spec, layouts, previous.nodes if previous else None)
-        places = failure_domains(spec, layouts, placement.units)
-        loads = _expert_loads(spec)
-        require_coverage(spec, layouts, places, _mean_of(loads))
-    except InfeasibleError as error:
-        raise with_changes(error, spec, _is_feasible, _memory_of) from None
-    require_points_fit(spec, memory)
-    schedule = plan_schedule(spec.written, placement.units)
-    maps = {
-        each.phase: _map_for(
-            spec, each, loads, places, previous=previous.map_for(each, len(loads)) if previous else None
-        )
-        for each in layouts
-    }
-    require_covered(spec, maps)
-    traffic = expected_traffic(spec, layouts, placement.units, maps, loads)
-    refusals = runtime_refusals(spec)
-    documents = launch_documents(spec, placement, maps, memory, is_runnable=not refusals)
+    choice = decide(spec, _memory_of, _layout_of)
+    spec = choice.spec
+    decided, grounds = _decided(spec, previous)
+    layouts, memory, maps = decided.layouts, decided.memory, decided.expert_maps
+    traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
+    outlooks = predict_phases(spec, layouts, memory, maps, grounds.loads, calibration)
+    missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
+    decided = replace(decided, warnings=(*decided.warnings, *missed))
     return Plan(
-        spec=spec.written,
-        written=_with_defaults(spec, decisions),
+        **vars(decided),
+        written=_with_defaults(spec, choice.decisions),
         inputs=spec.inputs,
         model=spec.model,
         gpu=spec.gpu,
         phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
-        decisions=decisions,
-        search=decided.search,
-        layouts=layouts,
-        memory=memory,
-        placement=placement,
-        schedule=schedule,
-        cost=plan_cost(spec.written, schedule, placement.units),
-        expert_maps=maps,
-        one_more_slot=_one_more_slot(spec, layouts, loads, places, maps),
-        sampled=_sampled(spec, layouts, maps, loads),
-        places=places,
+        decisions=choice.decisions,
+        search=choice.search,
+        cost=plan_cost(spec.written, decided.schedule, decided.units),
+        one_more_slot=_one_more_slot(spec, layouts, grounds, maps),
+        sampled=_sampled(spec, layouts, maps, grounds.loads),
+        places=grounds.places,
         traffic=traffic,
-        outlooks=predict_phases(spec, layouts, memory, maps, loads, calibration),
-        failures=report_failures(spec, layouts, placement.units, maps),
-        launch_documents=documents,
-        refusals=refusals,
-        warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
+        outlooks=outlooks,
+        failures=report_failures(spec, layouts, decided.units, maps),
     )
 
 
@@ -134,7 +122,9 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
             violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
             raise CallError([violation.at("tidemill")])
         return given.deployable
-    return compile_plan(given, read_previous(previous) if previous else None).deployable
+    spec = decide(given, _memory_of, _layout_of).spec
+    decided, _ = _decided(spec, read_previous(previous) if previous else None)
+    return decided.deployable
 
 
 def check_fit(spec: ResolvedSpec) -> Fit:
@@ -157,6 +147,34 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
     refusals = runtime_refusals(spec)
     return Fit(layouts, memory, left, refusals, warnings_of(spec, memory, _memory_of, is_runnable=not refusals))
+
+
+def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[DecidedPlan, Grounds]:
+    """All that can be refused, and all that is carried out; and what it was decided by."""
+    try:
+        layouts, memory = _fit(spec)
+        placement = place_units(spec, layouts, previous.nodes if previous else None)
+        grounds = Grounds(_expert_loads(spec), failure_domains(spec, layouts, placement.units))
+        require_coverage(spec, layouts, grounds.places, _mean_of(grounds.loads))
+    except InfeasibleError as error:
+        raise with_changes(error, spec, _is_feasible, _memory_of) from None
+    require_points_fit(spec, memory)
+    schedule = plan_schedule(spec.written, placement.units)
+    maps = {each.phase: _map_near(previous, spec, each, grounds) for each in layouts}
+    require_covered(spec, maps)
+    refusals = runtime_refusals(spec)
+    decided = DecidedPlan(
+        spec=spec.written,
+        layouts=layouts,
+        memory=memory,
+        placement=placement,
+        schedule=schedule,
+        expert_maps=maps,
+        launch_documents=launch_documents(spec, placement, maps, memory, is_runnable=not refusals),
+        refusals=refusals,
+        warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
+    )
+    return decided, grounds
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
@@ -221,23 +239,26 @@ def _sampled(
 def _one_more_slot(
     spec: ResolvedSpec,
     layouts: Sequence[PhaseLayout],
-    loads: Loads,
-    places: Mapping[Phase, FailureDomains],
+    grounds: Grounds,
     maps: Mapping[Phase, ExpertMap],
 ) -> dict[Phase, ExpertMap]:
     """The maps with one more slot a GPU, of the phases whose slots bind."""
     return {
-        each.phase: _map_for(spec, each, loads, places, more_slots=each.ep_size)
+        each.phase: _map_for(spec, each, grounds, more_slots=each.ep_size)
         for each in layouts
         if slots_bind(maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
     }
 
 
+def _map_near(previous: PreviousPlan | None, spec: ResolvedSpec, layout: PhaseLayout, grounds: Grounds) -> ExpertMap:
+    """Balance the experts of a phase near the map that the `previous` plan has for it, if it has one."""
+    return _map_for(spec, layout, grounds, previous=previous.map_for(layout, len(grounds.loads)) if previous else None)
+
+
 def _map_for(
     spec: ResolvedSpec,
     layout: PhaseLayout,
-    loads: Loads,
-    places: Mapping[Phase, FailureDomains],
+    grounds: Grounds,
     *,
     more_slots: int = 0,
     previous: Sequence[Sequence[int]] | None = None,
@@ -246,14 +267,14 @@ def _map_for(
     num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
     split = split_of(spec.written, layout)
     return balance(
-        loads,
+        grounds.loads,
         layout.num_physical_experts + more_slots,
         layout.ep_size,
         num_nodes=layout.nodes_per_unit,
         num_groups=num_groups if split == "equal" else 1,  # only equal shares are weighed against bytes
         gate=gate_of(spec.model, layout.precision),
         previous=previous,
-        domains=places[layout.phase].of(spec.written.coverage),
+        domains=grounds.places[layout.phase].of(spec.written.coverage),
         split=split,
     )
 

@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway = _command(commands, "gateway", _gateway, "the HTTP front")
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
     gateway.add_argument("--address", required=True, help="the IP to bind")
+    gateway.add_argument("--keys", type=Path, metavar="FILE", help="who may ask, as JSON (default: anybody)")
     stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
     stage.add_argument("source", help="the checkpoint's folder, or bundled:NAME")
     stage.add_argument("destination", type=Path, help="the folder that gets the copy")
@@ -174,7 +175,7 @@ def _rank(arguments: argparse.Namespace) -> None:
 def _gateway(arguments: argparse.Namespace) -> None:
     from runtime.gateway.serve import run
 
-    run(read_gateway_launch(arguments.launch), arguments.address)
+    run(read_gateway_launch(arguments.launch), arguments.address, arguments.keys)
 
 
 def _generate(arguments: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """The `tidemill` command: the planner's commands, and those that run something on this machine.
 
     up, down, status        a plan as processes here
+    key                     an API key for its gateway
     doctor                  a cluster as it is against a plan
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
@@ -40,7 +41,17 @@ from planner.plan.loaded import LoadedPlan
 from planner.problems.errors import CallError, InfeasibleError, SpecError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
-from stacks.local.deployment import find_running, follow, require_cpu, require_runtime, running_names, start, stop
+from stacks.local.api_key import new_key
+from stacks.local.deployment import (
+    find_running,
+    follow,
+    require_cpu,
+    require_keys,
+    require_runtime,
+    running_names,
+    start,
+    stop,
+)
 from stacks.local.errors import LocalError
 from stacks.local.record import Record, RunFolder
 
@@ -73,6 +84,7 @@ def _add_local_commands(commands: Any) -> None:
     add_given(up, default="the bundled demo")
     add_previous(up)
     up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
+    up.add_argument("--keys", type=Path, metavar="FILE", help="API keys that may ask, as JSON; default: anybody may")
     up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
     up.set_defaults(command=_up)
 
@@ -102,6 +114,16 @@ def _add_local_commands(commands: Any) -> None:
     )
     doctor.set_defaults(command=_doctor)
 
+    key = add_command(
+        commands,
+        "key",
+        "make an API key for the gateway",
+        "Make an API key and its entry for the gateway's file of keys. The key is shown this once and kept nowhere.",
+    )
+    key.add_argument("--name", default="default", help="whose key it is, in logs and in the file of keys")
+    add_format(key)
+    key.set_defaults(command=_key)
+
     for command in (down, status):
         add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
     for command in (up, down, status, doctor):
@@ -115,6 +137,7 @@ def _up(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
+    require_keys(plan, arguments.keys)
     warn(plan.warnings)
     running = _same_plan_running(plan)
     if running is not None:
@@ -122,7 +145,7 @@ def _up(arguments: argparse.Namespace) -> None:
         _say_up(running, plan, arguments)
         return
     planned = time.monotonic() - began
-    folder = start(plan, arguments.host, detached=arguments.detach)
+    folder = start(plan, arguments.host, detached=arguments.detach, keys=arguments.keys)
     with suppress(KeyboardInterrupt):
         record = _wait_until_ready(folder)
         _say_ready(record, planned, time.monotonic() - began)
@@ -132,6 +155,15 @@ def _up(arguments: argparse.Namespace) -> None:
         _stay(folder)
     _say("stopping")
     stop(folder)
+
+
+def _key(arguments: argparse.Namespace) -> None:
+    made = new_key()
+    if arguments.format == "json":
+        print_json(asdict(made))
+        return
+    print(f"key: {made.key}")
+    print(f"entry: {json.dumps({'name': arguments.name, 'hash': made.hash})}")
 
 
 def _same_plan_running(plan: Deployable) -> Record | None:
@@ -183,7 +215,7 @@ def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> 
         return
     print(f"endpoint: {record.endpoint}")
     print(f"plan: {record.plan_digest}")
-    print(f"try: {_curl(record)}", flush=True)
+    print(f"try: {_curl(record, with_key=arguments.keys is not None)}", flush=True)
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
@@ -324,10 +356,10 @@ def _record_json(record: Record) -> dict[str, Any]:
     return {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units}
 
 
-def _curl(record: Record) -> str:
+def _curl(record: Record, *, with_key: bool) -> str:
     body = json.dumps({"model": record.model} | TRY_BODY)
-    header = "Content-Type: application/json"
-    return f"curl {record.endpoint}/v1/completions -H {shlex.quote(header)} -d {shlex.quote(body)}"
+    headers = shlex.quote("Content-Type: application/json") + (' -H "Authorization: Bearer $KEY"' if with_key else "")
+    return f"curl {record.endpoint}/v1/completions -H {headers} -d {shlex.quote(body)}"
 
 
 def _because(reason: str | None) -> str:

@@ -13,7 +13,7 @@ sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG and _set_n
 distributed/device_communicators/all2all.py, model_executor/layers/fused_moe/all2all_utils.py (tokens of a whole group).
 """
 
-from planner.spec.schema import PhaseSpec
+from planner.spec.phase import PhaseSpec
 
 __all__ = ["MAX_DISPATCHED_TOKENS", "dispatched_tokens", "queue_variables"]
 

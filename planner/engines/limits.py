@@ -191,12 +191,20 @@ def _colons(spec: ResolvedSpec) -> Found:
         yield Violation("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
+def _keys(spec: ResolvedSpec) -> Found:
+    secret = spec.written.gateway.keys
+    if secret is not None:
+        rule = f"S761 must be absent to run on {spec.written.engine_name}"
+        yield Violation("gateway.keys", secret, rule, "its router reads no such file", removal())
+
+
 _SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions
 _DEEPEP = "github.com/deepseek-ai/DeepEP dd758caf README.md"
 _DISPATCHER = "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py"
 _LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound"
 _BUNDLED = "runtime/demo"
 _MODELS = "planner/facts/engine_models.py"
+_OUR_FORM = "runtime/gateway/keys.py: the file's form is ours"
 
 LIMITS = (
     Limit("sglang", _SGLANG, f"{_DEEPEP}; what stands in for it on AMD's GPUs (mori) is not rendered", _not_nvidia),
@@ -221,6 +229,7 @@ LIMITS = (
         "sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap",
         _map_in_one_file,
     ),
+    Limit("sglang", _SGLANG, _OUR_FORM, _keys),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
     Limit(
@@ -243,4 +252,5 @@ LIMITS = (
     Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
     Limit("vllm", _VLLM, _MODELS, model_limits),
+    Limit("vllm", _VLLM, _OUR_FORM, _keys),
 )

@@ -47,8 +47,9 @@ from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.unit import Unit
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KvDtype, kv_dtype
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.schema import Spec
 
 __all__ = [
     *("EXCHANGED_IN", "MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"),

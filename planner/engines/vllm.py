@@ -35,8 +35,9 @@ from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.terms import Phase, Precision
 from planner.layout.unit import Unit
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KvDtype, kv_dtype
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.schema import Spec
 
 __all__ = ["router", "unit_container"]
 

@@ -13,7 +13,7 @@ program.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.facts.names import SECURITY_LABEL
+from planner.facts import names
 from planner.problems.errors import Violation
 from planner.problems.fix import Fix, removal
 from planner.spec.pods import PatchSpec
@@ -55,7 +55,7 @@ def _entry(field: str) -> Entry:
 
 def _container(container: Mapping[str, Any], path: Path) -> Iterator[Loose]:
     """Yield what another program in a container of the plan, or a further container without limits, gives away."""
-    if container.get("name") in OUR_CONTAINERS:
+    if container.get("name") in names.POD_CONTAINERS:
         for field, reason in PROGRAM.items():
             if field in container:
                 yield (*path, field), container[field], reason, removal()
@@ -145,7 +145,6 @@ OUTSIDE_VOLUMES = (
 OUTSIDE = "the pod then names storage by itself, past the cluster's claims"
 
 CONTAINERS = (("containers",), ("initContainers",))
-OUR_CONTAINERS = ("runtime", "gateway", "router", "stage")  # as templates/ names them
 PROGRAM = {
     "image": "the container then runs another image than the spec names",
     "command": "the container would run another program than the plan's",
@@ -188,5 +187,5 @@ LOOSENING: Mapping[str, Entry] = {
     "serviceAccountName": (_is_any, "the pod then has the rights of another account"),
     "shareProcessNamespace": (_is_true, "the containers of a pod then see each other's processes and files"),
     "externalIPs": (_is_there, "what is sent to these addresses then comes to the pods, whosever they are"),
-    SECURITY_LABEL: (_is_looser_standard, "the namespace then admits such pods of anybody"),
+    names.SECURITY_LABEL: (_is_looser_standard, "the namespace then admits such pods of anybody"),
 }

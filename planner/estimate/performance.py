@@ -1,24 +1,18 @@
-"""What each phase of a plan does at its operating point, or why nobody can say.
-
-The point is the spec's. A phase without one is predicted at what its limits allow: `max_requests` of half the longest
-request, or of what KV has room for; steps of `max_batch_tokens`, of prompts half as long as the longest request. Plans
-say when a point is derived so.
-"""
+"""What each phase of a plan does at its operating point, or why nobody can say."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.cluster.domains import domain_size
+from planner.estimate.case import case_of, operating_point, unit_shape
 from planner.estimate.throughput.calibration import Calibration, Correction, calibrated
-from planner.estimate.throughput.copies import expected_copies
-from planner.estimate.throughput.engines import engine_model
-from planner.estimate.throughput.imbalance import imbalance_of
+from planner.estimate.throughput.copies import away_share, expected_copies
+from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.predict import Case, Prediction, predict
+from planner.estimate.throughput.predict import Prediction, predict
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
-from planner.estimate.throughput.work import why_unknown, work_of
+from planner.estimate.throughput.work import why_unknown
 from planner.expert_map import ExpertMap
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.loads import Loads
@@ -30,11 +24,8 @@ from planner.layout.memory import MemoryPlan
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
 from planner.spec.check import ResolvedSpec
-from planner.spec.precision import KV_BYTES, kv_dtype
 
-__all__ = ["PhaseOutlook", "operating_point", "predict_phases", "require_points_fit", "unit_shape"]
-
-OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where nobody says: assumed
+__all__ = ["PhaseOutlook", "predict_phases", "require_points_fit"]
 
 
 @dataclass(frozen=True)
@@ -75,42 +66,6 @@ def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None
         raise InfeasibleError(wrong)
 
 
-def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
-    """Return the spec's point of a phase, or one that its limits allow; `kv_room` is what memory has room for."""
-    written = getattr(spec.written.operating_point, phase)
-    if written is not None:
-        return OperatingPoint(**{"step_tokens": spec.phase(phase).max_batch_tokens} | written.model_dump())
-    section = spec.phase(phase)
-    half = max(section.max_request_tokens // 2, 1)
-    room = half if kv_room is None else min(half, max(kv_room // section.max_requests, 1))
-    output = max(round(half * OUTPUT_SHARE), 1)
-    points = {
-        "decode": OperatingPoint(requests=section.max_requests, kv_tokens=room, is_derived=True),
-        "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=half, is_derived=True),
-        "mixed": OperatingPoint(
-            requests=section.max_requests,
-            kv_tokens=room,
-            step_tokens=section.max_batch_tokens,
-            prompt_tokens=max(half - output, 1),
-            output_tokens=output,
-            is_derived=True,
-        ),
-    }
-    return points[phase]
-
-
-def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
-    """Return what of a layout decides a layer's time; nodes are those that NICs are between."""
-    domain = domain_size(spec.gpu_of(layout.phase), spec.cluster.gpus_per_node)
-    return UnitShape(
-        num_gpus=layout.ep_size,
-        num_nodes=max(1, -(-layout.ep_size // domain)),
-        attention_tp=layout.attention_tp,
-        slots_per_gpu=layout.slots_per_gpu,
-        num_experts=layout.num_logical_experts,
-    )
-
-
 def _too_much_kv(memory: MemoryPlan, point: OperatingPoint) -> Violation:
     fitting = memory.kv_tokens // round(point.kv_tokens)
     rule = f"S711 must have KV for all of them, {memory.kv_tokens:,} tokens fit"
@@ -131,18 +86,23 @@ def _outlook(
     why_not = _why_not(spec, layout)
     if why_not is not None:
         return PhaseOutlook(layout.phase, None, why_not, layout.ranks_per_node, in_use)
-    case = _case(spec, layout, point, maps[layout.phase], loads)
+    expert_map = maps[layout.phase]
+    unit = _near_first(unit_shape(spec, layout), expert_map, loads)
+    exchange = _copies(spec.model, layout, unit, expert_map)
+    case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, layout, pairs))
+    case = replace(case, unit=unit)
+    worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MOST_LASTING)
     evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout))
     correction = None
     if calibration is not None:
         case, evidence, correction = calibrated(case, evidence, calibration)
-    prediction = predict(case, evidence, with_spans=True)
+    prediction = predict(case, evidence, worst, with_spans=True)
     return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction)
 
 
 def _unmeasured(model: Model, layout: PhaseLayout) -> str | None:
-    """Return what the tables of operators lack: they are of latent attention, and of matmuls in FP8."""
-    if not all(isinstance(each, LatentAttention) for each in model.attentions):
+    """Return what the tables of operators lack: they are of latent attention over all tokens, and of matmuls in FP8."""
+    if not all(isinstance(each, LatentAttention) and not each.is_sparse for each in model.attentions):
         return "this attention"
     return None if layout.precision == "fp8" else f"matmuls in {layout.precision}"
 
@@ -159,43 +119,40 @@ def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
     return why_unknown(spec.model)
 
 
-def _case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, expert_map: ExpertMap, loads: Loads) -> Case:
-    section, model, phase = spec.phase(layout.phase), spec.model, layout.phase
-    machine = machine_of(spec.gpu_of(phase), layout.gpu)
-    kv = kv_dtype(layout.precision, section.kv_precision)
-    work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
-    assert machine is not None
-    assert work is not None
-    unit = unit_shape(spec, layout)
-    tokens = point.step_tokens if phase == "prefill" else point.requests
-    pairs = tokens / layout.attention_tp * model.num_experts_per_token
-    return Case(
-        phase=phase,
-        machine=machine,
-        model=work,
-        unit=unit,
-        overlap=layout.overlap,
-        engine=engine_model(spec.written.engine_name, layout.gpu),
-        imbalance=_imbalance(expert_map, loads, unit, pairs),
-        exchange=_copies(model, layout, unit, expert_map),
-        point=point,
-        kv_bytes_per_token=model.one_of(layout.attention_tp).kv_bytes_per_token(KV_BYTES[kv]),
-    )
+def _near_first(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitShape:
+    """Return the unit with the share of pairs that leave their node, where tokens take near replicas first."""
+    if expert_map.split != "local_first" or unit.num_gpus % unit.num_nodes:
+        return unit
+    return replace(unit, away=away_share(expert_map, loads, unit.num_gpus if unit.num_nodes == 1 else unit.num_nodes))
 
 
-def _imbalance(expert_map: ExpertMap, loads: Loads, unit: UnitShape, pairs: float) -> Imbalance:
+def _imbalance(
+    expert_map: ExpertMap,
+    loads: Loads,
+    unit: UnitShape,
+    layout: PhaseLayout,
+    pairs: float,
+    lasting: float = LASTING,
+) -> Imbalance:
     """Return that of the plan's map; a single GPU has all of it."""
     if unit.num_gpus == 1:
         return Imbalance()
-    nodes = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
-    return imbalance_of(expert_map, loads, unit.num_gpus, nodes, pairs)
+    domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
+    return imbalance_of(
+        expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit, lasting=lasting
+    )
 
 
 def _copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
-    """Return a token's copies: to other nodes as the map has it, where it says so."""
+    """Return a token's copies: to other nodes as the map has it, where it says so.
+
+    Where near replicas are taken first, as many fewer go to other nodes as fewer pairs do.
+    """
     expected = expected_copies(
         model, unit.num_gpus, unit.num_nodes, groups_on_nodes=expert_map.policy == "hierarchical"
     )
+    if unit.away is not None and unit.num_nodes > 1:
+        return replace(expected, nodes=expected.nodes * unit.reached / (1 - 1 / unit.num_nodes))
     if expert_map.dispatch is None or unit.num_nodes == 1:
         return expected
     sent = expert_map.dispatch.bytes_per_token + expert_map.dispatch.extra_bytes_per_token

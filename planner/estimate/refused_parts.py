@@ -9,12 +9,12 @@ Source: the Kubernetes schemas in the package `kubernetes-validate`: `name` of S
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.facts import names
 from planner.problems.errors import Violation
 from planner.spec.pods import PatchSpec
 
 __all__ = ["refused_parts_of"]
 
-PLANNED = ("runtime", "gateway", "router", "stage")  # as templates/ names them
 CONTAINERS = ("containers", "initContainers")
 OURS = {"Deployment": "gateway"}  # the first container of a kind; units have the one below
 UNITS_OWN = "runtime"
@@ -46,7 +46,7 @@ def _containers(path: str, value: Any, own: str) -> Iterator[Violation]:
     for key, inner in below:
         if key in CONTAINERS and isinstance(inner, list):
             for index, each in enumerate(inner):
-                if isinstance(each, Mapping) and each.get("name") not in PLANNED and "image" not in each:
+                if isinstance(each, Mapping) and each.get("name") not in names.POD_CONTAINERS and "image" not in each:
                     rule, reason = "W114 must have an image", "the plan has no container of that name, so it is added"
                     where = f"{path}.{key}.{index}.name"
                     yield Violation(where, each.get("name"), rule, reason, f"did you mean {own}?")

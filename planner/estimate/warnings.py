@@ -11,16 +11,20 @@ from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
 from planner.estimate.loosened import loosened_by
+from planner.estimate.plausible import implausible_rates
 from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.unknown_fields import unknown_fields_of
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
+from planner.facts.names import logical_node
 from planner.facts.terms import EngineName, Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.phase import PhaseSpec
+from planner.spec.schema import Spec
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["warnings_of"]
@@ -47,6 +51,8 @@ def warnings_of(
         _unpacked(spec),
         _in_another_precision(spec),
         _larger_nodes(spec),
+        implausible_rates(spec),
+        _counted_nodes(spec.written),
         _split_racks(spec, nodes),
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
@@ -97,11 +103,17 @@ def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
 
 
 def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield overlaps that belong to the other phase: they compute the same, and hide less."""
+    """Yield overlaps that belong to the other phase: they compute the same, and hide less.
+
+    Nothing is said where the engine overlaps nothing of the model in that phase, which S757 says.
+    """
+    engine, version = spec.written.engine_name, spec.written.engine_version
+    model = ENGINE_MODELS.get(engine, {}).get(version or "", {}).get(spec.model.model_type)
     for phase, own in OVERLAPS.items():
         others = {overlap: other for other, overlap in OVERLAPS.items() if other != phase}
         written = spec.phase(phase).overlap if phase in spec.phases else own
-        if written in others and own in ENGINES[spec.written.engine_name].overlaps:
+        is_overlapped = model is None or phase in model.overlaps
+        if written in others and is_overlapped and own in ENGINES[engine].overlaps:
             rule = f"W102 is meant for {others[written]}, and {phase} has {own}"
             reason = "prefill hides dispatch behind a second micro-batch, decode behind attention split in two"
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
@@ -151,6 +163,19 @@ def _larger_nodes(spec: ResolvedSpec) -> Iterator[Violation]:
             fix = Fix(f"write gpus_per_node: {usual} and nodes: {more}", (change,))
         yield Violation("cluster.gpus_per_node", written, rule, reason, fix)
         return
+
+
+def _counted_nodes(spec: Spec) -> Iterator[Violation]:
+    """Yield a number of nodes where pods will be bound to nodes by name: tidemill invents the names.
+
+    A spec without a checkpoint is only planned.
+    """
+    nodes = spec.cluster.nodes
+    if isinstance(nodes, int) and spec.checkpoint and _is_on_gpus(spec):
+        names = logical_node(0) if nodes == 1 else f"{logical_node(0)} to {logical_node(nodes - 1)}"
+        rule = f"W116 says no names, and pods are bound to nodes called {names}"
+        fix = "list your nodes by name under cluster.nodes; tidemill doctor compares them with the cluster"
+        yield Violation("cluster.nodes", nodes, rule, "a pod waits until there is a node of that name", fix)
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:

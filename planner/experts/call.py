@@ -23,7 +23,7 @@ from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
-from planner.spec.schema import MAX_EP_SIZE, MAX_REDUNDANT
+from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 

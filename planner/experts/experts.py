@@ -28,7 +28,7 @@ from planner.facts.map_files import Map, MapFile, read_map
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
-from planner.spec.schema import MAX_REDUNDANT
+from planner.spec.phase import MAX_REDUNDANT
 
 __all__ = ["ExpertsAnswer", "ExpertsJob", "check_call", "make_map", "with_one_more_slot"]
 

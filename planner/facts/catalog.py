@@ -1,4 +1,6 @@
-"""Facts about GPUs, each with its source. No other file names a GPU; models are in `planner/families/published.json`.
+"""Facts about GPUs, each with its source. No other file has figures of a GPU, and `gpu_names.py` knows other names.
+
+Models are in `planner/families/published.json`.
 
 A source is a repository, a commit and a path, or the number of an issue. A figure that was not read anywhere, only
 concluded, has a source that begins with `assumed`: plans say so too. What could not be found is left out. Only what a
@@ -13,15 +15,9 @@ from dataclasses import dataclass
 
 from planner.facts.terms import Device
 
-__all__ = ["ASSUMED", "GPUS", "Gpu", "unplanned_gpu"]
+__all__ = ["ASSUMED", "GPUS", "Gpu"]
 
 ASSUMED = "assumed"
-
-# GPUs that are sold and not listed here, so that none of them is taken for one that is called alike.
-UNPLANNED_GPUS = (
-    *("a100", "a800", "h20e", "gh200", "b100", "b300", "gb300", "rtx", "l40s", "mi250", "mi308x", "mi325x"),
-    *("mi350x", "mi355x", "gaudi", "ascend"),
-)
 
 
 @dataclass(frozen=True)
@@ -287,9 +283,3 @@ GPUS = {
         },
     ),
 }
-
-
-def unplanned_gpu(name: str) -> str | None:
-    """Return the GPU that `name` says and that the catalog does not have; None where it says none of these."""
-    written = name.casefold()
-    return max((each for each in UNPLANNED_GPUS if each in written), key=len, default=None)

@@ -15,10 +15,12 @@ __all__ = [
     "GATEWAY_LAUNCH_FILE",
     "HUGE_PAGES",
     "KERNEL_CACHE",
+    "KEYS_FILE",
     "MAX_UNIT_NAME",
     "MOUNTED",
     "NETWORKS_ANNOTATION",
     "PLAN_LABEL",
+    "POD_CONTAINERS",
     "QUEUE_LABEL",
     "SECURITY_ANNOTATION",
     "SECURITY_LABEL",
@@ -59,10 +61,12 @@ SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which p
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
+KEYS_FILE = "keys.json"  # of the API keys, in their Secret and in the gateway's pod
 SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.
 MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES, KERNEL_CACHE)  # noqa: S108
+POD_CONTAINERS = ("runtime", "gateway", "router", "stage")  # as templates/ call them, of whatever pod
 # What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from planner.facts.terms import Precision
 
-__all__ = ["FORMATS", "KNOWN", "UNQUANTISED", "Format", "Formats", "Quantisation", "quantisation_of"]
+__all__ = ["FORMATS", "KNOWN", "UNQUANTISED", "W4A16", "Format", "Formats", "Quantisation", "quantisation_of"]
 
 Format = Literal["fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int4", "int4_by_32"]
 
@@ -93,4 +93,6 @@ def _has_int4_experts(said: Mapping[str, Any]) -> bool:
     if not isinstance(weights, Mapping) or group.get("input_activations"):
         return False
     is_int4 = (weights.get("num_bits"), weights.get("type"), weights.get("group_size")) == (4, "int", 32)
-    return is_int4 and all(any(part in str(each) for each in left_out) for part in ("self_attn", "shared_experts"))
+    return is_int4 and all(
+        any(part in each for each in left_out if isinstance(each, str)) for part in ("self_attn", "shared_experts")
+    )

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from planner.facts.attention.latent import Indexer, LatentAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["IndexedShapes", "LatentShapes"]
 
@@ -72,6 +72,7 @@ class LatentShapes(Shapes):
             v_head_dim=self.v_head_dim,
             is_sparse=indexer is not None or self.is_sparse,
             indexer=indexer,
+            num_picked=self.num_picked,
         )
 
     @property
@@ -84,6 +85,11 @@ class LatentShapes(Shapes):
         """Return whether attention reads only what an indexer picked."""
         return False
 
+    @property
+    def num_picked(self) -> int | None:
+        """Return how many tokens a query reads of those before it, where an indexer picks them."""
+        return None
+
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`, where it has one of its own."""
         return None
@@ -94,7 +100,8 @@ class IndexedShapes(LatentShapes):
 
     index_n_heads: Count
     index_head_dim: Size
-    mlp_layer_types: list[str] | None = None
+    index_topk: Count = 2048  # of ModelArgs: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py
+    mlp_layer_types: PerLayer[str] | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -104,6 +111,11 @@ class IndexedShapes(LatentShapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         return super().broken() or self.miscounted(mlp_layer_types=self.mlp_layer_types) or self._two_orders()
+
+    @property
+    def num_picked(self) -> int | None:
+        """Return how many tokens a query reads."""
+        return self.index_topk
 
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`: each layer has one."""

@@ -11,12 +11,13 @@ from pydantic import Field
 from planner.facts.attention.compressed import CompressedAttention
 from planner.facts.attention.latent import Indexer
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["DeepseekV4Shapes"]
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 INDEXED_RATIO = 4  # the ratio of layers whose entries an indexer picks
+MAX_RATES = 64  # kinds of layers; published files have three
 HASH_LAYERS = 3  # where the file does not say: transformers' default_num_hash_layers
 
 
@@ -33,11 +34,11 @@ class DeepseekV4Shapes(Shapes):
     o_groups: Count
     o_lora_rank: Size
     sliding_window: Size
-    compress_ratios: list[int] | None = None
-    layer_types: list[str] | None = None
-    compress_rates: dict[str, int] | None = None
+    compress_ratios: PerLayer[Entry] | None = None
+    layer_types: PerLayer[str] | None = None
+    compress_rates: dict[str, Entry] | None = Field(default=None, max_length=MAX_RATES)
     num_hash_layers: int = Field(default=HASH_LAYERS, ge=0, le=MAX_LAYERS)
-    mlp_layer_types: list[str] | None = None
+    mlp_layer_types: PerLayer[str] | None = None
     index_n_heads: Count
     index_head_dim: Size
     hc_mult: int = Field(ge=1, le=64)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from planner.families.deepseek import LatentShapes
-from planner.families.shapes import MAX_LAYERS
+from planner.families.shapes import MAX_LAYERS, PerLayer
 
 __all__ = ["Glm4MoeLiteShapes"]
 
@@ -17,7 +17,7 @@ class Glm4MoeLiteShapes(LatentShapes):
     """The keys that the family reads beside V3's."""
 
     first_k_dense_replace: int = Field(default=1, ge=0, le=MAX_LAYERS)
-    mlp_layer_types: list[Literal["dense", "sparse"]] | None = None
+    mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from planner.facts.attention.latent import Indexer
 from planner.families.deepseek import IndexedShapes
+from planner.families.shapes import MAX_LAYERS, PerLayer
 
 __all__ = ["GlmMoeDsaShapes"]
 
@@ -17,8 +18,8 @@ __all__ = ["GlmMoeDsaShapes"]
 class GlmMoeDsaShapes(IndexedShapes):
     """The keys that the family reads beside V3.2's."""
 
-    indexer_types: list[Literal["full", "shared"]] | None = None
-    index_topk_pattern: str | None = Field(default=None, pattern="^[FS]+$")
+    indexer_types: PerLayer[Literal["full", "shared"]] | None = None
+    index_topk_pattern: str | None = Field(default=None, pattern="^[FS]+$", max_length=2 * MAX_LAYERS)
     index_topk_freq: int = Field(default=1, ge=1, le=1000)
     index_skip_topk_offset: int = Field(default=2, ge=0, le=1000)
 

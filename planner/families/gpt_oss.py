@@ -7,7 +7,7 @@ from typing import Literal
 
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import Count, Shapes, Size, layers_of
+from planner.families.shapes import Count, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["GptOssShapes"]
 
@@ -21,7 +21,7 @@ class GptOssShapes(Shapes):
     head_dim: Size
     attention_bias: bool = True
     sliding_window: Size
-    layer_types: list[Literal["sliding_attention", "full_attention"]] | None = None
+    layer_types: PerLayer[Literal["sliding_attention", "full_attention"]] | None = None
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import Count, Shapes, Size, layers_of
+from planner.families.shapes import Count, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["MiMoV2FlashShapes"]
 
@@ -37,10 +37,10 @@ class MiMoV2FlashShapes(Shapes):
     add_swa_attention_sink_bias: bool = True
     add_full_attention_sink_bias: bool = False
     attention_bias: bool = False
-    hybrid_layer_pattern: list[Literal[0, 1]] | None = None  # 1: a window
-    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
-    moe_layer_freq: list[Literal[0, 1]] | None = None
-    mlp_layer_types: list[Literal["dense", "sparse"]] | None = None
+    hybrid_layer_pattern: PerLayer[Literal[0, 1]] | None = None  # 1: a window
+    layer_types: PerLayer[Literal["full_attention", "sliding_attention"]] | None = None
+    moe_layer_freq: PerLayer[Literal[0, 1]] | None = None
+    mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""

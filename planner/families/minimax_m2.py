@@ -9,7 +9,7 @@ from pydantic import Field
 
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size, layers_of
 
 __all__ = ["MiniMaxM2Shapes"]
 
@@ -22,7 +22,7 @@ class MiniMaxM2Shapes(Shapes):
     num_key_value_heads: Count
     head_dim: Size
     shared_intermediate_size: int = Field(default=0, ge=0, le=0)
-    attn_type_list: list[int] | None = None
+    attn_type_list: PerLayer[Entry] | None = None
     num_mtp_modules: int = Field(default=0, ge=0, le=MAX_LAYERS)
 
     def broken(self) -> str | None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention.grouped import BlockIndexer, GroupedAttention
 from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Shapes, Size, Tower, encoder_layer, layers_of
+from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size, Tower, encoder_layer, layers_of
 
 __all__ = ["MiniMaxM3Shapes", "MiniMaxM3Tower"]
 
@@ -20,7 +20,7 @@ class _Sparse(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
-    sparse_attention_freq: list[int]
+    sparse_attention_freq: PerLayer[Entry]
     sparse_num_index_heads: Count
     sparse_index_dim: Size
 
@@ -34,10 +34,10 @@ class MiniMaxM3Shapes(Shapes):
     num_local_experts: Count
     num_key_value_heads: Count
     head_dim: Size
-    moe_layer_freq: list[Literal[0, 1]] | None = None
-    mlp_layer_types: list[str] | None = None
+    moe_layer_freq: PerLayer[Literal[0, 1]] | None = None
+    mlp_layer_types: PerLayer[str] | None = None
     sparse_attention_config: _Sparse | None = None
-    layer_types: list[str] | None = None
+    layer_types: PerLayer[str] | None = None
     index_n_heads: Count = 4
     index_head_dim: Size = 128
     num_mtp_modules: int = Field(default=0, ge=0, le=MAX_LAYERS)

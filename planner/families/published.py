@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.facts.model import Model
+from planner.facts.terms import Precision
 from planner.families.read import model_of
 
-__all__ = ["ALIKE", "MODELS"]
+__all__ = ["ALIKE", "ALIKE_IN", "MODELS"]
 
 FOLDER = Path(__file__).parent
 
@@ -47,5 +48,8 @@ class _Published(Mapping[str, Model]):
 
 MODELS: Mapping[str, Model] = _Published(json.loads((FOLDER / "published.json").read_text()))
 
-# A further checkpoint -> the catalog's model that has its shapes.
-ALIKE = {entry["name"]: entry["is"] for entry in json.loads((FOLDER / "alike.json").read_text())}
+_FURTHER = json.loads((FOLDER / "alike.json").read_text())
+
+# A further checkpoint -> the catalog's model that has its shapes, and its precision where that is another.
+ALIKE: Mapping[str, str] = {entry["name"]: entry["is"] for entry in _FURTHER}
+ALIKE_IN: Mapping[str, Precision] = {entry["name"]: entry["precision"] for entry in _FURTHER if "precision" in entry}

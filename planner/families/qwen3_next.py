@@ -11,20 +11,16 @@ from pydantic import AliasChoices, Field
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.linear import LinearAttention
-from planner.facts.model import Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Size, Tower, encoder_layer
-from planner.families.sparse_step import SparseStepShapes
+from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Size, Tower, encoder_layer
+from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]
 
 
-class Qwen3NextShapes(SparseStepShapes):
+class Qwen3NextShapes(SharedExpertShapes):
     """The keys that the families read."""
 
-    moe_intermediate_size: Size
-    shared_expert_intermediate_size: Size
     num_experts: Count = Field(validation_alias=AliasChoices("num_experts", "num_local_experts"))
-    num_key_value_heads: Count
     head_dim: Size
     attention_bias: bool = False
     linear_conv_kernel_dim: Count
@@ -32,7 +28,7 @@ class Qwen3NextShapes(SparseStepShapes):
     linear_value_head_dim: Size
     linear_num_key_heads: Count
     linear_num_value_heads: Count
-    layer_types: list[Literal["linear_attention", "full_attention"]] | None = None
+    layer_types: PerLayer[Literal["linear_attention", "full_attention"]] | None = None
     full_attention_interval: int = Field(default=4, ge=1, le=MAX_LAYERS)
     mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     mtp_num_hidden_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -42,30 +38,12 @@ class Qwen3NextShapes(SparseStepShapes):
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         if values % keys:
             return f"linear_num_key_heads ({keys}) does not divide linear_num_value_heads ({values})"
-        if wrong := self.miscounted(layer_types=self.layer_types):
-            return wrong
-        return (
-            super().broken()
-            or self.uneven_heads(self.num_key_value_heads)
-            or self.too_many_chosen("num_experts", self.num_experts)
-        )
+        return self.miscounted(layer_types=self.layer_types) or super().broken()
 
     def unplanned(self) -> str | None:
         """Return that no KV grows, which memory for tokens is planned by; or the order of layers."""
         is_full = map(self._is_full, range(self.num_hidden_layers))
         return super().unplanned() if any(is_full) else "no layer has full_attention"
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Return the layers, dense ones first, where there are any."""
-        experts = Experts(
-            num_routed=self.num_experts,
-            num_per_token=self.num_experts_per_tok,
-            intermediate_size=self.moe_intermediate_size,
-            num_shared=1,
-            shared_intermediate_size=self.shared_expert_intermediate_size,
-            gates_shared=True,
-        )
-        return self.layers_with(experts)
 
     def attention(self, index: int) -> Attention:
         """Return the attention of layer `index`."""

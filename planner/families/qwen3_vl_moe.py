@@ -4,6 +4,7 @@ Source: transformers 5.23.0 models/qwen3_vl_moe/modeling_qwen3_vl_moe.py, Qwen3V
 """
 
 from planner.families.qwen3_next import Qwen35Tower
+from planner.families.shapes import Entry, PerLayer
 
 __all__ = ["Qwen3VlTower"]
 
@@ -11,7 +12,7 @@ __all__ = ["Qwen3VlTower"]
 class Qwen3VlTower(Qwen35Tower):
     """The keys of `vision_config` beside Qwen3.5's."""
 
-    deepstack_visual_indexes: list[int]
+    deepstack_visual_indexes: PerLayer[Entry]
 
     def num_weights(self, text_hidden_size: int) -> int:
         """Return the parameters of Qwen3.5's tower, and a merger for each inner layer that reaches the text model."""

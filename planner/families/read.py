@@ -4,6 +4,7 @@ The planner never opens weights: shapes decide a layout, and the digest of the f
 checkpoint that is not the one planned for.
 """
 
+import errno
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from planner.problems.errors import Violation
 __all__ = ["ModelConfig", "model_of", "read_model_config"]
 
 PATH = "model.config"
+MAX_CONFIG_BYTES = 2**22  # assumed: a quantised file may name each matrix of 61 layers of 384 experts, in 50 characters
 URL = re.compile(r"[a-z][a-z0-9+]*://")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # Source: github.com/git-lfs/git-lfs docs/spec.md
 
@@ -43,9 +45,14 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         reason = "it is a URL, and the planner reads no network"
         return Violation(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
     try:
-        content = read_file(path)
+        content = read_file(path, MAX_CONFIG_BYTES)
     except (OSError, ValueError) as error:  # the latter: no path has a null character
-        fix = "give the path relative to the spec's folder"
+        is_too_long = isinstance(error, OSError) and error.errno == errno.EFBIG
+        fix = (
+            "point to the checkpoint's own config.json"
+            if is_too_long
+            else "give the path relative to the spec's folder"
+        )
         reason = getattr(error, "strerror", None) or str(error)
         return Violation(PATH, written, "S301 must be a readable file", reason, fix)
     try:
@@ -138,7 +145,7 @@ def _of_another_family(config: Mapping[str, Any], written: str, model_type: str)
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
     called = f"its model_type is {model_type[:40]}"
-    if inner in FAMILIES:
+    if isinstance(inner, str) and inner in FAMILIES:
         rule, reason = (
             "S302 must have encoders that tidemill knows",
             f"{called}, and tidemill knows only its text model ({inner})",
@@ -157,8 +164,13 @@ def _of_another_family(config: Mapping[str, Any], written: str, model_type: str)
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
     """Return whether some key, at any depth, is about experts."""
-    below = (each for each in config.values() if isinstance(each, Mapping))
-    return any(re.search("expert|moe", str(key)) for key in config) or any(map(_has_experts, below))
+    sections: list[Mapping[str, Any]] = [config]
+    while sections:  # a list, for a file may nest as deep as Python's calls may
+        section = sections.pop()
+        if any(re.search("expert|moe", str(key)) for key in section):
+            return True
+        sections += [each for each in section.values() if isinstance(each, Mapping)]
+    return False
 
 
 def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Violation:

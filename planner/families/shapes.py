@@ -7,7 +7,7 @@ key has a default only where published files leave it out and transformers has t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,13 +15,17 @@ from planner.facts.attention.kind import Attention
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import UNQUANTISED, Quantisation
 
-__all__ = ["MAX_LAYERS", "Count", "File", "Shapes", "Size", "Tower", "encoder_layer", "layers_of"]
+__all__ = ["MAX_LAYERS", "Count", "Entry", "File", "PerLayer", "Shapes", "Size", "Tower", "encoder_layer", "layers_of"]
 
 MAX_SIZE = 1_000_000  # of any one dimension
 MAX_LAYERS = 1000
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=1, le=65_536)]
+Entry = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]  # of a list: each family says which numbers it knows
+
+T = TypeVar("T")
+PerLayer = Annotated[list[T], Field(max_length=2 * MAX_LAYERS)]  # some published lists go on for the MTP layers
 
 
 @dataclass(frozen=True)

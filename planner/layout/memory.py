@@ -29,8 +29,8 @@ from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
-from planner.spec.schema import PhaseSpec
 
 __all__ = [
     "KV_PAGE_TOKENS",

@@ -27,8 +27,8 @@ docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.layout import PhaseLayout
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
-from planner.spec.schema import PhaseSpec
 
 __all__ = ["activation_bytes", "buffer_bytes", "largest_step_field"]
 

@@ -179,6 +179,7 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
         "annotations": _digests(document, "launch"),
         "launch_configs": [{"name": part.config} for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
+        **({"keys": {"secret": plan.gateway.keys, "file": names.KEYS_FILE}} if plan.gateway.keys else {}),
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
     yield from _launch_configs(parts, workload)

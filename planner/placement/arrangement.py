@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from planner.placement.task import Assignment, Places, Task
 
-__all__ = ["Arrangement"]
+__all__ = ["Arrangement", "Step"]
+
+Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 
 
 class Arrangement:
@@ -39,6 +41,25 @@ class Arrangement:
         """Move `count` nodes of `unit` from one cell to the other; free nodes may be overdrawn in between."""
         self._add(unit, source, -count)
         self._add(unit, target, count)
+
+    def touches_more_leaves(self, steps: Sequence[Step]) -> bool:
+        """Return whether steps of one unit each make units touch more leaves: seen without carrying them out.
+
+        Of steps that are not told apart by their units nothing is said.
+        """
+        if self._leaves is None or len(steps) > 1 + (len(steps) == 2 and steps[0][0] != steps[1][0]):
+            return False
+        return sum(self._leaves.more(*step) for step in steps) > 0
+
+    def pretend(self, steps: Sequence[Step]) -> None:
+        """Put units and cells into the order in which `steps` and the way back would leave them.
+
+        What is tried next follows that order, so the same task has the same placement with and without a look ahead.
+        """
+        for unit, source, _, count in steps:
+            here, units = self.at[unit], self.in_cell[source]
+            if here[source] == count:
+                here[source], units[unit] = here.pop(source), units.pop(unit)
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts of `quality.measure`."""
@@ -120,6 +141,13 @@ class _Touching:
             self.gathered += (was + count) ** 2 - was**2
         if not was or not was + count:
             self.changed(unit, place, 1 if count > 0 else -1)
+
+    def more(self, unit: int, source: int, target: int, count: int) -> int:
+        """Return how many places more `unit` would touch with `count` of its nodes in another cell."""
+        out_of, into = self._of_cell[source], self._of_cell[target]
+        if out_of == into:
+            return 0
+        return (unit not in self.units[into]) - (self.units[out_of][unit] == count)
 
     def changed(self, unit: int, place: int, by: int) -> None:
         """Note that `unit` has come to `place`, or left it."""

@@ -13,13 +13,11 @@ It ends where nothing of this helps, or after a number of tries: never after a t
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations, product
 
-from planner.placement.arrangement import Arrangement
+from planner.placement.arrangement import Arrangement, Step
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
 __all__ = ["improved"]
-
-Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 
 PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together: beyond, shakes find more in less time
 
@@ -40,6 +38,9 @@ def improved(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]
             if tried == tries or best_counts == tuple(goal):
                 return best, tried
             tried += 1
+            if arrangement.touches_more_leaves(steps):  # which counts first
+                arrangement.pretend(steps)
+                continue
             _carry_out(arrangement, steps)
             now = arrangement.rating()
             if now >= rating:

@@ -148,7 +148,7 @@ def _fresh(task: Task) -> _Found:
 def _proven(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Found:
     """Return `assignment`, or a better one from the exact search if one is needed and the task is small enough."""
     if all(objective.is_proven for objective in objectives):
-        return _Found(assignment, objectives, "greedy", "every count is at its bound")
+        return _Found(assignment, objectives, "greedy", "every value is at its bound")
     size = f"{len(task.units)} units x {len(task.cells)} places"
     if len(task.units) * len(task.cells) > EXACT_SIZE:
         return _Found(assignment, objectives, "greedy", f"{size} are over {EXACT_SIZE}, too many for the exact search")

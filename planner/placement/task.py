@@ -18,7 +18,7 @@ from typing import Literal
 from planner.cluster.inventory import Node, PlaceKind, named_places
 from planner.facts.terms import Phase
 from planner.placement.bound import Kinds
-from planner.spec.schema import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
 __all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
 

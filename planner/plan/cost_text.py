@@ -51,14 +51,12 @@ def _notes(cost: DayCost) -> Iterator[str]:
         margin = "" if cost.margin is None else f", a margin of {100 * cost.margin:.0f} % on the cost"
         yield from filled(f"Income ${tokens.revenue_usd:,.0f} a day{other}{margin}.")
     if hits:
-        given = "" if hits.given_up_usd is None else f", at ${hits.given_up_usd:,.0f} less income than computed tokens"
-        saved = f"${hits.saved_usd:,.0f} a day of prefill, {hits.saved_nodes:,.1f} nodes on average"
-        yield from filled(f"Cache hits save {saved}{given}; their disks are not counted.")
+        less = "" if hits.given_up_usd is None else f" and bring in ${hits.given_up_usd:,.0f} less than misses would"
+        saved = f"${hits.saved_usd:,.0f} of prefill a day ({hits.saved_nodes:,.1f} nodes on average)"
+        yield from filled(f"Cache hits save {saved}{less}. Their disks are not counted.")
     if cost.freed_node_hours:
-        worth = f"${cost.freed_usd:,.0f} a day"
-        yield from filled(
-            f"Freed by the schedule: {cost.freed_node_hours:,.1f} node hours, worth {worth} to other work."
-        )
+        hours, worth = f"{cost.freed_node_hours:,.1f} node-hours a day", f"${cost.freed_usd:,.0f}"
+        yield from filled(f"The schedule frees {hours}, worth {worth} to other work.")
 
 
 def _states(cost: DayCost) -> str:

@@ -29,8 +29,9 @@ from planner.layout.memory import MemoryPlan, in_pages, static_fraction
 from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.spec.check import ResolvedSpec
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
-from planner.spec.schema import PhaseSpec, Spec
+from planner.spec.schema import Spec
 
 __all__ = [
     "Known",
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 5
+KV_WIRE_VERSION = 6
 # A rank on a CPU compiles before it is ready, and its unit's collectives end a step after 120 s (STEP_TIMEOUT in
 # `runtime/expert_parallel/group.py`). The rest is for its word, which comes every 10 s.
 CPU_STALL_S = 150

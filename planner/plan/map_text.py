@@ -23,8 +23,8 @@ def expert_maps_text(plan: Plan) -> str:
     drawn = plan.spec.expert_load
     loads = f"those of {drawn.file}" if drawn.file else f"drawn with alpha {drawn.alpha:g}, seed {drawn.seed}"
     note = (
-        f"Loads of GPUs, means over MoE layers; experts' loads are {loads}. In a step of the limits' size its luck is "
-        "on top."
+        'max/mean is the load of the fullest GPU over the mean, averaged over MoE layers; "in a step" adds the luck of '
+        f"one step of the largest size. Expert loads are {loads}."
     )
     lines = [table(rows), *filled(note), *_where_tokens_go(plan)]
     return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan), *_fronts(plan)])
@@ -44,13 +44,13 @@ def _where_tokens_go(plan: Plan) -> Iterator[str]:
         model = ENGINE_MODELS[name][plan.spec.engine_version or ""].get(plan.model.model_type)
         if model is not None and not model.replicas:
             yield from filled(
-                f"{name} reads no map, and moves no experts of {model.architecture}: they stay in order. What stands "
-                "here is what maps could reach."
+                f"{name} reads no map, and moves no experts of {model.architecture}: they stay in order. These figures "
+                "are what maps could reach."
             )
             return
         yield from filled(
             f"{name} reads no map: it starts with experts in order, and moves them by loads that it measures itself. "
-            "What stands here is what its maps can reach."
+            "These figures are what its maps can reach."
         )
 
 
@@ -67,10 +67,11 @@ def _one_more_slot(plan: Plan) -> Iterator[str]:
     """What it would give and cost, of phases whose slots keep the map where it is."""
     for phase, more in plan.one_more_slot.items():
         slot_bytes = plan.slot_bytes(phase)
-        cost = "" if slot_bytes is None else f", for {gb(slot_bytes)} a GPU"
+        cost = "" if slot_bytes is None else f" for {gb(slot_bytes)} per GPU"
         now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
         yield from filled(
-            f"{phase}: slots bind at {now:.3f}; one more a GPU gives {reached:.3f} (bound {then:.3f}){cost}"
+            f"{phase}: its slots allow no less than {now:.3f}; one more per GPU would give {reached:.3f} "
+            f"(bound {then:.3f}){cost}."
         )
 
 
@@ -79,20 +80,20 @@ def _fronts(plan: Plan) -> Iterator[str]:
     for phase, each in plan.expert_maps.items():
         if not each.front:
             continue
-        rows: list[tuple[str, ...]] = [(f"{phase} could have", "max/mean", "bytes", "")]
+        rows: list[tuple[str, ...]] = [(f"{phase} alternatives", "max/mean", "bytes", "")]
         rows += [_front_row(point, "chosen" if point == each.dispatch else "") for point in each.front]
         if each.dispatch is not None and each.dispatch not in each.front:
             rows.append(_front_row(each.dispatch, "chosen: near the previous plan's"))
         yield f"\n{table(rows)}"
         yield from filled(
-            f"Bytes of a token that cross nodes in dispatch of one MoE layer, as expected. {_choice(each)}"
+            f"Bytes are what dispatch of one MoE layer is expected to send between nodes for a token. {_choice(each)}"
         )
 
 
 def _choice(expert_map: ExpertMap) -> str:
     """Say why the map is the one that it is; a map near the previous plan's is on no front."""
     if expert_map.dispatch is None or expert_map.dispatch in expert_map.front:
-        return "Chosen is the least max/mean x bytes."
+        return "The least max/mean x bytes is chosen."
     return "Without the previous plan, the least max/mean x bytes would be chosen."
 
 

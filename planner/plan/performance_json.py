@@ -3,12 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
+from planner.cost.demand import PhaseLoad
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
 from planner.spec.operating_point import SloSpec
 
-__all__ = ["performance_json"]
+__all__ = ["demand_json", "performance_json"]
 
 POINTS = {
     "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "utilisation"),
@@ -50,6 +51,17 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
     if outlook.correction is not None:
         document["calibration"] = asdict(outlook.correction)
     return document | ({"slo": promises} if (promises := _slo(found, slo)) else {})
+
+
+def demand_json(load: PhaseLoad) -> dict[str, Any]:
+    """Return what the traffic asks of a phase in its fullest hour, and how full it is then and in its emptiest."""
+    return {
+        "at": load.at,
+        "asked_tokens_per_s": _round(load.asked_per_s),
+        "served_tokens_per_s": _round(load.served_per_s),
+        "highest_load": _round(load.load) if load.served_per_s else None,
+        "lowest_load": _round(load.lowest),
+    }
 
 
 def _point(found: Prediction) -> dict[str, Any]:

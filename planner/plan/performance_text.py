@@ -6,6 +6,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from planner.cost.demand import PhaseLoad
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.overlap import LayerTimeline
@@ -33,6 +34,8 @@ def performance_text(plan: Plan) -> str:
         rows += _rows(outlook, outlook.prediction)
         notes += _notes(outlook, outlook.prediction)
         notes += _promises(plan, outlook.prediction)
+    for load in plan.demand:
+        notes += _load(load)
     return "\n".join([*([table(rows)] if len(rows) > 1 else []), *notes])
 
 
@@ -63,28 +66,29 @@ def _ms(seconds: float) -> str:
 def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
     point = found.point
     at = {
-        "decode": f"{point.requests:,} requests of {point.kv_tokens:,} tokens of KV",
-        "prefill": f"steps of {point.step_tokens:,} tokens, prompts of {point.prompt_tokens:,}",
-        "mixed": f"{point.requests:,} requests of {point.prompt_tokens:,} tokens, answered in {point.output_tokens:,}",
+        "decode": f"{point.requests:,} requests per rank or group, of {point.kv_tokens:,} tokens of KV",
+        "prefill": f"steps of {point.step_tokens:,} tokens per rank or group, prompts of {point.prompt_tokens:,}",
+        "mixed": f"{point.requests:,} requests per rank or group, of {point.prompt_tokens:,} tokens, answered in "
+        f"{point.output_tokens:,}",
     }[found.phase]
-    origin = ", which its limits allow: the spec has no operating_point" if point.is_derived else ""
+    origin = ", as its limits allow, since the spec has no operating_point" if point.is_derived else ""
     used = f" at utilisation {point.utilisation:g}" if point.utilisation < 1 else ""
     users = f", {1 / found.tpot_seconds.mid:,.1f} tokens/s a user" if found.tpot_seconds else ""
-    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}{users}: {at} a rank or group{origin}.")
+    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}{users}: {at}{origin}.")
     if (hits := found.tokens_per_s_with_hits) is not None and point.cache_hit_rate:
         counted = hits.times(outlook.gpus_per_node).mid
         yield from filled(
-            f"With the {point.cache_hit_rate * 100:g} % that caches hold, {counted:,.0f} tokens/s a node."
+            f"Counting the {point.cache_hit_rate * 100:g} % of tokens that caches hold: {counted:,.0f} tokens/s a node."
         )
     binding = found.binding
-    worth = f"10 % more of {binding.resource}: {binding.gain * 100:+.1f} %"
-    yield from filled(f"The fullest GPU gets {found.imbalance.gpus:.2f} x the mean. {worth}.")
+    worth = f"Improving {binding.resource} by 10 % would bring {binding.gain * 100:.1f} % more"
+    yield from filled(f"The fullest GPU carries {found.imbalance.gpus:.2f} times the mean. {worth}.")
     if (changed := outlook.correction) is not None:
         yield from filled(
-            f"{changed.file} changes it by {changed.factor - 1:+.1%}: on its measurements the mean error was "
-            f"{changed.error_before:.1%}, and is {changed.error_after:.1%}."
+            f"{changed.file} changes it by {changed.factor - 1:+.1%}: the mean error on its measurements was "
+            f"{changed.error_before:.1%} and is now {changed.error_after:.1%}."
         )
-    yield from filled(f"Range: {_reason(found)}.")
+    yield from filled(f"The range is that wide because {_reason(found)}.")
 
 
 def _reason(found: Prediction) -> str:
@@ -105,6 +109,17 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         if promised is not None and each is not None:
             kept = "keeps" if each.mid * 1e3 <= promised else "misses"
             yield from filled(f"{found.phase.capitalize()} {kept} the {name} of {promised:g} ms that slo promises.")
+
+
+def _load(load: PhaseLoad) -> Iterator[str]:
+    asked = f"{load.asked_per_s:,.0f} tokens/s of {load.phase}"
+    if not load.served_per_s:
+        yield from filled(f"The traffic asks for {asked} at {load.at}, when no such unit is on.")
+        return
+    yield from filled(
+        f"The traffic asks for {asked} at {load.at}: {load.load:.0%} of what the units that are on make at their "
+        f"operating point, and {load.lowest:.0%} in the emptiest hour."
+    )
 
 
 def _explained(found: Prediction, timeline: LayerTimeline, count: int) -> Iterator[str]:

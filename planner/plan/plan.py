@@ -11,33 +11,27 @@ from functools import cached_property
 from typing import Any
 
 from planner.cost.cost import DayCost
+from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
 from planner.estimate.performance import PhaseOutlook
 from planner.expert_map import ExpertMap
-from planner.facts import names
 from planner.facts.catalog import ASSUMED, Gpu
 from planner.facts.digest import digest_of
 from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryPlan
-from planner.layout.unit import Unit
 from planner.placement import Placement
 from planner.plan.cost_json import cost_json
-from planner.plan.deployable import Deployable, document_digest, plan_digest
-from planner.plan.launch import LaunchDocument, without_map
-from planner.plan.map_json import map_json, one_more_slot_json, policy_json
-from planner.plan.performance_json import performance_json
-from planner.plan.pods import pods_of
+from planner.plan.decided import DecidedPlan
+from planner.plan.deployable import document_digest
+from planner.plan.map_json import one_more_slot_json, policy_json
+from planner.plan.performance_json import demand_json, performance_json
 from planner.plan.search_json import search_json
 from planner.plan.warned import warning_json
-from planner.problems.errors import Problem
-from planner.schedule.schedule import DaySchedule, Step
 from planner.search.decision import Decision
 from planner.search.layouts import LayoutSearch
-from planner.spec.schema import Spec
 
 __all__ = ["PLAN_VERSION", "Plan"]
 
@@ -45,10 +39,9 @@ PLAN_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What `compile_plan` decided for `spec`."""
+class Plan(DecidedPlan):
+    """What `compile_plan` decided for a spec, why, and what is expected of it."""
 
-    spec: Spec
     written: Mapping[str, Any]  # the spec as its user would write it, with defaults and with numbers for `auto`
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
     model: Model
@@ -56,53 +49,13 @@ class Plan:
     phase_gpus: Mapping[Phase, Gpu]  # of phases that run on another
     decisions: tuple[Decision, ...]  # what the spec leaves open
     search: LayoutSearch | None  # none where no speed decided
-    layouts: tuple[PhaseLayout, ...]
-    memory: tuple[MemoryPlan, ...]  # none where ranks share the host's
-    placement: Placement
-    schedule: DaySchedule | None  # none where all units are always on
     cost: DayCost | None  # none where the spec says none
-    expert_maps: Mapping[Phase, ExpertMap]
     one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
     sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
     places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
     failures: tuple[FailureReport, ...]
-    launch_documents: Mapping[str, LaunchDocument]  # by file name
-    refusals: tuple[Problem, ...]  # why its engine cannot run it
-    warnings: tuple[Problem, ...]  # what is hardly meant, though it plans
-
-    @property
-    def name(self) -> str:
-        """Return the name that the spec, its units and its Kubernetes objects share."""
-        return self.spec.name
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """All of them, phase by phase."""
-        return self.placement.units
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest all that is deployed: equal digests, equal deployments, whatever is expected of them."""
-        return plan_digest(self._content, self.spec)
-
-    @cached_property
-    def deployable(self) -> Deployable:
-        """What of it is carried out."""
-        return Deployable(
-            name=self.name,
-            engine=self.spec.engine_name,
-            digest=self.digest,
-            kubernetes=self.spec.kubernetes,
-            gateway=self.spec.gateway,
-            units=self.units,
-            pods=pods_of(self.spec, {each.phase: each.weight_bytes for each in self.memory}),
-            switches_units=self.schedule is not None and self.schedule.switches,
-            launch_documents=self.launch_documents,
-            refusals=self.refusals,
-            warnings=self.warnings,
-        )
 
     @cached_property
     def _document(self) -> dict[str, Any]:
@@ -133,28 +86,29 @@ class Plan:
 
     @cached_property
     def _content(self) -> dict[str, Any]:
+        sections = self.sections
         return {
             "version": PLAN_VERSION,
             "name": self.name,
             "spec": self.written,
             "spec_digest": digest_of(self.spec.model_dump(mode="json")),
             "inputs": self.inputs,
-            "runnable": not self.refusals,
+            "runnable": sections["runnable"],
             "why_not": [problem.message for problem in self.refusals],
             "warnings": [warning_json(problem) for problem in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,
             "decisions": [asdict(decision) for decision in self.decisions],
-            "phases": {layout.phase: _phase_json(layout) for layout in self.layouts},
-            "memory": {each.phase: _memory_json(each) for each in self.memory},
+            "phases": sections["phases"],
+            "memory": sections["memory"],
             "failures": {each.phase: _failures_json(each) for each in self.failures},
             "placement": _placement_json(self.placement),
-            "units": [self._unit_json(unit) for unit in self.units],
-            "launch_documents": {file: without_map(each) for file, each in self.launch_documents.items()},
+            "units": sections["units"],
+            "launch_documents": sections["launch_documents"],
             "expert_maps": {
-                each.sha256: map_json(each) | {"coverage": self._coverage_json(each)}
-                for each in self.expert_maps.values()
+                sha256: each | {"coverage": self._coverage_json(sha256)}
+                for sha256, each in sections["expert_maps"].items()
             },
             "balance": {layout.phase: self._balance_json(layout) for layout in self.layouts},
         } | self._optional()
@@ -163,7 +117,7 @@ class Plan:
         """Sections of plans that have something to say there."""
         sections: dict[str, Any] = {}
         if self.schedule:
-            sections["schedule"] = _schedule_json(self.schedule)
+            sections["schedule"] = self.sections["schedule"]
         if self.search:
             sections["search"] = search_json(self.search)
         if self.cost:
@@ -172,16 +126,33 @@ class Plan:
             sections["phase_gpus"] = {phase: _gpu_json(gpu) for phase, gpu in self.phase_gpus.items()}
         if self.outlooks:
             sections["performance"] = {each.phase: performance_json(each, self.spec.slo) for each in self.outlooks}
+        if self.demand:
+            sections["demand"] = {each.phase: demand_json(each) for each in self.demand}
         if self.traffic:
             sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
         return sections
 
-    def _coverage_json(self, expert_map: ExpertMap) -> dict[str, Any]:
+    @property
+    def demand(self) -> tuple[PhaseLoad, ...]:
+        """Return how full the spec's traffic makes each phase whose speed is known."""
+        known = [each for each in self.outlooks if each.prediction is not None]
+        if self.spec.traffic is None or not known:
+            return ()
+        layouts = {each.phase: each for each in self.layouts}
+        rates = {
+            each.phase: each.prediction.tokens_per_s_per_gpu.mid * layouts[each.phase].ep_size
+            for each in known
+            if each.prediction is not None
+        }
+        units = {phase: each.num_units for phase, each in layouts.items()}
+        return loads_of_day(self.spec.traffic, self.schedule, units, rates)
+
+    def _coverage_json(self, sha256: str) -> dict[str, Any]:
         """Return the worst coverage among the phases that have this map."""
         counts = [
-            uncovered_experts(expert_map, self.places[phase])
+            uncovered_experts(each, self.places[phase])
             for phase, each in self.expert_maps.items()
-            if each.sha256 == expert_map.sha256
+            if each.sha256 == sha256
         ]
         kinds = [kind for kind in counts[0] if all(kind in each for each in counts)]
         return {
@@ -209,57 +180,10 @@ class Plan:
         num_bytes = None if slot_bytes is None else each.moved_slots * (slot_bytes // len(each.bound))
         return {"moved_slots": each.moved_slots, "bytes": num_bytes}
 
-    def _unit_json(self, unit: Unit) -> dict[str, Any]:
-        return {
-            "name": unit.name,
-            "phase": unit.phase,
-            "nodes": list(unit.nodes),
-            "ranks": len(unit.ranks),
-            "why": unit.why,
-            "unit_digest": self.launch_documents[names.launch_file(unit.name)]["unit_digest"],
-            "expert_map": self.expert_maps[unit.phase].sha256,
-        }
-
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
     """The figures that are known of it, as the catalog or the spec has them."""
     return {figure: getattr(gpu, figure) for figure in gpu.sources}
-
-
-def _phase_json(layout: PhaseLayout) -> dict[str, Any]:
-    return {
-        "gpu": layout.gpu,
-        "ep_size": layout.ep_size,
-        "attention_tp": layout.attention_tp,
-        "dp_size": layout.dp_size,
-        "nodes_per_unit": layout.nodes_per_unit,
-        "num_logical_experts": layout.num_logical_experts,
-        "num_physical_experts": layout.num_physical_experts,
-        "slots_per_gpu": layout.slots_per_gpu,
-        "routed_per_gpu": layout.slots_per_gpu,
-        "shared_per_gpu": layout.shared_per_gpu,
-        "overlap": layout.overlap,
-    }
-
-
-def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
-    weights = asdict(memory.weights)
-    slots = memory.num_slots * weights.pop("slot")
-    if not memory.weights.towers:
-        del weights["towers"]
-    fixed = {"kv_bytes_per_request": memory.kv_bytes_per_request} if memory.kv_bytes_per_request else {}
-    return {
-        "weights_bytes": memory.weight_bytes,
-        "weights": weights | {"routed": slots},
-        "kv_bytes_per_token": memory.kv_bytes_per_token,
-        "activation_bytes": memory.activations,
-        "buffer_bytes": memory.buffers,
-        "reserve_bytes": memory.reserve,
-        "cuda_graph_bytes": memory.cuda_graphs,
-        "kv_tokens": memory.kv_tokens,
-        "full_requests": memory.full_requests,
-        "gpu_bytes": memory.gpu_bytes,
-    } | fixed
 
 
 def _placement_json(placement: Placement) -> dict[str, Any]:
@@ -291,18 +215,3 @@ def _traffic_json(traffic: PhaseTraffic) -> dict[str, Any]:
         "links": [asdict(link) for link in traffic.links],
         "busiest": asdict(traffic.busiest),
     }
-
-
-def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
-    return {
-        "timezone": schedule.timezone,
-        "steps": [_step_json(step) for step in schedule.steps],
-        "peak_nodes": schedule.peak_nodes,
-        "mean_nodes": schedule.mean_nodes,
-        "released_node_hours_per_day": schedule.released_node_hours,
-    }
-
-
-def _step_json(step: Step) -> dict[str, Any]:
-    counts = {f"{phase}_units": number for phase, number in step.num_units.items()}
-    return {"at": step.at, "minutes": step.minutes, "nodes": step.num_nodes, "units": list(step.units)} | counts

@@ -46,8 +46,10 @@ def _lost(search: PhaseSearch) -> Iterator[str]:
     out = [
         f"{number} by {why} (EP{each.numbers['ep_size']}: {each.detail})" for why, (number, each) in search.lost.items()
     ]
-    told = f"; out are {', '.join(out)}" if out else ""
-    yield from filled(f"Of {search.tried} layouts{told}. Latencies in ms; requests a GPU or attention group.")
+    told = f"; rejected: {', '.join(out)}" if out else ""
+    yield from filled(
+        f"{search.tried} layouts were tried{told}. Latencies are in ms, requests per GPU or attention group."
+    )
 
 
 def _front(search: PhaseSearch) -> Iterator[str]:

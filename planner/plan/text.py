@@ -26,8 +26,8 @@ from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.decision import DEFAULT
+from planner.spec.phase import PhaseSpec
 from planner.spec.pods import PatchSpec
-from planner.spec.schema import PhaseSpec
 
 __all__ = ["plan_text"]
 
@@ -36,9 +36,9 @@ MAX_RUNS = 8  # of nodes of a unit; more are counted
 MAX_UNITS = 12  # of a phase; more are counted
 
 METHODS = {
-    "greedy": "By the greedy search",
-    "exact": "By the exact search",
-    "previous": "As in the previous plan",
+    "greedy": "Found by the greedy search",
+    "exact": "Found by the exact search",
+    "previous": "Kept from the previous plan",
 }
 
 
@@ -109,14 +109,14 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
     if gpu.usable_bytes is None:
         return
     sold = f", sold as {gpu.nominal_gb} GB{_unit_of_makers(gpu)}" if gpu.nominal_gb else ""
-    yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) to allocate{sold}"
+    yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) usable{sold}"
     if gpu.nvlink_gb_per_s:
-        mesh = f", {gpu.peer_gb_per_s:g} to each of them" if gpu.peer_gb_per_s else ""
-        others = f"the others of {domain_size(gpu, gpus_per_node)}" if gpu.nvlink_domain else "the others of its node"
-        yield f"            {gpu.nvlink_gb_per_s:g} GB/s one way to {others}{mesh}"
+        mesh = f", {gpu.peer_gb_per_s:g} to any one of them" if gpu.peer_gb_per_s else ""
+        others = f"the other {domain_size(gpu, gpus_per_node) - 1}" if gpu.nvlink_domain else "the others of its node"
+        yield f"            {gpu.nvlink_gb_per_s:g} GB/s each way to {others}{mesh}"
     if gpu.nic_gbps:
-        sharing = f" for {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
-        yield f"            a NIC of {gpu.nic_gbps:g} Gb/s{sharing}"
+        sharing = f", shared by {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""
+        yield f"            one {gpu.nic_gbps:g} Gb/s NIC{sharing}"
 
 
 def _warnings(plan: Plan) -> str:
@@ -156,10 +156,10 @@ def _phases(plan: Plan) -> str:
     layouts = table([head, *map(_phase_row, plan.layouts)])
     limits = table([limits_head, *(_limits_row(layout, plan.spec.phase(layout.phase)) for layout in plan.layouts)])
     notes = (
-        "Nodes of a unit; experts: logical + redundant; slots: routed + shared.",
-        "At most, of each rank or group that shares attention; decode takes no prompts."
+        "Nodes are per unit. Experts are logical + redundant, slots routed + shared.",
+        "Limits of each rank or attention group. Decode computes no prompts."
         if plan.spec.decode
-        else "At most, of each rank or group that shares attention.",
+        else "Limits of each rank or attention group.",
     )
     return f"{layouts}\n  {notes[0]}\n\n{limits}\n  {notes[1]}"
 
@@ -275,7 +275,7 @@ def _placement(plan: Plan) -> str:
         ]
         lines += [wrapped(rows), *filled(f"{METHODS[placement.method]}: {placement.why}.")]
     if placement.spares:
-        lines += filled(f"Spares, for a unit that loses a node: {_node_list(placement.spares)}.")
+        lines += filled(f"Spares for units that lose a node: {_node_list(placement.spares)}.")
     if placement.unusable:
         named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
         more = len(placement.unusable) - MAX_NODES
@@ -293,9 +293,10 @@ def _schedule(plan: Plan) -> str:
     rows += [
         (step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes)) for step in schedule.steps
     ]
-    hours = f"{schedule.released_node_hours:,.1f} node hours a day are free for other work"
-    mean = f"{schedule.mean_nodes:.2f} nodes on average, {schedule.peak_nodes} at the peak; {hours}"
-    lines = [table(rows), *filled(f"Times are of {schedule.timezone}; {mean}.")]
+    hours = f"which leaves {schedule.released_node_hours:,.1f} node-hours a day for other work"
+    mean = f"On average {schedule.mean_nodes:.2f} nodes are on, {schedule.peak_nodes} at the peak, {hours}"
+    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
+    lines = [table(rows), *filled(f"Times are in {schedule.timezone}. {mean}. {taken}".rstrip())]
     return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
@@ -313,10 +314,10 @@ def _traffic(plan: Plan) -> str:
             busiest = "*" if link == each.busiest else ""
             time = f"{link.microseconds:,.0f}{busiest}"
             rows.append((each.phase, link.kind, _short(plan, link.place), *columns, f"{link.gb_per_s:,.0f}", time))
-    sharing = "; shared each way by the GPUs of an attention group" if shared else ""
+    sharing = " MB shared goes each way between the GPUs of an attention group." if shared else ""
     note = (
-        "The fullest of each kind in one MoE layer of the largest step: in by dispatch, out by combine"
-        f"{sharing}; us at full bandwidth. * the busiest"
+        "The fullest of each kind, in one MoE layer of the largest step: dispatch brings MB in, combine takes MB out."
+        f"{sharing} us is the time at full bandwidth; * marks the busiest."
     )
     return "\n".join([table(rows), *filled(note)])
 
@@ -333,8 +334,8 @@ def _failures(plan: Plan) -> str:
     if coverage != "none":
         lines.append(f"  No expert goes dark when one {coverage} dies (coverage: {coverage}).")
     note = (
-        "Dark: without a replica elsewhere, in the worst layer of a unit. The others help only a runtime that goes on "
-        "without a dead rank; ours does not yet."
+        "A dark expert has no replica elsewhere; counted in the worst layer of a unit. Replicas elsewhere help only a "
+        "runtime that goes on without a dead rank, and ours does not yet."
     )
     return "\n".join([*lines, *filled(note)])
 
@@ -374,7 +375,7 @@ def _runnable(plan: Plan) -> str:
     if plan.refusals:
         return "\n".join([f"{called} cannot run it:", *_listed(plan.refusals)])
     on_gpus = any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases)
-    untried = "\nIt has not yet run on a GPU by us: try one unit first." if on_gpus else ""
+    untried = "\nIt has not yet been run on a GPU by us: try one unit first." if on_gpus else ""
     return f"{called} can run it.{untried}"
 
 

@@ -11,11 +11,14 @@ mistakes are not here: those are `assert`s.
 
 A message has four parts, joined by `; `: field and value with the rule and its numbers, the reason, the nearest fix.
     decode.ep_size (100) must divide num_physical_experts (288 = 256 + 32 redundant); all GPUs ...; nearest: 96 or 144
+
+All mistakes are listed at once, up to `MAX_TOLD` of a rule in a file. S109 stands for the rest of that rule's.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +26,7 @@ from planner.problems.fix import HERE, Change, Fix
 from planner.problems.printable import printable
 
 __all__ = [
+    "MAX_TOLD",
     "CallError",
     "InfeasibleError",
     "OutputError",
@@ -34,6 +38,7 @@ __all__ = [
 ]
 
 
+MAX_TOLD = 500  # assumed: nobody reads more of one kind
 MAX_WORD = 200  # characters without a space; our own longest are paths of a patch's fields
 MAX_PART = 2000  # assumed: more than any rule of ours with all that it lists
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
@@ -114,7 +119,8 @@ class TidemillError(Exception):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(problems)
-        self.problems = tuple(sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column)))
+        in_order = sorted(problems, key=lambda problem: (problem.file, problem.line, problem.column))
+        self.problems = tuple(_told(in_order))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))
@@ -142,6 +148,22 @@ class OutputError(TidemillError):
     """The answer is there but could not be written."""
 
     exit_status = 1
+
+
+def _told(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """Yield `problems`, and at the first that a file has too many of the remark that there are more."""
+    number: Counter[tuple[str, str]] = Counter()
+    for each in problems:
+        rule_id = each.rule.split()[0]
+        number[each.file, rule_id] += 1
+        if number[each.file, rule_id] <= MAX_TOLD:
+            yield each
+        elif number[each.file, rule_id] == MAX_TOLD + 1:
+            rule = f"S109 must break a rule at most {MAX_TOLD} times for all of them to be listed"
+            reason = f"{rule_id} is broken here, and perhaps further on"
+            yield Violation("", None, rule, reason, "correct the listed ones first").at(
+                each.file, each.line, each.column
+            )
 
 
 def _cut(part: str) -> str:

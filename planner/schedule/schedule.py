@@ -1,4 +1,4 @@
-"""The day as the spec gives it: which units are on when, and which nodes that takes.
+"""The day of a plan: which units are on when, and which nodes that takes.
 
 A window lasts from its time until the next one's, the last until the first's on the next day, so that windows may
 cross midnight. Units of a phase are switched by number: with three on, those are the first three. So the units, and
@@ -7,7 +7,7 @@ the nodes, of a smaller state are always among those of a larger one, and a step
 Worked example, the day of DeepSeek's own service: prefill units of 4 nodes and decode units of 18, from
 29 x 4 + 9 x 18 = 278 nodes at noon to 8 x 4 + 2 x 18 = 68 at night; 226.75 on average.
 
-It derives no windows from traffic and plans no way from one state to the next.
+Windows that follow traffic are derived before (`derived.py`); the ways between states are in `transitions.py`.
 
 Source of the example: open-infra-index, day 6 (the step chart of nodes).
 """
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.spec.hours import DAY_MINUTES, window_minutes
-from planner.spec.schema import Spec, WindowSpec
+from planner.schedule.transitions import State, Transition, nodes_taken, transitions_of
+from planner.spec.hours import DAY_MINUTES, window_minutes, window_starts
+from planner.spec.schedule import WindowSpec
+from planner.spec.schema import Spec
 
 __all__ = ["NOT_EXECUTED", "DaySchedule", "Step", "plan_schedule", "switches_units"]
 
@@ -42,6 +44,8 @@ class DaySchedule:
 
     timezone: str
     steps: tuple[Step, ...]
+    transitions: tuple[Transition, ...]
+    mean_nodes_taken: float  # with those of units that warm up or drain
 
     @property
     def switches(self) -> bool:
@@ -77,7 +81,10 @@ def plan_schedule(spec: Spec, units: Sequence[Unit]) -> DaySchedule | None:
     steps = tuple(
         _step(spec, window, length, units) for window, length in zip(spec.schedule.windows, lengths, strict=True)
     )
-    return DaySchedule(spec.schedule.timezone, steps)
+    states = [State(minute, step.units) for minute, step in zip(window_starts(spec.schedule), steps, strict=True)]
+    nodes = {unit.name: len(unit.nodes) for unit in units}
+    transitions = transitions_of(states, nodes, spec.schedule.warm_up, spec.schedule.drain)
+    return DaySchedule(spec.schedule.timezone, steps, transitions, nodes_taken(nodes, states, transitions))
 
 
 def _step(spec: Spec, window: WindowSpec, minutes: int, units: Sequence[Unit]) -> Step:

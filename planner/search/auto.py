@@ -9,6 +9,8 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
     max_requests        as many of full length as KV has room for
     attention_tp        1, and max_batch_tokens its default
     units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
+    cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
+    schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
 
 A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the checkpoint that was
@@ -17,7 +19,7 @@ published. A checkpoint that is not quantised is planned in the default, bf16.
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
 The spec with the numbers in place is checked like any other, so that what is decided breaks no rule. Defaults are those
-of `spec/schema.py`; here they are only told.
+of `spec/phase.py`; here they are only told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +28,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from planner.estimate.case import operating_point
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.search.decision import DEFAULT, Decision
 from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes, wants_speed
+from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
 from planner.search.speed import LayoutOf, MemoryOf
 from planner.search.why import reasons_of
+from planner.search.windows import with_windows
 from planner.spec.check import ResolvedSpec, with_values
-from planner.spec.schema import AUTO, PhaseSpec, Spec
+from planner.spec.phase import PhaseSpec
+from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO, is_undecided
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
 
@@ -60,7 +67,11 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     Raises SpecError when no number would do, and InfeasibleError when no layout keeps the SLO.
     """
     spec, decisions = _as_its_checkpoint(spec)
-    search = search_layouts(spec, memory_of, layout_of) if wants_speed(spec) else None
+    is_counted, demand = is_undecided(spec.cluster.nodes), demand_to_meet(spec)
+    spec = with_room(spec)
+    search = search_layouts(spec, memory_of, layout_of, demand) if wants_speed(spec) else None
+    if demand and search is None:
+        require_speeds(spec)
     by_speed = search.values(spec) if search else _without_speed(spec)
     if search:
         decisions += reasons_of(search, spec, by_speed)
@@ -74,7 +85,13 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
     spec, of_nodes = _fill(spec)
     decisions += of_nodes
-    decisions += _of_windows(spec.written)
+    spec, of_points = _at_their_points(spec, memory_of)
+    decisions += of_points
+    if is_counted:
+        spec, of_cluster = with_counted_nodes(spec, layout_of, demand)
+        decisions.append(of_cluster)
+    spec, of_day = with_windows(spec, layout_of)
+    decisions += [*of_day, *_of_windows(spec.written)]
     decided = {each.path for each in decisions}
     if spec.written.expert_load.file is not None:
         decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
@@ -106,6 +123,23 @@ def _fill(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     why = "as many of each phase as the nodes hold: how fast they are is not known"
     decisions = [Decision(f"{phase}.units", numbers[phase], why) for phase in left]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions
+
+
+def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, list[Decision]]:
+    """Return `spec` with numbers for what its operating points leave to the planner."""
+    left = [
+        (phase, field)
+        for phase in spec.phases
+        for field in ("requests", "step_tokens")
+        if getattr(getattr(spec.written.operating_point, phase), field, None) == AUTO
+    ]
+    whys = {"requests": "as many as max_requests allows and KV has room for", "step_tokens": "max_batch_tokens"}
+    decisions = []
+    for phase, field in left:
+        memory = memory_of(spec, phase)
+        point = operating_point(spec, phase, memory.kv_tokens if memory else None)
+        decisions.append(Decision(f"operating_point.{phase}.{field}", int(getattr(point, field)), whys[field]))
+    return with_values(spec, {each.path: each.value for each in decisions}) if decisions else spec, decisions
 
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:
@@ -229,7 +263,7 @@ def _of_windows(spec: Spec) -> Iterator[Decision]:
     """Yield the units of each phase that a schedule counts, where there is one."""
     if spec.schedule is not None:
         for phase in spec.phases:
-            yield Decision(f"{phase}.units", spec.num_units(phase), "the most that a window of the schedule has on")
+            yield Decision(f"{phase}.units", spec.num_units(phase), "the most that any window of the schedule has")
 
 
 def _of_engine(spec: Spec) -> tuple[Decision, ...]:

@@ -25,7 +25,8 @@ from planner.search.replicas import BestBalance
 from planner.search.speed import Speed, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
-from planner.spec.schema import AUTO, MAX_REDUNDANT, PhaseSpec
+from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
+from planner.spec.undecided import AUTO
 
 __all__ = ["KEPT", "Candidate", "Lost", "Numbers", "Why", "candidates_of", "is_auto", "tried_at"]
 
@@ -108,7 +109,9 @@ def _batch_tokens(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
         return [section.max_batch_tokens]
     if phase == "decode":
         return [int(PhaseSpec.model_fields["max_batch_tokens"].default)]  # of no effect: prompts are prefill's
-    return [point.step_tokens] if phase == "prefill" and point else BATCH_TOKENS[::-1]  # the largest is mostly best
+    if phase == "prefill" and point and point.step_tokens != AUTO:
+        return [point.step_tokens]
+    return BATCH_TOKENS[::-1]  # the largest is mostly best
 
 
 def _redundant(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Iterator[int]:
@@ -209,7 +212,7 @@ def _requests(spec: ResolvedSpec, phase: Phase, section: PhaseSpec) -> tuple[int
         return section.max_requests, section.max_requests
     if phase == "prefill":
         return 1, 1  # as many as its KV holds: they do not change its speed
-    return (point.requests, point.requests) if point else (1, MAX_REQUESTS)
+    return (point.requests, point.requests) if point and point.requests != AUTO else (1, MAX_REQUESTS)
 
 
 @dataclass(frozen=True)
@@ -242,9 +245,11 @@ def _look(tried: ResolvedSpec, phase: Phase, trials: Trials, kv_tokens: int) -> 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
     """Return the KV of so many requests at the operating point's length, else at half of the longest.
 
-    A number of requests that is written is a limit: without an operating point one request must fit.
+    A number of requests that is written is a limit: where no point says how many there are, one request must fit.
     """
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
-    if phase == "prefill" or (point is None and not is_auto(section, "max_requests")):
+    if point and phase != "prefill" and point.requests != AUTO:
+        return int(point.requests * point.kv_tokens)
+    if phase == "prefill" or not is_auto(section, "max_requests"):
         return section.max_request_tokens
-    return int(point.requests * point.kv_tokens) if point else requests * (section.max_request_tokens // 2)
+    return int(requests * (point.kv_tokens if point else section.max_request_tokens // 2))

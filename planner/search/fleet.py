@@ -6,16 +6,19 @@ Each phase offers its best layout for each number of nodes. Where some `units` a
 serve most are taken: units of one phase are added until the other binds, so that the ratio of prefill to
 decode follows from both speeds and from the traffic's tokens. Where all counts are written, each phase takes its
 fastest layout per GPU, as far as the nodes go. Of equals, the one with fewer nodes is taken.
+
+Where nodes are not given, a demand is: then each phase takes the fewest nodes that serve it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import ceil
 
 from planner.facts.terms import Phase
-from planner.spec.schema import MAX_UNITS
+from planner.spec.phase import MAX_UNITS
 
-__all__ = ["Fleet", "Offer", "fill"]
+__all__ = ["Fleet", "Offer", "fill", "meet"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,28 @@ def fill(
     ]
     is_free = any(number is None for number in written.values())
     return max(fleets, key=_served if is_free else _fastest, default=None)
+
+
+def meet(
+    offers: Mapping[Phase, Sequence[Offer]],
+    written: Mapping[Phase, int | None],
+    tokens: Mapping[Phase, float],
+    demand: Mapping[Phase, float],
+) -> Fleet | Phase:
+    """Return the fleet on fewest nodes that makes `demand` tokens/s in each phase; or the phase whose units cannot."""
+    chosen: dict[Phase, Offer] = {}
+    units: dict[Phase, int] = {}
+    for phase, all_ in offers.items():
+        needed = {each: ceil(demand[phase] / each.tokens_per_s) for each in all_}
+        most = written[phase] or MAX_UNITS
+        serving = [each for each in all_ if needed[each] <= most]
+        if not serving:
+            return phase
+        counts = {each: written[phase] or needed[each] for each in serving}
+        chosen[phase] = min(serving, key=lambda each: (counts[each] * each.nodes, -each.share_of_best))
+        units[phase] = counts[chosen[phase]]
+    served = min(units[phase] * each.tokens_per_s / tokens[phase] for phase, each in chosen.items())
+    return Fleet(chosen, units, served, sum(units[phase] * each.nodes for phase, each in chosen.items()))
 
 
 def _served(fleet: Fleet) -> tuple[float, int]:

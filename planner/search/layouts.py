@@ -21,11 +21,14 @@ from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
 from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of, is_auto, tried_at
-from planner.search.fleet import Fleet, Offer, fill
+from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import LayoutOf, MemoryOf, Trials, is_predictable, speed_of
 from planner.spec.check import ResolvedSpec
+from planner.spec.cluster import MAX_NODES
+from planner.spec.phase import MAX_UNITS
+from planner.spec.undecided import is_undecided
 
 __all__ = ["BY_SPEED", "LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes", "wants_speed"]
 
@@ -85,10 +88,15 @@ def wants_speed(spec: ResolvedSpec) -> bool:
     return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)
 
 
-def search_layouts(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> LayoutSearch | None:
+def search_layouts(
+    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Mapping[Phase, float] | None = None
+) -> LayoutSearch | None:
     """Return the best layouts; None where speeds are not known, or nothing fits, whatever the SLO.
 
-    Raises InfeasibleError, with the least that could be promised, when the SLO is all that nothing keeps.
+    They fill the nodes or, with a `demand` of tokens/s, serve it on the fewest.
+
+    Raises InfeasibleError, with the least that could be promised, when the SLO is all that nothing keeps, and with the
+    units that it takes when those that are written do not serve the demand.
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
@@ -100,7 +108,8 @@ def search_layouts(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf)
         return None
     tokens = _tokens(spec)
     written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
-    fleet = fill({phase: _offers(phase, each) for phase, each in candidates.items()}, written, tokens, room)
+    offers = {phase: _offers(phase, each) for phase, each in candidates.items()}
+    fleet = fill(offers, written, tokens, room) if demand is None else _serving(spec, offers, written, tokens, demand)
     if fleet is None:
         return None
     chosen = {phase: candidates[phase][offer.candidate] for phase, offer in fleet.offers.items()}
@@ -115,7 +124,7 @@ def search_layouts(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf)
         )
         for phase in spec.phases
     )
-    return LayoutSearch(phases, fleet, tokens, sum(room.values()))
+    return LayoutSearch(phases, fleet, tokens, fleet.nodes if demand else sum(room.values()))
 
 
 def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
@@ -165,6 +174,45 @@ def _require_slo(spec: ResolvedSpec, found: Mapping[Phase, Sequence[Candidate | 
         raise InfeasibleError(wrong)
 
 
+def _serving(
+    spec: ResolvedSpec,
+    offers: Mapping[Phase, Sequence[Offer]],
+    written: Mapping[Phase, int | None],
+    tokens: Mapping[Phase, float],
+    demand: Mapping[Phase, float],
+) -> Fleet:
+    """Return the smallest fleet. Raises InfeasibleError with the units that a phase needs, or the tokens they make."""
+    found = meet(offers, written, tokens, demand)
+    room = MAX_NODES - len(spec.cluster.spares)
+    if isinstance(found, Fleet):
+        if found.nodes <= room:
+            return found
+        taken = {each: found.units[each] * offer.nodes for each, offer in found.offers.items()}
+        phase = max(taken, key=lambda each: taken[each])
+        room -= found.nodes - taken[phase]
+    else:
+        phase = found
+    raise InfeasibleError([spec.problem(_too_much(spec, phase, offers[phase], written[phase], demand[phase], room))])
+
+
+def _too_much(
+    spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], units: int | None, asked: float, nodes: int
+) -> Violation:
+    """Say how many units a phase needs, or how many tokens as many as there can be on `nodes` nodes serve."""
+    fastest = max(offers, key=lambda each: each.tokens_per_s)
+    needed = ceil(asked / fastest.tokens_per_s)
+    reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
+    if units is not None and needed <= MAX_UNITS:
+        rule = f"S729 must be at least {needed} to serve the traffic"
+        return Violation(f"{phase}.units", units, rule, reason, nearest(needed))
+    field = "input_tokens" if phase == "prefill" else "output_tokens"
+    day = getattr(spec.written.traffic, field)
+    served = max(min(MAX_UNITS, nodes // each.nodes) * each.tokens_per_s for each in offers)
+    most = float(f"{day * served / asked * KEPT:.3g}")
+    rule = f"S729 must be at most {most:g} for {MAX_UNITS:,} units and {MAX_NODES:,} nodes to serve it"
+    return Violation(f"traffic.{field}", day, rule, reason, nearest(most))
+
+
 def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
     """Return the fields that no layout keeps; all of them, where each is kept by some."""
     promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
@@ -181,7 +229,9 @@ def _violation(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lo
     best = min(broken, key=lambda lost: lost.reached[field])
     reached = max(ceil(best.reached[field] / KEPT), 1)
     rule = f"S727 must be at least {reached} for some layout of {phase}"
-    requests = best.numbers["max_requests"]
+    point = getattr(spec.written.operating_point, phase)
+    is_said = phase != "prefill" and point is not None and not is_undecided(point.requests)
+    requests = point.requests if is_said else best.numbers["max_requests"]
     load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} a GPU"
     reason = f"the fastest, EP{best.numbers['ep_size']}, takes {best.reached[field]:,.1f} ms{load}"
     return Violation(f"slo.{field}", getattr(spec.written.slo, field), rule, reason, nearest(reached))

@@ -1,26 +1,23 @@
 """How fast a layout would be, before it is placed and balanced: what a search asks of each.
 
-The point is that of `estimate/performance.py`, the time that of `estimate/throughput`; balance is `replicas.py`'s. The
+The point is that of `estimate/case.py`, the time that of `estimate/throughput`; balance is `replicas.py`'s. The
 latencies are the means that a plan predicts too.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
 
-from planner.estimate.performance import operating_point, unit_shape
+from planner.estimate.case import case_of, operating_point, unit_shape
 from planner.estimate.throughput.copies import expected_copies
-from planner.estimate.throughput.engines import engine_model
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.predict import Case, saturated_rate
-from planner.estimate.throughput.work import why_unknown, work_of
+from planner.estimate.throughput.work import why_unknown
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.search.replicas import Balance, BestBalance, ReplicaBalance
 from planner.spec.check import ResolvedSpec
-from planner.spec.precision import kv_dtype
 
 __all__ = ["LayoutOf", "MemoryOf", "Speed", "Trials", "is_predictable", "speed_of"]
 
@@ -63,33 +60,20 @@ def speed_of(spec: ResolvedSpec, phase: Phase, memory: MemoryPlan, trials: Trial
     case = _case(spec, trials.layout_of(spec, phase), memory, trials.best or trials.balance)
     rate, group = saturated_rate(case), case.unit.attention_tp
     tpot = None if phase == "prefill" else case.point.requests / group / rate * MS_PER_S
-    return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), case.imbalance.gpus)
+    fullest = case.imbalance.gpus * case.engine.imbalance.get(phase, 1.0)  # as a plan tells it
+    return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)
 
 
 def _case(spec: ResolvedSpec, layout: PhaseLayout, memory: MemoryPlan, balance: Balance) -> Case:
-    """Return what is asked of `estimate/throughput`."""
-    phase = layout.phase
-    section, gpu = spec.phase(phase), spec.gpu_of(phase)
-    kv = kv_dtype(layout.precision, section.kv_precision)
-    machine = machine_of(gpu, layout.gpu)
-    work = work_of(spec.model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
-    assert machine is not None
-    assert work is not None
-    point, unit = operating_point(spec, phase, memory.kv_tokens), unit_shape(spec, layout)
-    tokens = point.step_tokens if phase == "prefill" else point.requests
-    pairs = tokens / layout.attention_tp * spec.model.num_experts_per_token
-    per_node = spec.cluster.gpus_per_node
-    on_nodes = groups_on_nodes(spec.model, gpu, per_node, layout) > 1
-    return Case(
-        phase=phase,
-        machine=machine,
-        model=work,
-        unit=unit,
-        overlap=layout.overlap,
-        engine=engine_model(spec.written.engine_name, layout.gpu),
-        imbalance=balance.of(layout.num_physical_experts, unit.num_gpus, unit.num_nodes, pairs),
-        exchange=expected_copies(spec.model, unit.num_gpus, unit.num_nodes, groups_on_nodes=on_nodes),
-        point=point,
+    """Return what is asked of `estimate/throughput`: no map is there yet, so copies and balance are expected ones."""
+    gpu, unit = spec.gpu_of(layout.phase), unit_shape(spec, layout)
+    on_nodes = groups_on_nodes(spec.model, gpu, spec.cluster.gpus_per_node, layout) > 1
+    return case_of(
+        spec,
+        layout,
+        operating_point(spec, layout.phase, memory.kv_tokens),
+        expected_copies(spec.model, unit.num_gpus, unit.num_nodes, groups_on_nodes=on_nodes),
+        lambda pairs: balance.of(layout.num_physical_experts, unit.num_gpus, unit.num_nodes, pairs),
     )
 
 
@@ -97,10 +81,7 @@ def _ttft_ms(case: Case, rate: float) -> float | None:
     """Return the mean time of a prompt's steps and of the queue before them, as `predict.py` has it."""
     if case.phase == "decode":
         return None
-    point, group = case.point, case.unit.attention_tp
+    point = case.point
     of_prompts = rate if case.phase == "prefill" else saturated_rate(replace(case, phase="prefill"))
-    step = point.step_tokens / group / of_prompts
-    steps = max(1, ceil(point.prompt_tokens * (1 - point.cache_hit_rate) / point.step_tokens))
-    used = point.utilisation
-    wait = step * used / (2 * (1 - used)) if used < 1 else 0.0
-    return (steps * step + wait) * MS_PER_S
+    step = point.step_tokens / case.unit.attention_tp / of_prompts
+    return (point.prompt_steps + point.queued_steps) * step * MS_PER_S

@@ -7,9 +7,9 @@ far as the fields that they read are known.
 from planner.facts.model import Model
 from planner.facts.terms import PHASES, KvPrecision, Precision
 from planner.problems.fix import Fix, nearest_of
+from planner.spec.phase import MAX_ATTENTION_TP
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
-from planner.spec.schema import MAX_ATTENTION_TP
 
 __all__ = ["RULES", "attention_sizes"]
 
@@ -21,8 +21,12 @@ _reads = declare_in(RULES)
 def attention_groups_are_alike(
     attention_tp: int, ep_size: int, gpus_per_node: int, model: Model | None
 ) -> Broken | None:
-    """Each group has an equal part of a node, or whole nodes."""
-    if ep_size % attention_tp == 0 and _fills_nodes(attention_tp, gpus_per_node):
+    """Each group has an equal part of a node, or whole nodes.
+
+    It would fit into a unit of whole nodes: where S502 refuses the unit's size, that is the mistake.
+    """
+    is_unit_wrong = ep_size > gpus_per_node and ep_size % gpus_per_node != 0 and gpus_per_node % attention_tp == 0
+    if _fills_nodes(attention_tp, gpus_per_node) and (ep_size % attention_tp == 0 or is_unit_wrong):
         return None
     rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
     reason = "GPUs that share attention fill an equal part of a node, or whole nodes"

@@ -1,38 +1,37 @@
 """A spec file to a spec that can be planned, or to everything that is wrong with it.
 
-    text -> yaml.py (data, places) -> fields.py (single fields) -> here (files, catalog) -> rules -> ResolvedSpec
+    text -> yaml.py (data, places) -> fields.py (single fields) -> named.py (files, catalog) -> rules -> ResolvedSpec
 
 All of it happens before the first pass, so that passes never meet a wrong spec, and a user meets all mistakes at once:
-a field that is wrong silences only the rules that read it. This is also the only place where the planner reads files.
+a field that is wrong silences only the rules that read it.
 
 It does not plan: whether the cluster is large enough is not asked here.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from planner.facts.catalog import GPUS, Gpu, unplanned_gpu
-from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
-from planner.facts.loads import Loads, read_loads
+from planner.facts.catalog import GPUS, Gpu
+from planner.facts.loads import Loads
 from planner.facts.model import Model
+from planner.facts.quantisation import KNOWN, Quantisation
 from planner.facts.terms import PHASES, Phase
-from planner.families import MODELS, read_model_config
+from planner.families import MODELS
 from planner.problems.errors import Problem, SpecError, Violation
-from planner.problems.fix import HERE, Change, Fix, applied, did_you_mean, nearest
+from planner.problems.fix import HERE, Change, Fix, applied, nearest
+from planner.spec.cluster import ClusterSpec
 from planner.spec.fields import check_fields
 from planner.spec.layout_rules import broken_rules
-from planner.spec.model_names import Copy, copy_of, is_hub_name, is_path
-from planner.spec.schema import ClusterSpec, GpuSpec, PhaseSpec, Spec
+from planner.spec.model_names import copy_of
+from planner.spec.named import Named
+from planner.spec.phase import PhaseSpec
+from planner.spec.schema import Spec
 from planner.spec.yaml import Document, read_document
 
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
-BITS_PER_BYTE = 8
 INT4_PRECISIONS = ("w4a8", "w4a16")
 MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
 
@@ -100,7 +99,7 @@ def check_document(document: Document) -> ResolvedSpec:
         fix = f"write a spec with model: {{config: {Path(document.file).name}}}"
         raise SpecError([document.problem(Violation("model_type", None, "S201 is not a key of the spec", reason, fix))])
     fields = check_fields(document.data)
-    named = _Named(Path(document.file).parent, fields.values, document.data)
+    named = Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
     in_range = (
         _as_the_checkpoint(_in_whole_nodes(_heeding_rules(violation, values), values), values)
@@ -185,13 +184,24 @@ def _is_unwritten(path: str, values: Mapping[str, Any]) -> bool:
 
 def _as_the_checkpoint(violation: Violation, values: Mapping[str, Any]) -> Violation:
     """`violation` with the precision of the published checkpoint, where that has INT4 experts and `int4` is written."""
-    model = values.get("model.shapes")
     is_int4 = violation.rule.startswith("S211") and str(violation.value).casefold() == "int4"
-    if not is_int4 or not isinstance(model, Model) or model.quantisation.precision not in INT4_PRECISIONS:
+    found = _published_in(values) if is_int4 else None
+    if found is None or found.precision not in INT4_PRECISIONS:
         return violation
-    reason = f"the checkpoint has {model.quantisation.words}, which is {model.quantisation.precision} here"
-    rule, fix = "S204 must be a precision that is known", nearest(model.quantisation.precision)
+    reason = f"the checkpoint has {found.words}, which is {found.precision} here"
+    rule, fix = "S204 must be a precision that is known", nearest(found.precision)
     return replace(violation, rule=rule, reason=reason, fix=fix)
+
+
+def _published_in(values: Mapping[str, Any]) -> Quantisation | None:
+    """Return what the spec's model is published in, also where its name is misspelt; None where nobody knows it."""
+    if isinstance(model := values.get("model.shapes"), Model):
+        return model.quantisation
+    names = (values.get(path) for path in ("model", "model.catalog", "model.config"))
+    copy = next((copy_of(each) for each in names if isinstance(each, str)), None)
+    if copy is None or copy.precision is None:
+        return MODELS[copy.model].quantisation if copy else None
+    return next((each for each in KNOWN if each.precision == copy.precision), None)
 
 
 def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:
@@ -215,164 +225,6 @@ def _offered(violation: Violation) -> int | None:
     return value if type(value) is int else None
 
 
-class _Named:
-    """What the spec only names, looked up: catalog entries and files. Rules read it under paths of its own."""
-
-    def __init__(self, folder: Path, values: dict[str, Any], data: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self.violations: list[Violation] = []
-        self.resolved: dict[str, Any] = {}
-        self.inputs: dict[str, str] = {}
-        self._resolve(values, data)
-        if "cluster.gpu.memory" in values:
-            self._keep_own_gpu(data["cluster"]["gpu"])
-
-    def _resolve(self, values: dict[str, Any], data: Mapping[str, Any]) -> None:
-        if "model" in values:
-            self._keep("model.shapes", _catalog_model("model", values["model"], data))
-        if values.get("model.catalog"):
-            self._keep("model.shapes", _catalog_model("model.catalog", values["model.catalog"], data))
-        elif values.get("model.config") is not None:
-            self._keep_config(values["model.config"], data)
-        if "cluster.gpu" in values:
-            self._keep("cluster.device", _catalog_gpu("cluster.gpu", values["cluster.gpu"]))
-        for path in (f"{phase}.gpu" for phase in PHASES):
-            if values.get(path):
-                self._keep(f"{path}.device", _catalog_gpu(path, values[path]))
-        if values.get("expert_load.file"):
-            self._keep_loads(values["expert_load.file"])
-
-    def _keep_config(self, written: str, data: Mapping[str, Any]) -> None:
-        found = read_model_config(self.folder / written, written)
-        if isinstance(found, Violation):
-            self.violations.append(_of_the_catalog(found, data))
-        else:
-            self.inputs[written] = found.digest
-            self.resolved |= {
-                "model.shapes": found.model,
-                "model.digest": found.digest,
-                "model.other_quantization": found.other_quantization,
-            }
-            self._keep_weights_digest(written, found.digest)
-
-    def _keep_weights_digest(self, written: str, config_digest: str) -> None:
-        found = read_weights_digest(self.folder / written, written, config_digest)
-        if isinstance(found, Violation):
-            self.violations.append(found)
-        elif found is not None:
-            self.inputs[str(Path(written).with_name(MANIFEST))] = found
-            self.resolved["model.digest_of_weights"] = found
-
-    def _keep_loads(self, written: str) -> None:
-        found = read_loads(self.folder / written, written)
-        if isinstance(found, Violation):
-            self.violations.append(found)
-        else:
-            self.inputs[written] = found.digest
-            self.resolved["expert_load.loads"] = found.loads
-
-    def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
-        """A GPU that the spec describes, unless it does so wrongly, which has been said."""
-        with suppress(ValidationError):
-            self.resolved["cluster.device"] = _own_gpu(GpuSpec.model_validate(section))
-
-    def _keep(self, path: str, found: object) -> None:
-        if isinstance(found, Violation):
-            self.violations.append(found)
-        else:
-            self.resolved[path] = found
-
-
-def _catalog_model(path: str, name: str, data: Mapping[str, Any]) -> Model | Violation:
-    """The model that `name` says."""
-    if name in MODELS:
-        return MODELS[name]
-    known = ", ".join(MODELS)
-    copy = copy_of(name)
-    if copy and copy.precision == "":
-        rule, reason = (
-            "S307 is not planned yet",
-            f"tidemill has no precision for weights in {copy.form.upper()}",
-        )
-        fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write {path}: {copy.model}"
-        return Violation(path, name, rule, reason, fix)
-    rule, reason = f"S304 must be in the catalog ({known})", "tidemill does not know its figures"
-    if copy:
-        return Violation(path, name, rule, reason, _instead_of_a_name(name, copy, HERE, data))
-    reason = "it is a path" if is_path(name) else "its config.json plans where its family is known"
-    return Violation(path, name, f"S307 is not in the catalog ({known})", reason, _by_its_files(name))
-
-
-def _instead_of_a_name(name: str, copy: Copy, path: str, data: Mapping[str, Any]) -> Fix:
-    """Offer the catalog's model, with the precision that the name of a quantised copy says, where no phase says it."""
-    phases = [phase for phase in PHASES if copy.precision and isinstance(data.get(phase), dict)]
-    unsaid = {f"{phase}.precision": copy.precision for phase in phases if data[phase].get("precision") is None}
-    fix = did_you_mean(name, [copy.model])
-    if not unsaid and path == HERE:
-        return Fix(f"did you mean {copy.model}?", fix.changes)
-    words = f"write {'catalog: ' if path != HERE else ''}{copy.model}"
-    gone = {} if path == HERE else {HERE: None}
-    more = "".join(f" and {each}: {precision}" for each, precision in unsaid.items())
-    return Fix(f"{words}{more}", ({**gone, path: copy.model, **unsaid},))
-
-
-def _of_the_catalog(violation: Violation, data: Mapping[str, Any]) -> Violation:
-    """`violation` with the catalog's entry for its fix, where a hub's name stands in place of a config's path."""
-    written = violation.value
-    if violation.path != "model.config" or not is_hub_name(written) or not violation.rule.startswith("S301"):
-        return violation
-    copy = copy_of(written)
-    if copy is None:
-        return replace(violation, reason="no such file, and nothing is read from a hub")
-    if copy.precision == "":
-        reason = (
-            f"this is the name of a model on a hub, not a file, and tidemill has no precision for {copy.form.upper()}"
-        )
-        fix = f"choose a checkpoint of {copy.model} in another format, as fp8, and write catalog: {copy.model}"
-        return replace(violation, reason=reason, fix=fix)
-    reason = f"this is the name of a model on a hub, not a file; the catalog calls it {copy.model}"
-    return replace(violation, reason=reason, fix=_instead_of_a_name(written, copy, "model.catalog", data))
-
-
-def _by_its_files(name: str) -> Fix | str:
-    """What to write for a model that the catalog lacks: for a path, the files that it says."""
-    if not is_path(name):
-        return "give its config.json, as model: {config: ...}"
-    path = PurePosixPath(name)
-    config = path if path.suffix == ".json" else path / "config.json"
-    files = {"config": str(config)} | ({"checkpoint": str(config.parent)} if config.is_absolute() else {})
-    written = ", ".join(f"{key}: {value}" for key, value in files.items())
-    return Fix(f"write model: {{{written}}}", ({"model": files},))
-
-
-def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
-    if name in GPUS:
-        return GPUS[name]
-    known = ", ".join(GPUS)
-    if product := unplanned_gpu(name):
-        rule, reason = f"S306 is not planned yet: the catalog has {known}", f"the figures of {product} are not known"
-        return Violation(path, name, rule, reason, "describe it, as gpu: {name: ...}")
-    rule, reason = f"S305 must be in the catalog ({known})", "tidemill does not know its figures"
-    return Violation(path, name, rule, reason, did_you_mean(name, list(GPUS)))
-
-
-def _own_gpu(spec: GpuSpec) -> Gpu:
-    figures = {
-        "usable_bytes": spec.memory,
-        "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,
-        "peer_gb_per_s": spec.peer and spec.peer / BITS_PER_BYTE,
-        "nvlink_domain": spec.nvlink_domain,
-        "nic_gbps": spec.nic,
-        "gpus_per_nic": spec.gpus_per_nic,
-        "fp8_tflops": spec.fp8_tflops,
-        "bf16_tflops": spec.bf16_tflops,
-        "memory_gb_per_s": spec.memory_bandwidth and spec.memory_bandwidth / BITS_PER_BYTE,
-        "kubernetes_resource": spec.kubernetes_resource,
-    }
-    known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
-    return Gpu(device="cuda", nvlink_leaves_node=True, sources=dict.fromkeys(known, "the spec"), **known)
-
-
 def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:
     """Collect the keys present in the spec, misspelt ones included, for rules about keys that exclude others."""
     sections = {name: section for name, section in data.items() if isinstance(section, dict)}
@@ -381,7 +233,8 @@ def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, 
         for name, section in sections.items()
     }
     written = frozenset(name for name, section in data.items() if section is not None)
-    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | given
+    names = {f"{phase}.name": phase for phase in PHASES}
+    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | names | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:

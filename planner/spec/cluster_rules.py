@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from itertools import chain, count
 from typing import Any
 
-from planner.facts.catalog import GPUS, unplanned_gpu
+from planner.facts.catalog import GPUS
+from planner.facts.gpu_names import unplanned_gpu
 from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
+from planner.spec.instead import instead_of_gpu
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
@@ -145,7 +147,7 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
                 others = ", ".join(known[1:])
                 rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({others})"
             reason = "the plan can only use GPUs whose figures it knows"
-            yield Broken(rule, reason, did_you_mean(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
+            yield Broken(rule, reason, instead_of_gpu(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
 
 @_reads("{phase}.gpu", "cluster.nodes", "cluster.gpu?")
@@ -353,10 +355,10 @@ def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
     return Broken("S514 must have units in some window", "otherwise nothing ever runs", fix, "schedule")
 
 
-@_reads("{phase}.units", "{phase}.given", "spec.sections")
-def units_are_counted_once(_: int, given: frozenset[str], sections: frozenset[str]) -> Broken | None:
-    """Two numbers could differ."""
-    if "units" not in given or "schedule" not in sections:
+@_reads("{phase}.units", "{phase}.given", "schedule.windows")
+def units_are_counted_once(_: int, given: frozenset[str], windows: list[dict[str, Any]]) -> Broken | None:
+    """Two numbers could differ; beside windows that are `auto`, units are what the busiest hour takes."""
+    if "units" not in given or not windows:
         return None
     return Broken("S515 must not stand beside a schedule", "the schedule's windows set the number of units", removal())
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.problems.fix import Fix, did_you_mean, for_example, nearest
+from planner.problems.fix import Fix, for_example, nearest
+from planner.spec.instead import instead_of_gpu
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
 
@@ -79,7 +80,7 @@ def supplies_have_gpus_of_the_phases(supplies: Sequence[Mapping[str, Any]], *gpu
         if used and gpu is not None and gpu not in used:
             rule = f"S614 must be what a phase runs on ({', '.join(used)})"
             place = f"cost.supplies.{index}.gpu"
-            yield Broken(rule, "otherwise no unit could use these nodes", did_you_mean(gpu, used), place, gpu)
+            yield Broken(rule, "otherwise no unit could use these nodes", instead_of_gpu(gpu, used), place, gpu)
 
 
 @_reads("cost.hours")

@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, WrapValidator
 from pydantic.fields import FieldInfo
 
 from planner.facts.terms import PHASES
-from planner.spec.schema import UNION_TAGS, Spec
-from planner.spec.section import Section
+from planner.spec.schema import Spec
+from planner.spec.section import UNION_TAGS, Section
 
 __all__ = [
     "choices_at",

@@ -15,19 +15,20 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.catalog import GPUS
+from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
-from planner.problems.errors import Violation, may_be_secret
-from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, nearest
+from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
+from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, section_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
-from planner.spec.meant import time_of_day, variables
+from planner.spec.meant import engine_and_version, of_a_hundred, time_of_day, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_not_so
 from planner.spec.rule import Partial
-from planner.spec.schema import AUTO, Spec
+from planner.spec.schema import Spec
 from planner.spec.section import Section
+from planner.spec.undecided import AUTO
 from planner.spec.unknown_keys import fields_meant, is_told_elsewhere, unknown_key
 from planner.spec.yaml import INTEGER
 
@@ -36,7 +37,6 @@ __all__ = ["CheckedFields", "check_fields"]
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 OF_UNITS = ("Pod", "PodTemplate", "ReplicaSet")  # that Kubernetes makes from a unit's object
 POD_TEMPLATES = {"LeaderWorkerSet": "spec.leaderWorkerTemplate.workerTemplate", "StatefulSet": "spec.template"}
-MAX_TOLD = 500  # wrong fields of one file
 MAX_CHOICES = 4  # that a fix says again behind the rule
 WANTED = {
     "int_type": "a whole number",
@@ -188,12 +188,28 @@ def _another_notion(path: str, kind: str, value: Any, data: Mapping[str, Any]) -
     if kind in WANTED and place_of(path) == "cluster.nodes" and (names := node_range(value)):
         fix = instead_of_ranges(data["cluster"]["nodes"], names)
         return Violation(path, value, "S203 must be nodes, each with its name", "it is a range of names", fix)
+    if kind == "literal_error" and path in ("engine", "engine.name") and (named := engine_and_version(value)):
+        return _engine_of_a_version(path, value, named, data)
     if kind == "literal_error" and place_of(path) == "kubernetes.patches.kind" and value in OF_UNITS:
         rule = "S204 must be a kind that the plan renders"
         unit_kind = "StatefulSet" if data["kubernetes"].get("unit_kind") == "statefulset" else "LeaderWorkerSet"
         words = f"write kind: {unit_kind}, and the pod's fields below patch.{POD_TEMPLATES[unit_kind]}"
         return Violation(path, value, rule, f"a {value} is made from the template of another object", words)
     return None
+
+
+def _engine_of_a_version(path: str, value: Any, named: tuple[str, str], data: Mapping[str, Any]) -> Violation:
+    """Return what is said about an engine's name with a version behind it."""
+    name, version = named
+    rule = f"S204 must be {' or '.join(map(str, choices_at(path)))}"
+    said: Mapping[str, Any] = {"name": name, "version": version}
+    if path == "engine":
+        fix = Fix(f"write engine: {as_yaml(said)}", ({HERE: said},))
+    elif data["engine"].get("version") is None:
+        fix = Fix(f"write name: {name} and version: {version}", ({HERE: name, "engine.version": version},))
+    else:
+        fix = did_you_mean(name, [name])
+    return Violation(path, value, rule, "its version has a key of its own", fix)
 
 
 def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
@@ -214,7 +230,8 @@ def _as_one_of(path: str, known: Sequence[str]) -> Fix | str:
 
 def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
     field = field_at(path)
-    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) else ''}"
+    is_item = path.rpartition(".")[2].isdecimal()  # of a list, in whose place the word may stand
+    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) and not is_item else ''}"
     if path in (f"{phase}.gpu" for phase in PHASES) and isinstance(value, dict):
         reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
         return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
@@ -246,7 +263,7 @@ def _gpus_of_nodes(data: Mapping[str, Any]) -> list[str]:
     """Return the GPUs of the catalog that listed nodes say they have."""
     nodes = data["cluster"].get("nodes")
     named = [each.get("gpu") for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
-    meant = (close_to(each, list(GPUS), cutoff=1) for each in named if isinstance(each, str))
+    meant = (same_gpu(each) for each in named if isinstance(each, str))
     return list(dict.fromkeys(each for each in meant if each))
 
 
@@ -272,7 +289,9 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
         fix = Fix("shorten it", ({HERE: value[: limits["max_length"]]},))
         return Violation(path, value, rule, f"it has {len(value)}", fix)
     word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
-    return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), nearest(bound))
+    share = of_a_hundred(value, bound) if word == "most" else None
+    fix = nearest(bound if share is None else share)
+    return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), fix)
 
 
 def _entries(path: str, value: list[Any], limits: Mapping[str, Any]) -> Violation:

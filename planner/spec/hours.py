@@ -1,9 +1,9 @@
 """How long the windows of a schedule last, and for how long a unit is on."""
 
 from planner.facts.terms import Phase
-from planner.spec.schema import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["DAY_MINUTES", "active_minutes", "window_minutes"]
+__all__ = ["DAY_MINUTES", "active_minutes", "window_minutes", "window_starts"]
 
 DAY_MINUTES = 24 * 60
 
@@ -18,7 +18,12 @@ def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> i
 
 def window_minutes(schedule: ScheduleSpec) -> list[int]:
     """How long each window lasts, in the order of the spec; times differ, by a rule."""
-    starts = [60 * int(window.at[:2]) + int(window.at[3:]) for window in schedule.windows]
+    starts = window_starts(schedule)
     ordered = sorted(starts)
     following = dict(zip(ordered, [*ordered[1:], ordered[0] + DAY_MINUTES], strict=True))
     return [following[start] - start for start in starts]
+
+
+def window_starts(schedule: ScheduleSpec) -> list[int]:
+    """Return the minute of the day at which each window starts, in the order of the spec."""
+    return [60 * int(window.at[:2]) + int(window.at[3:]) for window in schedule.windows]

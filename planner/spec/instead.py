@@ -10,6 +10,8 @@ from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
+from planner.facts.catalog import GPUS
+from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import as_we_spell
 from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, removal
 from planner.spec.declared import (
@@ -23,6 +25,7 @@ from planner.spec.declared import (
     types_in,
 )
 from planner.spec.meant import (
+    engine_and_version,
     fraction,
     image,
     numeral,
@@ -36,8 +39,8 @@ from planner.spec.meant import (
     windows,
 )
 from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
-from planner.spec.schema import AUTO
 from planner.spec.section import Section
+from planner.spec.undecided import AUTO
 
 __all__ = [
     "as_yaml",
@@ -45,6 +48,7 @@ __all__ = [
     "in_our_form",
     "instead_of",
     "instead_of_empty_text",
+    "instead_of_gpu",
     "instead_of_nothing",
     "only_item",
 ]
@@ -83,6 +87,8 @@ def only_item(field: FieldInfo, value: Any) -> Any:
 def in_our_form(path: str, value: Any) -> Any:
     """What stood under another name, as the field at `path` takes it: `fp8_e4m3` is `fp8` here; else `value` itself."""
     field, choices = field_at(path), choices_at(path)
+    if path == "engine" and (named := engine_and_version(value)):
+        return {"name": named[0], "version": named[1]}
     if choices and isinstance(value, str):
         to_come = is_not_planned_yet(path, value)
         return (None if to_come else close_to(value_as_we_say(path, value), choices)) or value
@@ -100,9 +106,17 @@ def instead_of_empty_text(path: str) -> Fix:
     return removal(words="leave it out") if may_be_left_out else example_at(path)
 
 
+def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
+    """Offer the one of `known` that says the same GPU, or is misspelt; another GPU is nobody's mistake."""
+    own = [each for each in known if each not in GPUS]
+    meant = same_gpu(written) or close_to(written, own)
+    return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
+
+
 def instead_of_nothing(path: str, field: FieldInfo) -> Fix:
     """The one value that there is, or the planner's choice, else an example."""
-    choices = [AUTO] if may_be_auto(field) else choices_at(path)
+    is_ours = may_be_auto(field) and path != "cluster.nodes"  # the nodes that there are only the user knows
+    choices = [AUTO] if is_ours else choices_at(path)
     if len(choices) != 1:
         return example_at(path)
     return Fix(f"write {path.rpartition('.')[2]}: {choices[0]}", ({HERE: choices[0]},))
@@ -122,7 +136,7 @@ def as_yaml(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(as_yaml, value))}]"
-    return value if isinstance(value, str) and not value.isdecimal() else json.dumps(value)
+    return value if isinstance(value, str) and fraction(value) is None else json.dumps(value)
 
 
 def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:

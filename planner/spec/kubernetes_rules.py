@@ -50,6 +50,12 @@ def pull_secrets_are_names(secrets: Sequence[str]) -> Iterator[Broken]:
             yield no_object_name(f"kubernetes.image_pull_secrets.{index}", name)
 
 
+@_reads("gateway.keys")
+def keys_are_in_an_object(secret: str | None) -> Broken | None:
+    """Refuse what the API server would refuse."""
+    return None if secret is None or is_object_name(secret) else no_object_name("gateway.keys", secret)
+
+
 @_reads("kubernetes.volumes")
 def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""

@@ -34,9 +34,10 @@ from planner.spec import (
     volume_rules,
 )
 from planner.spec.object_names import DNS_1035, slug
+from planner.spec.phase import MAX_EP_SIZE
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
-from planner.spec.schema import AUTO, MAX_EP_SIZE
+from planner.spec.undecided import AUTO
 
 __all__ = ["broken_rules"]
 
@@ -210,7 +211,10 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
 def phases_take_equal_requests(
     decode: int, prefill: int, of_decode: frozenset[str], of_prefill: frozenset[str], model: Model | None
 ) -> Broken | None:
-    """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default."""
+    """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default.
+
+    Of two written numbers the smaller is offered first, since it fits wherever the larger one does.
+    """
     decode_path, reason = "decode.max_request_tokens", "every request passes through both phases"
     if decode == prefill:
         return None
@@ -221,13 +225,14 @@ def phases_take_equal_requests(
     most = min(decode, model.max_position_embeddings) if model else decode
     words = f"write prefill.max_request_tokens: {most}"
     as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
-    fix = nearest(prefill)
-    if "max_request_tokens" not in of_prefill:
-        default = ", its default"
+    default = "" if "max_request_tokens" in of_prefill else ", its default"
+    as_prefill = nearest(prefill)
+    if default:
         fix = Fix(words, (as_decode,))
+    elif decode < prefill:
+        fix = Fix(f"{words}, or {decode_path}: {prefill}", (as_decode, *as_prefill.changes))
     else:
-        default = ""
-        fix = Fix(f"{fix}, or {words}", (*fix.changes, as_decode))
+        fix = Fix(f"{as_prefill}, or {words}", (*as_prefill.changes, as_decode))
     rule = f"S505 must equal prefill.max_request_tokens ({prefill}{default})"
     return Broken(rule, reason, fix)
 

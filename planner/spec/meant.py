@@ -6,10 +6,14 @@ For the fix of a message only: a spec in which one of these stands is wrong, and
 import re
 from typing import Any
 
+from planner.facts.engines import ENGINES
+
 __all__ = [
+    "engine_and_version",
     "fraction",
     "image",
     "numeral",
+    "of_a_hundred",
     "pairs",
     "thousandths",
     "time_of_day",
@@ -21,12 +25,16 @@ __all__ = [
     "windows",
 ]
 
+LEAST_OF_A_HUNDRED = 2  # assumed: less is a share that is too large, and not a percentage
 MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
 WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?")
 FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")
 THOUSANDTHS = re.compile(r"([0-9]{1,18})m")
 TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
 HALF_DAY = re.compile(r"(?P<hour>0?[1-9]|1[0-2])(?::(?P<minute>[0-5][0-9]))? ?(?P<half>[ap])\.?m\.?", re.IGNORECASE)
+VERSIONED = re.compile(
+    r"(?:\S*/)?(?P<name>[a-z]+)(?:-openai)?[:=@ -]+v?(?P<version>[0-9]+\.[0-9][\w.+-]*)", re.IGNORECASE
+)
 
 # Source: github.com/vllm-project/vllm vllm/engine/arg_utils.py, human_readable_int: 1k is 1,000 and 1K is 1,024.
 UNITS = {None: 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "Ki": 2**10, "Mi": 2**20}
@@ -48,6 +56,22 @@ def whole_number(value: Any) -> int | None:
 def fraction(value: Any) -> float | None:
     """`"1.01"`."""
     return float(value) if isinstance(value, str) and FRACTION.fullmatch(value) else None
+
+
+def of_a_hundred(value: float, most: float) -> float | None:
+    """`56.3`, as the share 0.563 of which there is at most 1; None for what is no percentage of that."""
+    if most > 1 or not LEAST_OF_A_HUNDRED <= value <= 100:
+        return None
+    share = round(value / 100, 12)
+    return share if share <= most else None
+
+
+def engine_and_version(value: Any) -> tuple[str, str] | None:
+    """Return the name and version that `sglang:0.5.23`, or an image, says; None where it names no engine with both."""
+    match = VERSIONED.fullmatch(value) if isinstance(value, str) else None
+    name = match["name"].casefold() if match else None
+    known = next((each for each, facts in ENGINES.items() if each == name and facts.versions), None)
+    return (known, match["version"]) if match and known else None
 
 
 def thousandths(value: Any) -> float | None:

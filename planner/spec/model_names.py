@@ -10,10 +10,10 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from planner.facts.terms import Precision
-from planner.families import ALIKE, MODELS
+from planner.families import ALIKE, ALIKE_IN, MODELS
 from planner.problems.fix import close_to
 
-__all__ = ["Copy", "catalog_name", "copy_of", "is_hub_name", "is_path", "named_on_hub"]
+__all__ = ["Copy", "beginning_with", "catalog_name", "copy_of", "is_hub_name", "is_path", "named_on_hub"]
 
 PATH = re.compile(r"\.{0,2}/|.*\.json$")  # how a path begins or ends, and no name of a model
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of an owner and a model
@@ -32,6 +32,7 @@ PRECISIONS: Mapping[str, Precision] = {
     "w4a8": "w4a8",
 }
 OTHER_FORMATS = re.compile(r"gguf|awq|gptq|bnb|mlx|exl[23]|int[48]|[348]bit|w[48]a(8|16)|quantized\S*|q[2-8](\.\w+)?")
+INT4 = re.compile(r"awq|gptq|int4|4bit|w4a16")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Copy:
     model: str
     precision: Precision | Literal[""] | None  # "" where no precision says its format, None where none is named
     form: str  # as its name calls it, empty where it names none
+
+    @property
+    def is_int4(self) -> bool:
+        """Return whether its name says weights in INT4 that are not known to be as w4a16 has them."""
+        return self.precision == "" and INT4.search(self.form) is not None
 
 
 def is_path(written: str) -> bool:
@@ -58,18 +64,29 @@ def copy_of(written: str) -> Copy | None:
     """Return what `written` says: a model of the catalog, and what its weights are in. None for any other model."""
     if is_path(written):
         return None
+    words, forms = _words_and_forms(written)
+    whole, short = "-".join(words), _short(words)
+    precision: Precision | Literal[""] | None = PRECISIONS.get(forms[-1], "") if forms else ALIKE_IN.get(whole)
+    meant = ALIKE.get(whole) or ALIKE.get(short) or _spelled(short)
+    return Copy(meant, precision, "-".join(forms).removeprefix("quantized.")) if meant else None
+
+
+def beginning_with(written: str) -> list[str]:
+    """Return the models of the catalog whose names are `written` and more: both sizes of `gpt-oss`."""
+    words, _ = _words_and_forms(written)
+    return [each for each in MODELS if words and each.startswith(f"{_short(words)}-")]
+
+
+def _words_and_forms(written: str) -> tuple[list[str], list[str]]:
+    """Return the words of a name without a date, and those that say what its weights are in."""
     name = re.sub(r"[_ ]", "-", written.rpartition("/")[2].casefold())
-    words: list[str] = []
-    precision: Precision | Literal[""] | None = None
-    form = ""
-    for word in name.split("-"):
-        if word in PRECISIONS or OTHER_FORMATS.fullmatch(word):
-            form, precision = word, PRECISIONS.get(word, "")
-        elif word not in SAME_SHAPES and not OF_A_DATE.fullmatch(word):
-            words.append(word)
-    short = "-".join(words)
-    meant = ALIKE.get(short) or _spelled(short)
-    return Copy(meant, precision, form) if meant else None
+    words = [each for each in name.split("-") if not OF_A_DATE.fullmatch(each)]
+    forms = [each for each in words if each in PRECISIONS or OTHER_FORMATS.fullmatch(each)]
+    return [each for each in words if each not in forms], forms
+
+
+def _short(words: Sequence[str]) -> str:
+    return "-".join(each for each in words if each not in SAME_SHAPES)
 
 
 def _spelled(name: str) -> str | None:

@@ -3,12 +3,16 @@
 Counts are of one GPU, or of a group of GPUs that share attention.
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from planner.spec.section import Section
+from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
+__all__ = ["MAX_TOKENS", "DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
 
+MAX_REQUESTS = 65_536
 MAX_TOKENS = 10_000_000
 MAX_MS = 10_000_000
 
@@ -16,8 +20,10 @@ MAX_MS = 10_000_000
 class DecodePointSpec(Section):
     """The load of decode at which it is predicted."""
 
-    requests: int = Field(
-        ge=1, le=65_536, description="Requests that one rank, or attention group, works on at a time.", examples=[88]
+    requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
+        description="Requests that one rank, or attention group, works on at a time. With auto, as many as max_requests"
+        " allows and KV has room for.",
+        examples=[88, AUTO],
     )
     kv_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[4989]
@@ -27,8 +33,9 @@ class DecodePointSpec(Section):
 class PrefillPointSpec(Section):
     """The load of prefill at which it is predicted."""
 
-    step_tokens: int = Field(
-        ge=1, le=MAX_TOKENS, description="Prompt tokens that one rank computes in one step.", examples=[16_384]
+    step_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), *OR_AUTO] = Field(
+        description="Prompt tokens that one rank computes in one step. With auto, max_batch_tokens.",
+        examples=[16_384, AUTO],
     )
     prompt_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average, hits included.", examples=[3000]
@@ -52,8 +59,10 @@ class PrefillPointSpec(Section):
 class MixedPointSpec(Section):
     """The load of mixed units at which they are predicted."""
 
-    requests: int = Field(
-        ge=1, le=65_536, description="Requests that one rank, or attention group, works on at a time.", examples=[32]
+    requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
+        description="Requests that one rank, or attention group, works on at a time. With auto, as many as max_requests"
+        " allows and KV has room for.",
+        examples=[32, AUTO],
     )
     kv_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[2500]

@@ -16,7 +16,8 @@ from planner.problems.fix import close_to
 from planner.spec.container_resources import GPU_COUNTS, GPU_RESOURCES
 from planner.spec.declared import place_of
 from planner.spec.meant import truth
-from planner.spec.schema import MAX_ATTENTION_TP, Spec
+from planner.spec.phase import MAX_ATTENTION_TP
+from planner.spec.schema import Spec
 
 __all__ = [
     "KUBERNETES_KEYS",
@@ -131,15 +132,15 @@ def _count(flags: Mapping[str, Any], names: Sequence[str]) -> int | None:
     return next((flags[name] for name in names if type(flags.get(name)) is int and flags[name] > 0), None)
 
 
-def as_we_say(key: str) -> str | None:
-    """Our name of a field that is called `key` elsewhere, as a flag (`--max-num-seqs`) or as a key."""
-    return OTHER_NAMES.get(_plain(key))
+def as_we_say(key: str, section: str = "") -> str | None:
+    """Our name of a field that is called `key` elsewhere, as a flag (`--max-num-seqs`) or as a key of `section`."""
+    return NAMES_IN.get(section, {}).get(_plain(key)) or OTHER_NAMES.get(_plain(key))
 
 
-def said_better(key: str, beside: Iterable[str]) -> str | None:
-    """Return the key beside `key` that means the same field and says it better: vLLM's quantization, beside dtype."""
-    ours, names = as_we_say(key), list(OTHER_NAMES)
-    rivals = [each for each in beside if as_we_say(each) == ours] if ours else []
+def said_better(key: str, beside: Iterable[str], section: str) -> str | None:
+    """Return the key beside `key` in `section` that says the same field better: vLLM's quantization, beside dtype."""
+    ours, names = as_we_say(key, section), [*OTHER_NAMES, *NAMES_IN.get(section, ())]
+    rivals = [each for each in beside if as_we_say(each, section) == ours] if ours else []
     best = max(rivals, key=lambda each: names.index(_plain(each)), default=key)
     return None if best == key else best
 
@@ -186,20 +187,22 @@ OF_THE_SERVER = ("max_running_requests", "chunked_prefill_size")
 OVERLAP_OF_PHASE: Mapping[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage", "mixed": "dual_batch"}
 OVERLAP_FLAGS = ("enable_two_batch_overlap", "two_batch_overlap", "tbo", "enable_dbo")
 
+LENGTHS = ("input_len", "output_len", "input_length", "output_length", "prompt_len", "isl", "osl")
 NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 
 _WINDOW = "a window lasts until the next one starts"
 _DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
 _PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
-_SCALED = "units are not scaled with load yet, but a schedule can set their number for each time of day"
+_SCALED = "units are not scaled with load; a schedule sets their number by time of day, from traffic with windows: auto"
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
 _NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
 _GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
+_LENGTHS = "traffic counts the tokens of a day, and operating_point says how long requests are"
+
 # Keys and values of the spec that are to come.
 NOT_YET = {
-    "schedule: auto": "windows are not derived from traffic yet",
     "throughput": "it is predicted at operating_point, and not written",
     "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
     "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
@@ -211,6 +214,8 @@ NOT_YET = {
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
     "kubernetes.volumes.csi": _MOUNTED,
+    "cluster.gpu.fp4_tflops": "an own gpu has rates for FP8 and BF16, and its FP4 is planned at that of FP8",
+    **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
     "gateway.replicas": "there is always one gateway, and each phase has its own number of units",
     "schedule.windows.end": _WINDOW,
     "schedule.windows.to": _WINDOW,
@@ -308,6 +313,22 @@ WHY_NOT = {
     "imagePullPolicy": _PULLED,
     "image_pull_policy": _PULLED,
     "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
+}
+
+# Section -> names that mean a field of that section only. Sources: github.com/ai-dynamo/dynamo, DynamoGraphDeployment
+# (backendFramework); price lists of tokens, where those of the input that no cache has are the input's.
+_PRICES = {
+    **dict.fromkeys(("input", "prompt", "input_cache_miss", "cache_miss"), "input_miss"),
+    **dict.fromkeys(("cached_input", "input_cached", "input_cache_hit", "cache_hit"), "input_hit"),
+    **dict.fromkeys(("completion", "generated"), "output"),
+}
+_LOAD = dict.fromkeys(("batch_size", "batch", "concurrency"), "requests")
+NAMES_IN: Mapping[str, Mapping[str, str]] = {
+    "": dict.fromkeys(("backend", "backend_framework", "backendFramework", "framework"), "engine"),
+    "PHASE": dict.fromkeys(("workers", "num_workers"), "units"),
+    "cost.prices": _PRICES,
+    "operating_point.decode": _LOAD,
+    "operating_point.mixed": _LOAD,
 }
 
 OTHER_NAMES = {  # of two keys for one field the later one here says it better

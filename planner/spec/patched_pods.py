@@ -18,7 +18,6 @@ __all__ = ["RULES"]
 OF_UNITS = ("nodeName", "schedulerName")  # a gateway may stand anywhere
 OF_PODS = ("restartPolicy", "activeDeadlineSeconds")
 LAUNCH_VOLUME, LAUNCH_FOLDER = "launch", names.MOUNTED[0]
-OUR_CONTAINERS = ("runtime", "gateway", "router", "stage")
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
 HEADLESS = ("clusterIP", "clusterIPs", "publishNotReadyAddresses")  # of all Services but the gateway's
 
@@ -87,7 +86,7 @@ def _changed(pod: Any, place: Place, fields: Sequence[str]) -> Iterator[Changed]
                 yield (*place, "volumes", number, key), key, "the plan says what the volume is"
     for field in ("containers", "initContainers"):
         for number, container in _named(pod, field):
-            if container["name"] in OUR_CONTAINERS:
+            if container["name"] in names.POD_CONTAINERS:
                 yield from _changed_container(container, (*place, field, number))
 
 

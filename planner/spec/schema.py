@@ -1,5 +1,7 @@
 """The spec: what a user writes. Every field's type, range, default and meaning; nothing else.
 
+Each large section has a file of its own beside this one.
+
 Reject, never coerce: unknown keys are errors (a misspelt `overlpa` must not silently plan without overlap), text is
 never taken for a number, and sections that no pass reads yet are unknown too.
 
@@ -7,171 +9,27 @@ What one field can say about itself is said here and reaches editors through `ti
 to know is in `layout_rules.py`. Field names are the contract's.
 """
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
 from planner.facts.catalog import GPUS
 from planner.facts.engines import ENGINES, OURS
-from planner.facts.quantities import quantity
-from planner.facts.terms import (
-    PHASES,
-    Coverage,
-    Device,
-    EngineName,
-    KvPrecision,
-    Overlap,
-    Phase,
-    Precision,
-    SplitRule,
-)
+from planner.facts.terms import PHASES, Coverage, Device, EngineName, Phase, SplitRule
 from planner.families import MODELS
+from planner.spec.cluster import A_GPU, ClusterSpec
 from planner.spec.cost import CostSpec
 from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.model import A_MODEL, ModelSpec
 from planner.spec.operating_point import OperatingPointSpec, SloSpec
-from planner.spec.section import Section
+from planner.spec.phase import PhaseSpec
+from planner.spec.schedule import ScheduleSpec
+from planner.spec.section import Section, form_of, one_of
 from planner.spec.traffic import TrafficSpec
+from planner.spec.undecided import SAYS_AUTO, is_undecided
 
-__all__ = [
-    "AUTO",
-    "MAX_ATTENTION_TP",
-    "MAX_EP_SIZE",
-    "MAX_REDUNDANT",
-    "MAX_UNITS",
-    "UNION_TAGS",
-    "ClusterSpec",
-    "EngineSpec",
-    "ExpertLoadSpec",
-    "GatewaySpec",
-    "GpuSpec",
-    "ModelSpec",
-    "NodeSpec",
-    "PhaseSpec",
-    "ScheduleSpec",
-    "Spec",
-    "WindowSpec",
-]
-
-AUTO = "auto"  # a number that memory and shapes decide
-
-MAX_NODES = 20_000
-MAX_TFLOPS = 1_000_000
-MAX_EP_SIZE = 4096
-MAX_REDUNDANT = 16_384
-MAX_ATTENTION_TP = 64
-MAX_BATCH_TOKENS = 10_000_000
-MAX_UNITS = 1000  # of a phase
-DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
-
-_A_MODEL = next(iter(MODELS))
-_A_DIGEST = f"sha256:{'0' * 64}"
-_A_GPU = next(name for name in GPUS if name != "cpu")
-
-
-def _one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
-    """What editors complete; the catalog's names themselves are checked where their figures are read."""
-    listed = {"enum": list(names), "type": "string"}
-    return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
-
-
-class ModelSpec(Section):
-    """A model by its checkpoint's config.json, or one of the catalog whose weights are only where it runs."""
-
-    config: str | None = Field(
-        default=None,
-        description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
-        examples=["models/deepseek/config.json"],
-    )
-    catalog: Annotated[str, _one_of(MODELS)] | None = Field(
-        default=None,
-        description="Instead of a file, a model of the catalog: its shapes are known without the checkpoint.",
-        examples=[_A_MODEL],
-    )
-    checkpoint: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
-        "Without it the spec can be planned but not run.",
-        examples=["bundled:demo"],
-    )
-    config_digest: str | None = Field(
-        default=None,
-        pattern=DIGEST_PATTERN,
-        description="With catalog: the sha256 of the checkpoint's config.json. Ranks refuse a checkpoint with another; "
-        "without it, they only compare theirs with each other.",
-        examples=[_A_DIGEST],
-    )
-    weights_digest: str | None = Field(
-        default=None,
-        pattern=DIGEST_PATTERN,
-        description="With catalog: the sha256 of the manifest that tidemill checkpoint digest writes. Ranks hold what "
-        "they read against that manifest.",
-        examples=[_A_DIGEST],
-    )
-    name: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=200,
-        description="Model name that /v1/models lists, by default the spec's name.",
-        examples=[_A_MODEL],
-    )
-
-
-class GpuSpec(Section):
-    """A GPU that the catalog does not have."""
-
-    name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
-    memory: Annotated[int, *quantity("bytes")] = Field(
-        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB, as "
-        "where 79.1GiB are sold as 80 GB.",
-        examples=["94GiB"],
-    )
-    nvlink: Annotated[float, *quantity("link")] | None = Field(
-        default=None,
-        description="Bandwidth one way to all other GPUs of its NVLink domain, or of what replaces NVLink.",
-        examples=["450GB/s"],
-    )
-    peer: Annotated[float, *quantity("link")] | None = Field(
-        default=None,
-        description="Bandwidth one way to one other GPU, where the GPUs of a domain form a mesh without switches.",
-        examples=["64GB/s"],
-    )
-    nvlink_domain: int | None = Field(
-        default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
-    )
-    nic: Annotated[float, *quantity("link")] | None = Field(
-        default=None, description="Bandwidth one way of each NIC.", examples=["400Gbps"]
-    )
-    gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
-    fp8_tflops: float | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_TFLOPS,
-        description="Rate of dense FP8 matmuls, in TFLOPS; without rates no speed is predicted.",
-        examples=[1979],
-    )
-    bf16_tflops: float | None = Field(
-        default=None, ge=1, le=MAX_TFLOPS, description="Rate of dense BF16 matmuls, in TFLOPS.", examples=[989]
-    )
-    memory_bandwidth: Annotated[float, *quantity("link")] | None = Field(
-        default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
-    )
-    kubernetes_resource: str = Field(
-        default="nvidia.com/gpu",
-        min_length=1,
-        description="Resource that a container requests.",
-        examples=["amd.com/gpu"],
-    )
+__all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
 
 
 class EngineSpec(Section):
@@ -184,227 +42,6 @@ class EngineSpec(Section):
         max_length=63,
         description="Its version, which the image has too, the newest known unless given.",
         examples=[ENGINES["sglang"].newest],
-    )
-
-
-UNION_TAGS = (
-    "<name>",
-    "<own>",
-    "<number>",
-    "<list>",
-)  # Pydantic puts these into the path of an error; no key looks like them
-
-
-def _form(value: Any) -> str:
-    """Named in the catalog, or brought along."""
-    return "<own>" if isinstance(value, dict | Section) else "<name>"
-
-
-def _number_or_list(value: Any) -> str:
-    return "<list>" if isinstance(value, list) else "<number>"
-
-
-class NodeSpec(Section):
-    """One node of a cluster that is given node by node."""
-
-    name: str = Field(min_length=1, max_length=253, description="Name of the node in Kubernetes.", examples=["gpu-a01"])
-    rack: str | None = Field(default=None, min_length=1, description="Its rack.", examples=["a"])
-    leaf: str | None = Field(
-        default=None, min_length=1, description="Leaf switch that its NICs are connected to.", examples=["leaf-1"]
-    )
-    power: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Power domain: nodes with the same name lose power together.",
-        examples=["pdu-1"],
-    )
-    gpu: Annotated[str, _one_of(GPUS, or_text=True)] | None = Field(
-        default=None,
-        min_length=1,
-        description="Its GPU model, by default the cluster's. Nodes with a GPU that no phase uses stay free.",
-        examples=[_A_GPU],
-    )
-    gpus: int | None = Field(
-        default=None, ge=0, le=64, description="Number of its GPUs, by default gpus_per_node.", examples=[8]
-    )
-    taints: list[str] = Field(
-        default=[],
-        description="Its taints, of which NoSchedule and NoExecute keep units away.",
-        examples=[["team=research:NoSchedule"]],
-    )
-    cordoned: bool = Field(
-        default=False, description="Whether the node is cordoned, so that it takes no new pods.", examples=[False]
-    )
-
-
-class ClusterSpec(Section):
-    """The nodes that the units are placed on."""
-
-    gpu: Annotated[
-        Annotated[str, _one_of(GPUS), Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(_form)
-    ] = Field(
-        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
-        examples=[_A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],
-    )
-    nodes: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
-        | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
-        Discriminator(_number_or_list),
-    ] = Field(
-        description="Number of nodes (named node-0 and so on), or a list of nodes.",
-        examples=[22, [{"name": "gpu-a01"}]],
-    )
-    gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
-    spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
-        default=[],
-        max_length=MAX_NODES,
-        description="Names of nodes that no unit is planned on, and that any unit may move to when it loses one of its"
-        " own.",
-        examples=[["node-21"]],
-    )
-    rack_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000,
-        description="Number of nodes per rack, in order. A unit is placed in one rack if one has room.",
-        examples=[4],
-    )
-    leaf_size: int | None = Field(
-        default=None, ge=1, le=20_000, description="Number of nodes per leaf switch, in order.", examples=[32]
-    )
-    power_domain_size: int | None = Field(
-        default=None, ge=1, le=20_000, description="Number of nodes that lose power together, in order.", examples=[16]
-    )
-
-    @property
-    def gpu_name(self) -> str:
-        """Return the GPU's name in plans."""
-        return self.gpu if isinstance(self.gpu, str) else self.gpu.name
-
-
-def _or_auto(least: int, most: int) -> tuple[Any, Any]:
-    """Return the type of a number that may be left to the planner.
-
-    The word stays in place of the number until `search/auto.py` has decided; nothing after it sees the word.
-    """
-
-    def read(written: Any, number: ValidatorFunctionWrapHandler) -> Any:
-        return AUTO if written == AUTO else number(written)
-
-    integer = {"type": "integer", "minimum": least, "maximum": most}
-    return WrapValidator(read), WithJsonSchema({"anyOf": [integer, {"const": AUTO}]})
-
-
-class PhaseSpec(Section):
-    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
-
-    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *_or_auto(1, MAX_UNITS)] = Field(
-        default=1,
-        description="Number of units that run the phase. With auto, they fill the nodes that there are.",
-        examples=[1, AUTO],
-    )
-    gpu: Annotated[str, _one_of(GPUS)] | None = Field(
-        default=None,
-        description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
-        "nodes that says which have it.",
-        examples=[_A_GPU],
-    )
-    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *_or_auto(1, MAX_EP_SIZE)] = Field(
-        description="GPUs in a unit, where routed experts are spread over all of them.",
-        examples=[32, AUTO],
-    )
-    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *_or_auto(1, MAX_ATTENTION_TP)] = Field(
-        default=1,
-        description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
-        "GPU its own requests (dp_size is ep_size / attention_tp).",
-        examples=[4, AUTO],
-    )
-    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *_or_auto(0, MAX_REDUNDANT)] = Field(
-        default=0,
-        description="Slots for further replicas of hot experts, beyond one slot for each expert.",
-        examples=[32, AUTO],
-    )
-    overlap: Overlap = Field(
-        default="none",
-        description="How communication is hidden behind compute: two micro-batches (prefill) or five stages (decode).",
-        examples=["dual_batch"],
-    )
-    precision: Precision = Field(
-        default="bf16",
-        description="Precision of weights, matmuls and dispatch, that of the checkpoint unless given (its config's "
-        "quantization_config, or what the catalog's model was published in), where fp4 is NVFP4, mxfp4 and w4a16 have "
-        "routed experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in "
-        "BF16.",
-        examples=["fp8"],
-    )
-    kv_precision: KvPrecision | None = Field(
-        default=None,
-        description="Precision of KV in memory and on its way to decode, unless given bf16, or fp32 under precision "
-        "fp32.",
-        examples=["fp8"],
-    )
-    max_requests: Annotated[int, Field(ge=1, le=65_536), *_or_auto(1, 65_536)] = Field(
-        default=32,
-        description="Number of requests that one rank, or one group that shares attention, works on at once.",
-        examples=[32, AUTO],
-    )
-    max_request_tokens: int = Field(
-        default=2048,
-        ge=2,
-        le=10_000_000,
-        description="Most tokens of one request, prompt and output together.",
-        examples=[2048],
-    )
-    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *_or_auto(1, MAX_BATCH_TOKENS)] = Field(
-        default=4096,
-        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
-        " effect in decode.",
-        examples=[4096, AUTO],
-    )
-    max_kv_tokens: int | None = Field(
-        default=None,
-        ge=2,
-        le=2**40,
-        description="Tokens of KV that one rank keeps at most, in whole pages of 64 (without it: what memory holds,"
-        " or on `cpu` what max_requests of full length need).",
-        examples=[16_384],
-    )
-
-
-class WindowSpec(Section):
-    """How many units are on from a time of day until the next window's."""
-
-    at: str = Field(
-        pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$",
-        description="Time of day from which it applies, as HH:MM.",
-        examples=["08:30"],
-    )
-    prefill_units: int | None = Field(
-        default=None, ge=0, le=1000, description="Number of prefill units that are on.", examples=[29]
-    )
-    decode_units: int | None = Field(
-        default=None, ge=0, le=1000, description="Number of decode units that are on.", examples=[9]
-    )
-    mixed_units: int | None = Field(
-        default=None, ge=0, le=1000, description="Number of mixed units that are on.", examples=[2]
-    )
-
-    def num_units(self, phase: Phase) -> int:
-        """Return the units of `phase`, or 0 where the deployment has no such phase."""
-        return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
-
-
-class ScheduleSpec(Section):
-    """The day: which units are on when. The nodes of the others are free for other work."""
-
-    timezone: str = Field(
-        default="UTC", description="Time zone of the times, by its IANA name.", examples=["Asia/Shanghai"]
-    )
-    windows: list[WindowSpec] = Field(
-        min_length=1,
-        max_length=1440,
-        description="Windows of the day. Each lasts until the next one starts, the last until the next day's first.",
-        examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}]],
     )
 
 
@@ -447,6 +84,12 @@ class GatewaySpec(Section):
         " answered with 429.",
         examples=[64],
     )
+    keys: str | None = Field(
+        default=None,
+        description="Secret of the namespace whose keys.json says which API keys may ask, and how much; without it "
+        "anybody may. `tidemill key` makes an entry.",
+        examples=["chat-keys"],
+    )
 
 
 def _this_version(written: Any) -> int:
@@ -466,24 +109,24 @@ class Spec(Section):
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )
     model: Annotated[
-        Annotated[str, _one_of(MODELS), Tag("<name>")] | Annotated[ModelSpec, Tag("<own>")], Discriminator(_form)
+        Annotated[str, one_of(MODELS), Tag("<name>")] | Annotated[ModelSpec, Tag("<own>")], Discriminator(form_of)
     ] = Field(
         description="A model of the catalog, or a mapping that says where its checkpoint is.",
         examples=[
-            _A_MODEL,
-            {"catalog": _A_MODEL, "checkpoint": "/models/weights"},
+            A_MODEL,
+            {"catalog": A_MODEL, "checkpoint": "/models/weights"},
             {"config": "models/deepseek/config.json"},
         ],
     )
     engine: Annotated[
-        Annotated[EngineName, Tag("<name>")] | Annotated[EngineSpec, Tag("<own>")], Discriminator(_form)
+        Annotated[EngineName, Tag("<name>")] | Annotated[EngineSpec, Tag("<own>")], Discriminator(form_of)
     ] = Field(
         default=OURS,
         description="Engine that runs the model: the bundled runtime, or another engine that follows the plan.",
         examples=["sglang", {"name": "sglang", "version": ENGINES["sglang"].newest}],
     )
     cluster: ClusterSpec = Field(
-        description="Nodes of the cluster.", examples=[{"gpu": _A_GPU, "nodes": 22, "gpus_per_node": 8}]
+        description="Nodes of the cluster.", examples=[{"gpu": A_GPU, "nodes": 22, "gpus_per_node": 8}]
     )
     prefill: PhaseSpec | None = Field(
         default=None,
@@ -500,7 +143,7 @@ class Spec(Section):
         description="Units that do both, in place of prefill and decode, for small deployments.",
         examples=[{"ep_size": 8, "precision": "fp8"}],
     )
-    schedule: ScheduleSpec | None = Field(
+    schedule: Annotated[ScheduleSpec | None, SAYS_AUTO] = Field(
         default=None,
         description="Which units are on at which time of day. Without it, all are always on.",
         examples=[{"timezone": "Asia/Shanghai", "windows": [{"at": "08:30", "prefill_units": 29, "decode_units": 9}]}],
@@ -610,7 +253,7 @@ class Spec(Section):
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""
-        if self.schedule is None:
+        if self.schedule is None or is_undecided(self.schedule.windows):
             return self.phase(phase).units
         return max(window.num_units(phase) for window in self.schedule.windows)
 

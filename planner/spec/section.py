@@ -1,11 +1,32 @@
-"""What every part of a spec is, whatever file declares its fields."""
+"""What every part of a spec is, whatever file declares its fields; and the types of fields that several share."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["Section"]
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+
+__all__ = ["UNION_TAGS", "Section", "form_of", "one_of"]
+
+UNION_TAGS = (
+    "<name>",
+    "<own>",
+    "<number>",
+    "<list>",
+)  # Pydantic puts these into the path of an error; no key looks like them
 
 
 class Section(BaseModel):
     """A part of the spec: immutable, without unknown keys, without conversions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def form_of(value: Any) -> str:
+    """Return the tag of what is named in the catalog, or brought along."""
+    return "<own>" if isinstance(value, dict | Section) else "<name>"
+
+
+def one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
+    """Return what editors complete; the catalog's names themselves are checked where their figures are read."""
+    listed = {"enum": list(names), "type": "string"}
+    return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)

@@ -1,14 +1,17 @@
 """The spec's `traffic` section: how many tokens a day has, and at which hours."""
 
+from math import fsum
 from typing import Annotated
 
 from pydantic import Field
 
+from planner.facts.terms import Phase
 from planner.spec.section import Section
 
 __all__ = ["HOURS", "TrafficSpec"]
 
 HOURS = 24
+HOUR_S = 3600
 MAX_TOKENS = 1e18  # a day's, of any service
 
 
@@ -39,3 +42,12 @@ class TrafficSpec(Section):
         " given).",
         examples=[[2, 1, 1, 1, 1, 1, 2, 3, 5, 7, 8, 8, 8, 8, 8, 8, 8, 8, 7, 7, 6, 5, 4, 3]],
     )
+
+    def tokens_of(self, phase: Phase) -> float:
+        """Return a day's tokens that `phase` computes: of prompts without hits, else of output."""
+        return self.input_tokens * (1 - self.cache_hit_rate) if phase == "prefill" else self.output_tokens
+
+    def peak_per_s(self, phase: Phase) -> float:
+        """Return the tokens/s that `phase` is asked for in the hour that has most."""
+        profile = self.profile or [1.0] * HOURS
+        return self.tokens_of(phase) * max(profile) / fsum(profile) / HOUR_S

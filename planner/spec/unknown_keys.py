@@ -4,6 +4,7 @@ A key may be misspelt, called otherwise by an engine or Kubernetes (`other_names
 wrong indentation. A field that was meant is there under a wrong name, so that nobody calls it missing too.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from planner.spec.container_resources import (
 )
 from planner.spec.declared import field_at, may_be_auto, path_of, place_of, required_in, section_at, section_of
 from planner.spec.instead import as_yaml, in_our_form
+from planner.spec.key_units import InOurUnit, in_our_unit
 from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
 from planner.spec.meant import toleration
 from planner.spec.model_names import is_hub_name, named_on_hub
@@ -41,7 +43,10 @@ from planner.spec.other_names import (
     what_instead_of,
     why_we_have_no,
 )
-from planner.spec.schema import AUTO, UNION_TAGS, PhaseSpec, Spec
+from planner.spec.phase import PhaseSpec
+from planner.spec.schema import Spec
+from planner.spec.section import UNION_TAGS
+from planner.spec.undecided import AUTO
 
 __all__ = ["fields_meant", "is_told_elsewhere", "unknown_key"]
 
@@ -50,10 +55,12 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     """Return what is said about a key that Pydantic does not know in `data`."""
     parent, known = path_of(detail["loc"][:-1]), list(section_at(detail["loc"]).model_fields)
     path, meant = path_of(detail["loc"]), fields_meant(detail, data)
-    ours = as_we_say(path.rpartition(".")[2])
+    ours = as_we_say(path.rpartition(".")[2], place_of(parent))
     reason = why_we_have_no(path) or f"known keys: {', '.join(known)}"
     fix: Fix | str = what_instead_of(path) or removal()
-    if path in KUBERNETES_KEYS:
+    if other_unit := _in_our_unit(detail, data):
+        reason, fix = other_unit.reason, _renaming(detail["input"], meant, parent) if meant else other_unit.instead
+    elif path in KUBERNETES_KEYS:
         reason = "a spec is not a Kubernetes object, and tidemill render writes those"
         fix = Fix(f"{_instead(meant)}{_without(detail, meant)}", ({HERE: None, **meant},))
     elif _level_above(detail, data):
@@ -62,6 +69,10 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     elif not_indented := _not_indented(detail, data):
         section = next(iter(not_indented)).partition(".")[0]
         reason, fix = f"{section} above it has nothing below it", Fix("indent it", ({HERE: None, **meant},))
+    elif too_deep := _too_deep(detail, data):
+        sections = " and ".join(too_deep)
+        fix = Fix(f"move {sections} to the top level", ({HERE: None, **too_deep},))
+        reason = "it is nested one level too deep"
     elif said := _said_by_flag(detail, data):
         reason, fix = said[1], Fix(_written(said[0]) or "leave it out", ({HERE: None, **meant},))
     elif meant and (of_kustomize := _of_kustomize(detail, data)):
@@ -69,7 +80,7 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         reason, fix = "that is Kustomize's form", Fix(_written(_short(meant, parent)), ({**gone, **meant},))
     elif beside := _beside_the_name(detail, data):
         reason, fix = "it belongs below model", Fix(_written(beside), ({HERE: None, **beside},))
-    elif better := said_better(str(detail["loc"][-1]), _given(detail, data)):
+    elif better := said_better(str(detail["loc"][-1]), _given(detail, data), place_of(parent)):
         reason = f"{better} already gives {ours}"
     elif _is_left_to_us(detail):
         reason, fix = f"{ours} has a default, so auto is not needed", removal(words="leave it out")
@@ -114,7 +125,9 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     *parents, key = (part for part in detail["loc"] if part not in UNION_TAGS)
     if by_flag := _said_by_flag(detail, data):
         return {path_of((*parents, each)): number for each, number in by_flag[0].items()}
-    if moved := _level_above(detail, data) or _not_indented(detail, data):
+    if other_unit := _in_our_unit(detail, data):
+        return {} if other_unit.value is None else {path_of((*parents, other_unit.field)): other_unit.value}
+    if moved := _level_above(detail, data) or _not_indented(detail, data) or _too_deep(detail, data):
         return moved
     given = _given(detail, data)
     if path_of(detail["loc"][:-1]) == "model" and is_hub_name(detail["input"]):
@@ -133,8 +146,8 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
             return {path_of((*parents, each)): value for each, value in taint.items() if each not in given}
     fields = section_at(detail["loc"]).model_fields
     free = [name for name in fields if name not in given]
-    ours = as_we_say(str(key))
-    if _is_left_to_us(detail) or said_better(str(key), given):
+    ours = as_we_say(str(key), place_of(path_of(parents)))
+    if _is_left_to_us(detail) or said_better(str(key), given, place_of(path_of(parents))):
         return {}
     if ours in free:
         path = path_of((*parents, ours))
@@ -142,9 +155,11 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     if ours in fields or why_we_have_no(path):
         return {}
     there = (each for each in _elsewhere(ours or str(key), data) if _may_hold(each, detail["input"]))
+    there = (each for each in there if _is_of_point(each, detail["loc"]))
     elsewhere = {each: in_our_form(each, detail["input"]) for each in there}
     free = [name for name in free if section_of(fields[name]) or not isinstance(detail["input"], dict)]
     free = [name for name in free if qualifiers_of(str(key)) <= qualifiers_of(name)]
+    free = [name for name in free if _numbers(name) in ([], _numbers(str(key)))]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
     return {path_of((*parents, close)): detail["input"]} if close else elsewhere
 
@@ -162,6 +177,23 @@ def _given(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
         given = given if part in UNION_TAGS else given[part]
     assert isinstance(given, dict)
     return given
+
+
+def _in_our_unit(detail: ErrorDetails, data: Mapping[str, Any]) -> InOurUnit | None:
+    """Return the field that an unknown key says in another unit, unless that field is given as well."""
+    given, fields = _given(detail, data), section_at(detail["loc"]).model_fields
+    return in_our_unit(str(detail["loc"][-1]), detail["input"], [name for name in fields if name not in given])
+
+
+def _is_of_point(path: str, location: Sequence[int | str]) -> bool:
+    """Whether a field at `path` is of the phase whose operating point stands at `location`, or of no other phase."""
+    of_point = location[1] if location[0] == "operating_point" and len(location) > 2 else None
+    return of_point is None or path.partition(".")[0] in {of_point} | (Spec.model_fields.keys() - set(PHASES))
+
+
+def _numbers(key: str) -> list[str]:
+    """Return the numbers in a key: `fp4_tflops` is no misspelt `fp8_tflops`."""
+    return re.findall("[0-9]+", key)
 
 
 def _overlap(detail: ErrorDetails) -> str | None:
@@ -313,6 +345,22 @@ def _level_above(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     return ours if 2 * sum(key in ours for key in required) > len(required) else {}
 
 
+def _too_deep(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A section of the spec that stands one level too deep, with what it has of sections that stand deeper still."""
+    key, below = str(detail["loc"][-1]), detail["input"]
+    section = section_of(Spec.model_fields[key]) if key in Spec.model_fields else None
+    if len(detail["loc"]) != 2 or section is None or key in data or not isinstance(below, dict):
+        return {}
+    taken = {*section.model_fields, *data, *_given(detail, data)}
+    deeper = {each: value for each, value in below.items() if each not in taken and _is_section(each, value)}
+    return {key: {each: value for each, value in below.items() if each not in deeper}, **deeper}
+
+
+def _is_section(key: Any, value: Any) -> bool:
+    """Whether the spec has a section called `key`, which may hold `value`."""
+    return key in Spec.model_fields and bool(section_of(Spec.model_fields[key])) and isinstance(value, dict)
+
+
 def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """A field of the section above it, which has nothing below it, in that section."""
     key, above = detail["loc"][-1], None
@@ -330,12 +378,22 @@ def _may_hold(path: str, value: Any) -> bool:
 
 
 def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
-    """Return where the misplaced field `name` belongs: in each phase that there is, or in one place."""
+    """Return where the misplaced field `name` belongs: in each phase that stays, or in one place."""
     homes = {"": Spec} | {key: section for key, field in Spec.model_fields.items() if (section := section_of(field))}
-    found = []
+    found, left = [], _phases_that_stay(data)
     for home, section in homes.items():
+        if home in PHASES and home not in left:
+            continue
         there = data if not home else data.get(home, None if home in PHASES else {})
         if name in section.model_fields and isinstance(there, dict) and name not in there:
             found.append(path_of((home, name)).lstrip("."))
     in_phases = all(path.partition(".")[0] in PHASES for path in found)
     return found if in_phases or len(found) == 1 else []
+
+
+def _phases_that_stay(data: Mapping[str, Any]) -> Sequence[str]:
+    """Return the phases without those that S507 removes first: a mixed unit's work is not done twice."""
+    given = [phase for phase in PHASES if phase in data]
+    if "mixed" not in given:
+        return given
+    return ["mixed"] if len(given) < len(PHASES) else [phase for phase in PHASES if phase != "mixed"]

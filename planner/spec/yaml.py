@@ -29,6 +29,8 @@ __all__ = ["Document", "decode_document", "parse_document", "read_content", "rea
 NO_MAPPING = "S105 must be a mapping of keys to values"
 MAX_DEPTH = 32  # the spec itself nests four deep
 MAX_SPEC_BYTES = 2**23  # an inventory of 20,000 nodes has a fifth of it
+MAX_VALUES = 2**19  # keys and values: 20,000 nodes that say all they can have fewer
+MAX_PATH_CHARACTERS = 2**26  # of all paths together: those of such an inventory have a fifth of it
 
 LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones stay text, and fail as text: no field wants them
@@ -115,6 +117,8 @@ class _Reader:
         self.text = text
         self.keys: dict[str, Place] = {}
         self.values: dict[str, Place] = {}
+        self.num_values = 0
+        self.num_path_characters = 0
 
     def document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
         """The one mapping that the stream must hold."""
@@ -136,6 +140,7 @@ class _Reader:
 
     def value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
         """The value that starts with `event`, taking from `events` what belongs to it."""
+        self.count(event, path)
         self.refuse_what_hides_values(event)
         if depth > MAX_DEPTH:
             fix = "use fewer levels"
@@ -159,6 +164,7 @@ class _Reader:
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
+            self.count(event, path)
             self.refuse_what_hides_values(event)
             key = self.key(event)
             key_path = f"{path}.{key}".lstrip(".")
@@ -226,6 +232,18 @@ class _Reader:
                 break
             result.append(self.value(event, events, f"{path}.{len(result)}", depth + 1))
         return result
+
+    def count(self, event: yaml.Event, path: str) -> None:
+        """Refuse the key or value at which the file takes far more memory than its bytes: `1,` and long keys do."""
+        self.num_values += 1
+        self.num_path_characters += len(path)
+        if self.num_values > MAX_VALUES:
+            reason = f"it has more than {MAX_VALUES:,} keys and values"
+        elif self.num_path_characters > MAX_PATH_CHARACTERS:
+            reason = f"the paths of its values have more than {MAX_PATH_CHARACTERS:,} characters"
+        else:
+            return
+        raise self.refused(_start(event), "S101 must be a readable file", reason, "check the path")
 
     def refuse_what_hides_values(self, event: yaml.Event) -> None:
         """Aliases, anchors and tags make a value something else than what stands there."""

@@ -9,10 +9,13 @@ It does not parse, and knows nothing of the spec.
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import yaml
+
+from planner.problems.errors import MAX_TOLD
 
 __all__ = ["HOLE_REASON", "Mistake", "explain", "holes", "indent_by", "look_alikes"]
 
@@ -42,9 +45,9 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> list[Mistake]:
     """The mistake in `text` that `error` is about, with all others of its kind that would come up one by one."""
     seen = _Seen(text.splitlines(), _place(error.problem_mark), _place(error.context_mark), error)
     lines = {seen.place[0], seen.began[0], seen.before(seen.place[0])}
-    for alike in (holes(text), look_alikes(text)):
-        if any(mistake.place[0] in lines for mistake in alike):
-            return alike
+    for find in (_holes, _look_alikes):
+        if any(mistake for number in lines for mistake in find(number, seen.line(number))):
+            return _all(find, text)
     for recognise in RECOGNISERS:
         mistake = recognise(seen)
         if mistake:
@@ -54,43 +57,54 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> list[Mistake]:
 
 def holes(text: str) -> list[Mistake]:
     """Every hole of a template that is not filled in, at the second of its braces."""
-    return [
-        Mistake((number, hole.start() + 2), HOLE_REASON, "write the value")
-        for number, line in enumerate(text.splitlines(), 1)
-        for hole in HOLE.finditer(_words(line, keep_indentation=True))
-    ]
+    return _all(_holes, text)
 
 
 def look_alikes(text: str) -> list[Mistake]:
     """Every line in which a character stands that only looks like one of YAML's, outside of quotes."""
-    return [mistake for number, line in enumerate(text.splitlines(), 1) if (mistake := _look_alike(number, line))]
+    return _all(_look_alikes, text)
 
 
-def _look_alike(number: int, line: str) -> Mistake | None:
+def _all(find: Callable[[int, str], Iterator[Mistake]], text: str) -> list[Mistake]:
+    """Return what `find` finds in the lines of `text`, and no more than it takes to say that not all is listed."""
+    found = (mistake for number, line in enumerate(text.splitlines(), 1) for mistake in find(number, line))
+    return list(islice(found, MAX_TOLD + 1))
+
+
+def _holes(number: int, line: str) -> Iterator[Mistake]:
+    for hole in HOLE.finditer(_words(line, keep_indentation=True)):
+        yield Mistake((number, hole.start() + 2), HOLE_REASON, "write the value")
+
+
+def _look_alikes(number: int, line: str) -> Iterator[Mistake]:
+    """Yield the first of a line."""
     if line.isascii():
-        return None
+        return
     words = _words(line, keep_indentation=True)
     unquoted = QUOTED.sub(lambda quoted: "x" * len(quoted[0]), words)
     column = next((index for index, each in enumerate(unquoted) if _plain(each) != each), None)
     if column is None:
-        return None
+        return
     character = unquoted[column]
     called = f"U+{ord(character):04X} ({unicodedata.name(character, 'unnamed').lower()})"
     if not words[:column].strip():
-        return Mistake((number, 1), f"{called} stands where lines are indented", "indent with spaces")
+        yield Mistake((number, 1), f"{called} stands where lines are indented", "indent with spaces")
+        return
     meant = _meant(words).strip()
     plain = _plain(character).replace(" ", "a space")
-    return Mistake((number, _indentation(line) + 1), f"{called} only looks like {plain}", f"write `{meant}`")
+    yield Mistake((number, _indentation(line) + 1), f"{called} only looks like {plain}", f"write `{meant}`")
 
 
 def _meant(words: str) -> str:
     """`words` in YAML's own characters; the colon of a key has a space after it, that of `08:30` has none."""
-    meant = ""
+    meant: list[str] = []
+    has_colon = False  # since the last comma or bracket
     for index, each in enumerate(words):
         plain = _plain(each)
-        is_of_key = plain == ":" != each and ":" not in re.split(r"[,\[{]", meant)[-1]
-        meant += f"{plain} " if is_of_key and words[index + 1 : index + 2].strip() else plain
-    return meant
+        is_of_key = plain == ":" != each and not has_colon
+        meant.append(f"{plain} " if is_of_key and words[index + 1 : index + 2].strip() else plain)
+        has_colon = plain not in ",[{" and (has_colon or plain == ":")
+    return "".join(meant)
 
 
 def _plain(character: str) -> str:

@@ -41,10 +41,10 @@ from runtime.expert_parallel.dispatcher import (
     Pending,
     RowFormat,
     TokenDispatcher,
-    Traffic,
     WeightsApplied,
 )
 from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.fp8 import BLOCK, Quantised
 from runtime.kernels.gpu import contracts
 from runtime.kernels.gpu.ops import GpuOps

@@ -26,9 +26,8 @@ Models: torchtitan (`TokenDispatcher`: one interface, Local and AllToAll); DeepE
 has masked rows and a combine that weighs, its normal form contiguous rows and a combine that does not.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -37,6 +36,7 @@ import torch
 from torch import Tensor
 
 from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.fp8 import Quantised
 from runtime.kernels.ops import Ops, inverse
 
@@ -48,7 +48,6 @@ __all__ = [
     "Computed",
     "ContiguousRows",
     "Dispatched",
-    "ExchangeTime",
     "ExpertRows",
     "LocalDispatcher",
     "MaskedRows",
@@ -57,7 +56,6 @@ __all__ = [
     "RowFormat",
     "Sizes",
     "TokenDispatcher",
-    "Traffic",
     "WeightsApplied",
 ]
 
@@ -194,48 +192,6 @@ class PlainRows:
     def decode(self, bytes_RX: Tensor) -> Tensor:
         """Return the same memory as activations."""
         return bytes_RX.view(self.dtype)
-
-
-@dataclass
-class ExchangeTime:
-    """The number of exchanges, and their time from the beginning to the arrival of the rows."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-    def timed(self, exchange: Callable[[], T]) -> Callable[[], T]:
-        """Return `exchange`, timed from now until it returns."""
-        began = time.monotonic()
-
-        def until_here() -> T:
-            result = exchange()
-            self.add(time.monotonic() - began)
-            return result
-
-        return until_here
-
-    def add(self, seconds: float) -> None:
-        """Count one more exchange, which took `seconds`."""
-        self.count += 1
-        self.seconds += seconds
-
-
-@dataclass
-class Traffic:
-    """The traffic so far. Bytes are those of dispatch, without combine."""
-
-    bytes_sent: int = 0  # to other ranks
-    bytes_to_other_nodes: int = 0  # part of them
-    dispatch: ExchangeTime = field(default_factory=ExchangeTime)
-    combine: ExchangeTime = field(default_factory=ExchangeTime)
-
-    def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
-        """Add the rows that go to each rank of `group`, by the links that they take."""
-        for rank, number in enumerate(send):
-            if rank != group.rank:
-                self.bytes_sent += number * row_bytes
-            if group.nodes[rank] != group.nodes[group.rank]:
-                self.bytes_to_other_nodes += number * row_bytes
 
 
 class TokenDispatcher(Protocol):

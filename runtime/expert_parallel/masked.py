@@ -31,10 +31,10 @@ from runtime.expert_parallel.dispatcher import (
     MaskedRows,
     Pending,
     RowFormat,
-    Traffic,
     WeightsApplied,
 )
 from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.ops import Ops
 
 __all__ = ["MaskedDispatcher"]

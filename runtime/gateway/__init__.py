@@ -5,6 +5,7 @@ the one process that sees both, so it is also where requests are placed, limited
 
 A request's life, in the order of the files:
     1. app.py          takes the HTTP call, answers it, notices when its client leaves
+                       (keys.py says whether its client may ask, and how much)
     2. body.py         holds the body against what this server can do, refusing the rest by name
     3. calls.py        turns the body into prompts of token ids and sampling (with tokenizer.py); a chat's through
                        conversation.py and the checkpoint's chat_template.py
@@ -13,9 +14,12 @@ A request's life, in the order of the files:
     6. detokenizer.py  turns tokens into text that never breaks a character or a stop string (logprobs.py goes with it)
     7. answer_parts.py finds thoughts and calls of tools in a chat's text
     8. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
-tokenizing.py answers for token ids, openapi.py describes the routes to programs, http1.py refuses what is no HTTP.
-serve.py binds the three ports and runs it all. metrics.py measures, pace.py guesses when there will be room. client.py
-is the client's side of a call: a body of bounded size, and noticing that the client left.
+embeddings.py is the shorter life of a prompt whose embedding is wanted. tokenizing.py answers for token ids, openapi.py
+describes the routes to programs. http1.py refuses what is no HTTP, and connections.py bounds how many clients there are
+and how long one may keep a connection waiting.
+serve.py binds the three ports and runs it all. metrics.py measures, request_log.py says what became of each call, and
+pace.py guesses when there will be room. client.py is the client's side of a call: a body of bounded size, and noticing
+that the client left.
 
-It does not queue requests, check keys, cache, or move a request off a lost rank.
+It does not queue requests, cache, or move a request off a lost rank.
 """

@@ -21,20 +21,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.gateway.body import MAX_CHOICES
 from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import Bodies, EventStream, while_connected
+from runtime.gateway.embeddings import EmbeddingCall, check_room_to_embed, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model
+from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
+from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
 from runtime.gateway.tokenizing import detokenize, tokenize
 
 __all__ = ["Gateway", "create_app"]
 
+NEED_NO_KEY = ("/health", "/readyz", "/openapi.json")  # probes have none
+REQUEST_ID = "X-Request-Id"
 LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
 LARGE_BODIES_AT_ONCE = 2  # assumed: as few as let the event loop and small bodies run beside them
 STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
@@ -44,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gateway:
-    """The objects that all routes share. `started` is in seconds since 1970.
+    """The objects that all routes share. `started` is in seconds since 1970. Without `keys` anybody may ask.
 
     Large bodies have threads of their own, so that small ones do not wait behind them.
     """
@@ -53,6 +59,8 @@ class Gateway:
     registry: Registry
     metrics: GatewayMetrics
     started: int
+    keys: KeyRing | None = None
+    log: RequestLog = field(default_factory=RequestLog)
     bodies: Bodies = field(default_factory=Bodies)
     for_large: Executor = field(default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body"))
 
@@ -69,6 +77,7 @@ def create_app(gateway: Gateway) -> Starlette:
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
             Route("/tokenize", tokens_of_text, methods=["POST"]),
@@ -79,8 +88,32 @@ def create_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers=handlers,
     )
+    app.add_middleware(Door, gateway=gateway)
     app.state.gateway = gateway
     return app
+
+
+class Door:
+    """Lets requests in whose key is known, before their body is read. The account goes with the request."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._keys = gateway.keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or refuse it."""
+        request = Request(scope)
+        try:
+            request.state.account = self._account(request)
+        except ApiError as error:
+            await _api_error(request, error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _account(self, request: Request) -> Account:
+        if self._keys is None or request.url.path in NEED_NO_KEY:
+            return Account()
+        return self._keys.account_of(request.headers.get("authorization"), peer_of(request))
 
 
 async def completions(request: Request) -> Response:
@@ -91,6 +124,28 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """Answer POST /v1/chat/completions."""
     return await _answer(request, read_chat, ChatDialect, "chatcmpl")
+
+
+async def embeddings(request: Request) -> Response:
+    """Answer POST /v1/embeddings."""
+    gateway: Gateway = request.app.state.gateway
+    account: Account = request.state.account
+    account.check_tokens()
+    async with gateway.bodies.read(request) as raw:
+        check_room_to_embed(1, gateway.registry, gateway.metrics)
+        asked = await _in_thread(request, len(raw), partial(read_embeddings, raw, gateway.model))
+    with ExitStack() as stack:
+        spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
+        stack.callback(spending.end)
+        begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic())
+        call = EmbeddingCall(asked.prompts, gateway.registry, gateway.metrics)
+        stack.callback(call.close)
+        found = await while_connected(request, call.embeddings())
+        spending.num_used = asked.num_tokens
+        gateway.metrics.prompt_tokens.inc(asked.num_tokens)
+        gateway.log.ended(begun, call.units, asked.num_tokens, 0, is_answered=True)
+        answer = embeddings_json(asked, found, gateway.model.name)
+        return JSONResponse(answer, headers={REQUEST_ID: begun.request_id})
 
 
 async def list_models(request: Request) -> Response:
@@ -140,20 +195,34 @@ async def _answer(
     request: Request, read: Callable[[bytes, ServedModel], AskedCall], dialect_of_route: type[Dialect], prefix: str
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
+    account: Account = request.state.account
+    account.check_tokens()
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway)
         asked = await _in_thread(request, len(raw), partial(read, raw, gateway.model))
         _refuse_early(asked.num_choices, gateway)
         call = await _in_thread(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
-    dialect = dialect_of_route(f"{prefix}-{uuid4().hex}", int(time.time()), gateway.model.name)
+    request_id = f"{prefix}-{uuid4().hex}"
+    dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
+    headers = {REQUEST_ID: request_id}
     with ExitStack() as stack:
+        spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
+        stack.callback(spending.end)
         generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
-        stack.callback(generation.close)
+        stack.callback(_close, generation, spending, Begun(request, request_id, time.monotonic()))
         if not call.stream:
             choices = await while_connected(request, _read_all(generation, len(call.requests)))
-            return JSONResponse(whole(dialect, choices, _usage(generation)))
+            return JSONResponse(whole(dialect, choices, _usage(generation)), headers=headers)
         first = await while_connected(request, generation.next_delta())
-        return EventStream(_events(dialect, generation, first, call), stack.pop_all().close)
+        return EventStream(_events(dialect, generation, first, call), headers, stack.pop_all().close)
+
+
+def _close(generation: Generation, spending: Spending, begun: Begun) -> None:
+    generation.close()
+    spending.num_used = generation.num_prompt_tokens + generation.num_generated_tokens
+    used = generation.num_prompt_tokens, generation.num_generated_tokens
+    gateway: Gateway = begun.request.app.state.gateway
+    gateway.log.ended(begun, generation.units, *used, is_answered=generation.is_answered)
 
 
 async def _in_thread(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
@@ -238,6 +307,8 @@ def _model_card(gateway: Gateway) -> dict[str, Any]:
 
 
 def _api_error(request: Request, error: ApiError) -> Response:
+    if error.code != "invalid_api_key":  # the keys have said so
+        request.app.state.gateway.log.refused(request, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 

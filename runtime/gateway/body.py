@@ -29,6 +29,7 @@ __all__ = [
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
+    "EmbeddingsBody",
     "GenerationBody",
     "StreamOptions",
     "Thinking",
@@ -207,6 +208,15 @@ class ChatBody(GenerationBody, kw_only=True):
     def num_logprobs(self) -> int | None:
         """The number of likeliest tokens to report; None means no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class EmbeddingsBody(Part):
+    """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them."""
+
+    model: str
+    input: str | list[str | TokenId | list[TokenId]]
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
 
 
 class TokenizeBody(Part):

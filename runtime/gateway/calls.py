@@ -29,6 +29,7 @@ __all__ = [
     "check_model",
     "check_num_messages",
     "checked_ids",
+    "num_prompts",
     "prompts_of",
     "read_chat",
     "read_completion",
@@ -69,6 +70,11 @@ class Call:
     include_usage: bool = False
     usage_in_every_chunk: bool = False
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that its usage may tell."""
+        return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
+
 
 @dataclass(frozen=True)
 class AskedCall:
@@ -87,7 +93,7 @@ def read_completion(raw: bytes, model: ServedModel) -> AskedCall:
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of is not supported by this server; leave it out", "best_of")
-    return AskedCall(_num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model))
+    return AskedCall(num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model))
 
 
 def read_chat(raw: bytes, model: ServedModel) -> AskedCall:
@@ -108,16 +114,24 @@ def check_model(name: str | None, model: ServedModel) -> None:
         raise unknown_model(name, model.name)
 
 
-def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
-    """Return every form of `prompt` as lists of ids. Raise ApiError."""
+def prompts_of(prompt: str | list[Any], model: ServedModel, param: str = "prompt") -> list[list[int]]:
+    """Return every form of `prompt` as lists of ids. Raise ApiError, naming `param`."""
     if isinstance(prompt, str):
-        return [_encoded(prompt, model)]
+        return [_encoded(prompt, model, param)]
     if prompt and all(isinstance(item, int) for item in prompt):
-        return [checked_ids(prompt, model.tokenizer)]
+        return [checked_ids(prompt, model.tokenizer, param)]
     if len({type(item) for item in prompt}) != 1:
-        raise invalid("prompt must be a text, texts, token ids, or lists of token ids, and not empty", "prompt")
-    ids = (_encoded(item, model) if isinstance(item, str) else checked_ids(item, model.tokenizer) for item in prompt)
-    return list(ids)
+        raise invalid(f"{param} must be a text, texts, token ids, or lists of token ids, and not empty", param)
+    return [
+        _encoded(item, model, param) if isinstance(item, str) else checked_ids(item, model.tokenizer, param)
+        for item in prompt
+    ]
+
+
+def num_prompts(prompt: str | list[Any]) -> int:
+    """Return how many prompts `prompt` is, well-formed or not. A list that begins with a number is one of token ids."""
+    is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
+    return 1 if is_one else len(prompt)
 
 
 def _completion_call(body: CompletionBody, model: ServedModel) -> Call:
@@ -134,15 +148,9 @@ def _chat_call(body: ChatBody, asked: int | None, model: ServedModel) -> Call:
     return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
 
 
-def _num_prompts(prompt: str | list[Any]) -> int:
-    """Return how many prompts `prompt` is, well-formed or not. A list that begins with a number is one of token ids."""
-    is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
-    return 1 if is_one else len(prompt)
-
-
-def _encoded(text: str, model: ServedModel) -> list[int]:
+def _encoded(text: str, model: ServedModel, param: str) -> list[int]:
     if not text:
-        raise invalid("prompt is an empty text", "prompt")
+        raise invalid(f"{param} is an empty text", param)
     check_length(text, model)
     return model.tokenizer.encode(text)
 

@@ -22,10 +22,11 @@ from runtime.gateway.detokenizer import TextStream
 from runtime.gateway.http_errors import overloaded, rank_failed, unavailable
 from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.metrics import GatewayMetrics, RequestClock
+from runtime.gateway.rank_connection import Answer as RankAnswer
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import Tokenizer
-from runtime.protocol.messages import Abort, Failed, Prefill, Token
+from runtime.protocol.messages import Abort, Embedding, Failed, Prefill, Token
 
 __all__ = ["Delta", "Generation", "InFlightRequest", "check_room"]
 
@@ -67,6 +68,17 @@ class Generation:
     def num_generated_tokens(self) -> int:
         """The tokens that the model made so far. A stop token counts: it was computed like any other."""
         return sum(answer.num_tokens for answer in self._answers)
+
+    @property
+    def is_answered(self) -> bool:
+        """True if every prompt has its whole answer."""
+        return all(answer.finish_reason is not None for answer in self._answers)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units that had the prompts, with their digests."""
+        ranks = [rank for in_flight in self._in_flight for rank in in_flight.ranks]
+        return {rank.hello.unit: rank.hello.unit_digest for rank in ranks}
 
     @property
     def num_thinking_tokens(self) -> int | None:
@@ -192,6 +204,11 @@ class InFlightRequest:
         self._num_delivered = 0
         self._early: list[Token] = []
 
+    @property
+    def ranks(self) -> tuple[Rank, Rank]:
+        """The rank for its prompt, and the one for its tokens."""
+        return self._prefill, self._decode
+
     def start(self, request: GenerationRequest) -> None:
         """Send the prompt off."""
         self._prefill.subscribe(self.request_id, self._receive)
@@ -209,7 +226,9 @@ class InFlightRequest:
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))
 
-    def _receive(self, rank: Rank, message: Token | Failed) -> None:
+    def _receive(self, rank: Rank, message: RankAnswer) -> None:
+        if isinstance(message, Embedding):
+            message = Failed(message.request_id, f"{rank} said an embedding where a token was due")
         if isinstance(message, Failed):
             rank.unsubscribe(self.request_id)
             self.end()

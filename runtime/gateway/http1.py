@@ -1,25 +1,141 @@
-"""HTTP/1.1 by uvicorn and h11, whose own answer to what is no HTTP is OpenAI's JSON here.
+"""HTTP/1.1 by uvicorn and h11, with what uvicorn leaves open: whom a connection waits for, and errors as OpenAI's JSON.
 
-A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed.
+A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed. A head may have
+MAX_HEADERS fields and MAX_HEAD_BYTES. A client that closes its sending half has left: there is no other sign of that.
+Input comes in pieces of PIECE_BYTES, so that no client holds the event loop: a body in chunks of one byte has 40,000
+chunks in asyncio's usual piece, which took h11 half a second.
 """
 
+import asyncio
+import sys
+
 import h11
-import msgspec
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from runtime.gateway.http_errors import invalid
+from runtime.gateway.connections import Connections, Wait, refusal
+from runtime.gateway.http_errors import ApiError, head_too_large, head_too_slow, invalid
 
-__all__ = ["Http1"]
+__all__ = ["MAX_HEAD_BYTES", "Http1", "with_small_heads"]
+
+MAX_HEADERS = 100  # assumed: browsers and proxies send some thirty
+MAX_HEAD_BYTES = 16 * 2**10  # h11's default
+PIECE_BYTES = 16 * 2**10  # assumed
 
 
-class Http1(H11Protocol):
+class Http1(H11Protocol, asyncio.BufferedProtocol):
     """One client's connection."""
 
+    _piece = bytearray(PIECE_BYTES)  # of all: asyncio fills and hands it over in one go
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections) -> None:
+        super().__init__(config, state, app_state={})
+        self._all = connections
+        self._has_begun = True  # to say a head; the first one is due from the connection's beginning
+        self._is_refused = False
+
+    @property
+    def peer(self) -> str:
+        """The client's address and port."""
+        return ":".join(map(str, self.client)) if self.client else "a client"
+
+    def wait(self) -> Wait:
+        """Return what the connection waits for now."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return Wait.READER
+        if self._is_refused:
+            return Wait.END
+        if self.conn.their_state is h11.SEND_BODY:
+            return Wait.BODY
+        if self.conn.their_state is h11.IDLE:
+            return Wait.REQUEST if self._has_begun else Wait.NEXT
+        return Wait.US
+
+    def end(self, wait: Wait) -> None:
+        """End the connection, with a word to a client that was sending."""
+        if wait is Wait.REQUEST and self._has_said_something():
+            self._refuse(head_too_slow())
+        if wait is Wait.READER or self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for the reader
+        else:
+            self.transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Begin."""
+        super().connection_made(transport)
+        self._all.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._all.forget(self)
+        super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Return the place for the next piece of input."""
+        return self._piece
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the next piece of input."""
+        if not self._is_refused:
+            self._has_begun = True
+            self.data_received(bytes(self._piece[:nbytes]))
+            self._all.note(self)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._has_begun = False
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # uvicorn's own, which a single byte ends
+        self._has_begun = self._has_said_something()
+        self._all.note(self, anew=True)
+
+    def pause_writing(self) -> None:
+        """Wait for the reader."""
+        super().pause_writing()
+        self._all.note(self)
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        self._all.note(self)
+
     def send_400_response(self, msg: str) -> None:
-        """Answer that this is no HTTP, and close."""
-        body = msgspec.json.encode(invalid(msg, code="invalid_http").body())
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        answer = (h11.Response(status_code=400, reason="Bad Request", headers=headers), h11.Data(data=body))
-        for event in (*answer, h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        """Answer that this is no HTTP, with h11's reason, and close."""
+        reason = sys.exception()  # uvicorn does not hand it on
+        assert isinstance(reason, h11.RemoteProtocolError)
+        is_too_large = reason.error_status_hint == 431
+        self._all.complain(f"closed the connection of {self.peer}: {reason}")
+        self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Say the error where no answer has begun, and read to the end: closing early would take the answer back.
+
+        A route that is answering from now on speaks to nobody.
+        """
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(refusal(error))
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._is_refused = True
+        self.transport.write_eof()
+
+    def _has_said_something(self) -> bool:
+        """Return whether a part of a head is here."""
+        return bool(self.conn.trailing_data[0])
+
+
+def with_small_heads(app: ASGIApp) -> ASGIApp:
+    """Return `app`, with an answer before it for heads that have too many fields."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if len(scope["headers"]) > MAX_HEADERS:
+            error = head_too_large(MAX_HEADERS, "fields")
+            await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return answer

@@ -1,15 +1,20 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with nine ways to make it; each message is a sentence that the caller can act on.
+One exception with fourteen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 unsupported(...)      it asks for what this server, or its model, does not do
+    401 no_such_key()         no key, or one that is not known
     404 unknown_model(...)    another model's name
     408 too_slow(...)         the body took too long to come
+    408 head_too_slow()       the request's head did
     413 too_large(...)        the body is too large
+    431 head_too_large(...)   the head is too large
     429 overloaded(...)       every rank has as many requests as it may have
+    429 over_limit(...)       the key's own limit is reached
     503 unavailable(...)      nobody can answer right now
     503 too_many_bodies()     so many bodies are being read that there is no memory for another
+    503 too_many_connections()    every connection is being answered
     503 rank_failed(...)      the ranks gave the request up; asking again may help
 """
 
@@ -17,11 +22,16 @@ from dataclasses import dataclass
 
 __all__ = [
     "ApiError",
+    "head_too_large",
+    "head_too_slow",
     "invalid",
+    "no_such_key",
+    "over_limit",
     "overloaded",
     "rank_failed",
     "too_large",
     "too_many_bodies",
+    "too_many_connections",
     "too_slow",
     "unavailable",
     "unknown_model",
@@ -50,9 +60,10 @@ class ApiError(Exception):
         return {"error": {"message": _shown(self.message), "type": self.type, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return Retry-After where asking again may help, and the end of a connection that has a body half-sent."""
+        """Return the headers that go with the status: when to ask again, how to give a key, a connection's end."""
         again = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
-        return again | ({"Connection": "close"} if self.ends_connection else {})
+        who = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return again | who | ({"Connection": "close"} if self.ends_connection else {})
 
 
 def _shown(text: str) -> str:
@@ -77,6 +88,17 @@ def unknown_model(asked: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def no_such_key() -> ApiError:
+    """Return the error for a request without a key that is known."""
+    return ApiError(401, "give a key that is known here: Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def over_limit(limit: str, retry_after_s: int) -> ApiError:
+    """Return the error for a call that is over its key's `limit`, with when it may be asked again."""
+    message = f"this key may have {limit}; ask again in a while"
+    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
 def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
     """Return the error for more requests than the ranks may have at a time, with when there may be room."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
@@ -84,8 +106,11 @@ def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
 
 
 def too_large(max_bytes: int) -> ApiError:
-    """Return the error for a body that is too large. The rest of it is not read."""
-    return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large", ends_connection=True)
+    """Return the error for a body that is too large.
+
+    The connection stays: if it were closed while the client sends the rest, the client would not see the answer.
+    """
+    return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large")
 
 
 def too_slow(max_s: float) -> ApiError:
@@ -97,6 +122,24 @@ def too_slow(max_s: float) -> ApiError:
 def too_many_bodies() -> ApiError:
     """Return the error for a body for which there is no memory while so many others are being read."""
     message = "too many requests are being read; ask again in a while"
+    return ApiError(503, message, type="server_error", code="overloaded")
+
+
+def head_too_slow() -> ApiError:
+    """Return the error for a request whose head does not end."""
+    message = "the head of the request was not here in time"
+    return ApiError(408, message, code="request_timeout", ends_connection=True)
+
+
+def head_too_large(most: int, of: str = "bytes") -> ApiError:
+    """Return the error for a request whose head has more than `most` bytes or fields."""
+    message = f"the head of the request has over {most:,} {of}"
+    return ApiError(431, message, code="request_too_large", ends_connection=True)
+
+
+def too_many_connections() -> ApiError:
+    """Return the error for a connection for which there is no place."""
+    message = "every connection of this server is being answered; ask again in a while"
     return ApiError(503, message, type="server_error", code="overloaded", ends_connection=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, neutral_values
+from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, neutral_values
 from runtime.gateway.conversation import Part
 
 __all__ = ["describe"]
@@ -19,21 +19,25 @@ Json = dict[str, Any]
 POSTS: dict[str, tuple[type[Part], str, tuple[int, ...]]] = {
     "/v1/completions": (CompletionBody, "Continue prompts.", (429, 503)),
     "/v1/chat/completions": (ChatBody, "Answer as the assistant of a conversation.", (429, 503)),
+    "/v1/embeddings": (EmbeddingsBody, "Return a vector for each prompt.", (429, 503)),
     "/tokenize": (TokenizeBody, "Return the token ids of a prompt or a conversation.", ()),
     "/detokenize": (DetokenizeBody, "Return the text of token ids.", ()),
 }
 GETS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "/v1/models": ("List the one model that is served.", ()),
-    "/v1/models/{name}": ("Describe the model.", (404,)),
+    "/v1/models": ("List the one model that is served.", (401,)),
+    "/v1/models/{name}": ("Describe the model.", (401, 404)),
     "/health": ("Say that the gateway lives.", ()),
     "/readyz": ("Say whether requests can be answered, and the state of every rank.", ()),
     "/openapi.json": ("Return this description.", ()),
 }
+STREAMED = (CompletionBody, ChatBody)
 MEANINGS = {
     400: "The request is wrong, or asks for what is not done here.",
+    401: "No key, or one that is not known; only where keys are set.",
     404: "Another model, or no such path.",
     408: "The body was not here in time.",
     413: "The body is too large.",
+    431: "The head is too large.",
     429: "Every rank has as many requests as it may have; ask again after Retry-After seconds.",
     503: "Nobody can answer now; ask again after Retry-After seconds.",
 }
@@ -76,8 +80,8 @@ def _get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
 
 def _post(path: str, kind: type[Part], summary: str, errors: tuple[int, ...]) -> Json:
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    responses = _responses((400, 404, 408, 413, *errors))
-    if path.startswith("/v1/"):
+    responses = _responses((400, 401, 404, 408, 413, 431, *errors))
+    if kind in STREAMED:
         responses["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
     return {
         "summary": summary,

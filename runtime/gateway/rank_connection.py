@@ -10,12 +10,24 @@ from typing import Literal
 
 from runtime.errors import WireError
 from runtime.protocol.frames import encode_frame
-from runtime.protocol.messages import Abort, Dismissed, Failed, FromGateway, FromRank, Hello, RankState, State, Token
+from runtime.protocol.messages import (
+    Abort,
+    Dismissed,
+    Embedding,
+    Failed,
+    FromGateway,
+    FromRank,
+    Hello,
+    RankState,
+    State,
+    Token,
+)
 from runtime.protocol.sockets import write_or_hang_up
 
-__all__ = ["Listener", "Rank"]
+__all__ = ["Answer", "Listener", "Rank"]
 
-Listener = Callable[["Rank", Token | Failed], None]
+Answer = Token | Embedding | Failed
+Listener = Callable[["Rank", Answer], None]
 
 
 class Rank:
@@ -57,7 +69,7 @@ class Rank:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
                 self._dismiss_if_free()
-            case Token() | Failed():
+            case Token() | Embedding() | Failed():
                 self._pass_on(message)
             case Hello():
                 raise WireError(f"{self} said Hello twice")
@@ -78,7 +90,7 @@ class Rank:
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 
-    def _pass_on(self, message: Token | Failed) -> None:
+    def _pass_on(self, message: Answer) -> None:
         listener = self._listeners.get(message.request_id)
         if listener is not None:
             listener(self, message)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
-from runtime.gateway.router import RankLoad, choose_ranks, room
+from runtime.gateway.router import RankLoad, choose_ranks, least_loaded, room
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
@@ -31,6 +31,7 @@ from runtime.protocol.sockets import notice_a_vanished_peer
 __all__ = ["Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
+MAX_STRANGERS = 16  # assumed: a rank says Hello with its first packet, and the gateway may have 64 descriptors
 MAX_SHOWN = 63  # characters of a unit that is refused
 MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
 
@@ -62,14 +63,16 @@ class Registry:
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # that have not said Hello, the oldest first
         self._is_closing = False
-        self._complain = Complaints(log.warning)
+        self._complaints = Complaints(log.warning)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank's connection, from Hello to its end."""
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
+        self._strangers[writer] = None
         notice_a_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
@@ -77,10 +80,23 @@ class Registry:
             if isinstance(error, WireVersionError):  # any frame will do: its prefix tells the rank our version
                 writer.write(encode_frame(Rejected(str(error))))
             if not self._is_closing:
-                self._complain(f"closed the registry connection of {writer.get_extra_info('peername')}: {error}")
+                self.complain(f"closed the registry connection of {writer.get_extra_info('peername')}: {error}")
         finally:
             writer.close()
             del self._connections[task]
+            self._strangers.pop(writer, None)
+
+    def make_room(self) -> bool:
+        """Return True, after ending the connection that has longest not said Hello when there are many."""
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        return True
+
+    def complain(self, sentence: str) -> None:
+        """Say something of a connection, at a bounded rate."""
+        self._complaints(sentence)
 
     def units(self) -> list[Unit]:
         """Return every known unit, by name."""
@@ -106,6 +122,16 @@ class Registry:
         """
         first, rest = self._loads()
         return room(rest, self._max_requests_per_rank) if first and rest else None
+
+    def choose_to_embed(self) -> Rank | None:
+        """Return the rank for a prompt that only wants its embedding; None while no unit of a phase is ready."""
+        first, _ = self._loads()
+        return self._ranks[least_loaded(first, next(self._turns)).key] if first else None
+
+    def room_to_embed(self) -> int | None:
+        """Return how many more such prompts may come; None while no unit of a phase is ready."""
+        first, rest = self._loads()
+        return room(first, self._max_requests_per_rank) if first and rest else None
 
     def num_requests(self) -> int:
         """Return how many requests there are, each counted where it stays to its end."""
@@ -142,6 +168,7 @@ class Registry:
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
         rank = self._admit(await _read_hello(frames), writer)
+        self._strangers.pop(writer, None)
         log.info("%s on %s joined", rank, _where(rank))
         try:
             while (message := await self._next_word(rank, frames)) is not None:

@@ -92,6 +92,15 @@ class DeepseekV3(nn.Module):
         steps = self._micro_batches(prefilling, decoding)
         return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in steps]))
 
+    def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
+        """Do the same, and return the hidden states of the last token of each chunk: [chunks, D]."""
+        steps = self._micro_batches(prefilling, decoding)
+        return torch.cat(self.overlap.run([self._hidden_states(step, cache, step.answering()) for step in steps]))
+
+    def normed(self, x_TD: Tensor) -> Tensor:
+        """Return what the head reads of hidden states, [T, D] in FP32."""
+        return self.batching.rows(self.model.norm, x_TD).float()
+
     def logits(self, x_TD: Tensor) -> Tensor:
         """Return logits [T, vocab] in FP32."""
         return self.batching.rows(self._head, x_TD)

@@ -89,6 +89,17 @@ class Engine:
         return self.model.next_logits(prefilling, decoding, cache)
 
     @torch.inference_mode()
+    def step_to_embed(
+        self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache
+    ) -> tuple[Tensor, Tensor]:
+        """Take a step, and return with the logits what they are made of: [chunks + requests, hidden_size] in FP32.
+
+        To other ranks it is a step like any other.
+        """
+        x_TD = self.model.last_hidden_states(prefilling, decoding, cache)
+        return self.model.logits(x_TD), self.model.normed(x_TD)
+
+    @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
         """Return each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
         chunks, cache = self._whole(prompts)

@@ -1,8 +1,8 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
-    rank    -> gateway    Hello once, State when it changes, then Token and Failed for requests
-    gateway -> rank       Prefill starts a request (at a prefill or mixed rank); Abort ends one; Dismissed lets a
-                          draining rank end; Rejected ends it at once
+    rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests
+    gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Abort ends one; Dismissed
+                          lets a draining rank end; Rejected ends it at once
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
@@ -19,6 +19,8 @@ __all__ = [
     "Accepted",
     "Claim",
     "Dismissed",
+    "Embed",
+    "Embedding",
     "Failed",
     "FromGateway",
     "FromLeader",
@@ -133,6 +135,20 @@ class Prefill(_Message):
     kv_port: int | None = None
 
 
+class Embed(_Message):
+    """Compute this prompt and say the embedding of its last token; nothing follows."""
+
+    request_id: str
+    prompt_ids: list[int]
+
+
+class Embedding(_Message):
+    """The answer to Embed: `[hidden_size]` in FP32, little-endian, of length 1."""
+
+    request_id: str
+    values: bytes
+
+
 class Abort(_Message):
     """Nobody waits for this request any more."""
 
@@ -194,7 +210,7 @@ class Wait(_Message):
     reason: str
 
 
-FromRank = Hello | State | Token | Failed
-FromGateway = Prefill | Abort | Dismissed | Rejected
+FromRank = Hello | State | Token | Embedding | Failed
+FromGateway = Prefill | Embed | Abort | Dismissed | Rejected
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

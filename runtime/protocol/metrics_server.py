@@ -24,10 +24,10 @@ from prometheus_client.exposition import choose_encoder
 from runtime.errors import RuntimeFailure
 from runtime.protocol.sockets import check_address
 
-__all__ = ["serve_metrics"]
+__all__ = ["MAX_CONNECTIONS", "serve_metrics"]
 
 LONGEST_S = 10.0  # assumed, of a connection: Prometheus gives up a scrape after as long, unless it is told otherwise
-MAX_CONNECTIONS = 64  # assumed: a few dashboards, and the kubelet
+MAX_CONNECTIONS = 16  # assumed: a few dashboards, and the kubelet; a process may have as few as 64 descriptors
 BACKLOG = 128  # assumed: connections that came at once, before the first of them is taken
 
 

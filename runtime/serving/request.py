@@ -33,7 +33,7 @@ class Constraint:
 class Request:
     """A request on this rank. `latents` is `[num_layers, num_cached, latent_dim]`.
 
-    `kv_address` is the decode rank's, at a prefill rank.
+    `kv_address` is the decode rank's, at a prefill rank. A request that `embeds` ends with its prompt, without a token.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
+    embeds: bool = False
     constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
 
     @property

@@ -5,25 +5,27 @@ ask: `has_work`. act: `step`, which may work on nothing, because another rank of
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from runtime.errors import RequestFailure
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
-from runtime.model.forward_batch import Chunk
 from runtime.protocol.bounds import why_not_computable
-from runtime.protocol.messages import Abort, Failed, Handover, Token
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Handover, Sampling, Token
 from runtime.serving.constraint import Constraints
 from runtime.serving.request import Request
 from runtime.serving.sampling import finish_reason, logprobs, sample
-from runtime.serving.scheduler import Scheduler
+from runtime.serving.scheduler import Batch, Scheduler
 
-__all__ = ["Outbox", "Phase", "StepCounters"]
+__all__ = ["Outbox", "Phase", "StepCounters", "embedding_bytes"]
 
 Arriving = TypeVar("Arriving")
+NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])  # of who draws nothing
 
 
 class Outbox(Protocol):
@@ -55,10 +57,12 @@ class Phase(ABC, Generic[Arriving]):
         self._constraints = Constraints(engine.checkpoint, engine.config.vocab_size)
         counters.watch_requests(self._scheduler)
 
-    def receive(self, message: Arriving | Abort) -> None:
+    def receive(self, message: Arriving | Embed | Abort) -> None:
         """Take a request, or drop one that is no longer wanted."""
         if isinstance(message, Abort):
             self.abort(message.request_id)
+        elif isinstance(message, Embed):
+            self._add(Request(message.request_id, message.prompt_ids, NO_SAMPLING, embeds=True))
         else:
             self.arrive(message)
 
@@ -77,12 +81,19 @@ class Phase(ABC, Generic[Arriving]):
     def step(self) -> None:
         """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
         batch = self._scheduler.schedule()
-        logits = self._engine.step(batch.prefilling, batch.decoding, self._scheduler.cache)
-        logits = self._scheduler.cache.link.to_host(logits)  # sampled there
+        logits, states = self._compute(batch)
         self._counters.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
         chunks = (*batch.prefilling, *batch.decoding)
-        for request, chunk, logits_V in zip(batch.requests, chunks, logits, strict=True):
-            self._postprocess(request, chunk, logits_V)
+        for request, chunk, logits_V, state_D in zip(batch.requests, chunks, logits, states, strict=True):
+            request.num_cached = chunk.end
+            if request.is_prefilling:
+                continue
+            if request.embeds:
+                assert state_D is not None
+                self._scheduler.end(request)
+                self._outbox.say(Embedding(request.id, embedding_bytes(state_D)))
+            else:
+                self._postprocess(request, logits_V)
 
     def follow(self, request: Request) -> None:
         """Act on a token that is not the request's last. By default do nothing: the next step goes on."""
@@ -99,10 +110,16 @@ class Phase(ABC, Generic[Arriving]):
         else:
             self._outbox.say(Failed(request.id, reason))
 
-    def _postprocess(self, request: Request, chunk: Chunk, logits_V: Tensor) -> None:
-        request.num_cached = chunk.end
-        if request.is_prefilling:
-            return
+    def _compute(self, batch: Batch) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Return the logits of each of the batch's requests, and its hidden state if any of them embeds."""
+        cache = self._scheduler.cache
+        if not any(request.embeds for request in batch.requests):
+            logits = self._engine.step(batch.prefilling, batch.decoding, cache)
+            return cache.link.to_host(logits), [None] * len(batch.requests)  # sampled there
+        logits, states = self._engine.step_to_embed(batch.prefilling, batch.decoding, cache)
+        return cache.link.to_host(logits), list(cache.link.to_host(states))
+
+    def _postprocess(self, request: Request, logits_V: Tensor) -> None:
         try:
             token = _next_token(request, logits_V, self._constraints)
         except RequestFailure as error:
@@ -115,6 +132,12 @@ class Phase(ABC, Generic[Arriving]):
             self.follow(request)
         else:
             self._scheduler.end(request)
+
+
+def embedding_bytes(state_D: Tensor) -> bytes:
+    """Return a hidden state as an embedding: of length 1, in FP32, little-endian."""
+    normed_D = normalize(state_D.float(), dim=0)
+    return normed_D.numpy().astype("<f4").tobytes()
 
 
 def _next_token(request: Request, logits_V: Tensor, constraints: Constraints) -> Token:

@@ -224,6 +224,8 @@ def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
         yield Named("", "PersistentVolumeClaim", namespace, claim, "kubernetes.volumes")
     for secret in _secrets(spec):
         yield Named("", "Secret", namespace, secret, "kubernetes.env")
+    for secret in _mounted_secrets(spec):
+        yield Named("", "Secret", namespace, secret, "gateway.keys")
     if name := spec.get("priorityClassName"):
         yield Named("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
     if name := spec.get("runtimeClassName"):
@@ -242,6 +244,14 @@ def _secrets(spec: Template) -> Iterator[str]:
             secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
             if secret and not secret.get("optional"):
                 yield secret["name"]
+
+
+def _mounted_secrets(spec: Template) -> Iterator[str]:
+    """Yield the Secrets that stand among a pod's other files."""
+    for volume in spec.get("volumes") or []:
+        for source in (volume.get("projected") or {}).get("sources") or []:
+            if "secret" in source:
+                yield source["secret"]["name"]
 
 
 def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:

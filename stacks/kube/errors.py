@@ -9,17 +9,19 @@
     ├── OtherPlanError     the object exists and belongs to another plan
     ├── SharedError        the namespace has objects of other plans in it
     ├── NotReadyError      the object exists, is ours, and is not what it should be
+    ├── PartlyStoredError  of several objects some are stored, and something is wrong with one
+    ├── SeveralErrors      more than one of several objects would be refused
     └── NotGoneError       the object was told to go and did not
 
 Our own mistakes are not here: those are `assert`s, and the servicer answers them with one line.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from stacks.kube.manifest import Reference
+from stacks.kube.manifest import Manifest, Reference
 
 __all__ = [
     "ForeignError",
@@ -28,8 +30,10 @@ __all__ = [
     "NotReadyError",
     "NotServedError",
     "OtherPlanError",
+    "PartlyStoredError",
     "ProviderError",
     "RefusedError",
+    "SeveralErrors",
     "SharedError",
     "UnreachableError",
 ]
@@ -120,6 +124,22 @@ class NotReadyError(ProviderError):
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = list(reasons)
+
+
+class PartlyStoredError(ProviderError):
+    """The work on several objects ended early, for `reasons`; those in `there` exist, or may."""
+
+    def __init__(self, there: Mapping[str, Manifest], reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.there = dict(there)
+        self.reasons = list(reasons)
+
+
+class SeveralErrors(ProviderError):
+    """All that would be refused, as Pulumi lists several reasons."""
+
+    def __init__(self, errors: Sequence[ProviderError]) -> None:
+        super().__init__("\n\t* ".join([f"{len(errors)} errors occurred:", *map(str, errors)]))
 
 
 class NotGoneError(ProviderError):

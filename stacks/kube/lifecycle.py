@@ -47,6 +47,9 @@ __all__ = [
     "update",
 ]
 
+# While many objects are awaited together, only one at a time is looked at.
+LONGEST_PAUSE_FOR_ALL_S = 0.25
+
 # A namespace's conditions that say what is left in it.
 HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
@@ -94,7 +97,7 @@ def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> 
             left.pop(0)
         return None
 
-    if patience.until_none(look):
+    if patience.until_none(look, LONGEST_PAUSE_FOR_ALL_S):
         reasons = [reason for each in left for reason in _not_ready(api, each, stored[each], patience)]
         if reasons:  # else the last one has just become ready
             raise NotReadyError(reasons)
@@ -142,6 +145,8 @@ def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[
 
     It is empty when the server makes them all, and when it cannot be asked: whoever applies will hear it then.
     """
+    if not changed:
+        return []
     try:
         api.apply(manifest, force=True, dry_run=True)
     except RefusedError as error:

@@ -6,11 +6,12 @@ A manifest is plain JSON, as YAML or the wire gives it. What is in it besides is
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CORE", "Manifest", "Reference", "type_token"]
+__all__ = ["CORE", "OBJECTS", "Manifest", "Reference", "type_token"]
 
 Manifest = dict[str, Any]
 
 CORE = "core/v1"  # how a type token writes `v1`, which has no group
+OBJECTS = "tidemill:index:Objects"  # the Pulumi type of several objects that are one resource
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["MISSING", "is_off", "missing"]
+__all__ = ["MISSING", "is_awaited", "is_off", "missing"]
 
 
 def missing(live: Manifest) -> str | None:
@@ -21,9 +21,14 @@ def missing(live: Manifest) -> str | None:
     return judge(live) if judge else None
 
 
+def is_awaited(manifest: Manifest) -> bool:
+    """Return whether an object of this kind may have to be waited for: the kinds that run pods."""
+    return _kind(manifest) in MISSING
+
+
 def is_off(live: Manifest) -> bool:
     """Return whether the object is scaled to 0: nothing is missing that could be waited for, and nothing serves."""
-    return _kind(live) in MISSING and not _wanted(live)
+    return is_awaited(live) and not _wanted(live)
 
 
 def _deployment(live: Manifest) -> str | None:

@@ -74,7 +74,13 @@ POD_SPEC = {
     "nodeName?": str,
     "nodeSelector?": LABELS,
     "tolerations?": [{"key?": str, "value?": str, "operator?": str, "effect?": str}],
-    "volumes?": [{"name": str, "persistentVolumeClaim?": {"claimName": str}}],
+    "volumes?": [
+        {
+            "name": str,
+            "persistentVolumeClaim?": {"claimName": str},
+            "projected?": {"sources?": [{"secret?": {"name": str}}]},
+        }
+    ],
     "priorityClassName?": str,
     "runtimeClassName?": str,
 }

@@ -19,7 +19,7 @@ class Patience:
     cancelled: threading.Event
     report: Callable[[str], None]
 
-    def until_none(self, look: Callable[[], str | None]) -> str | None:
+    def until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
         """Call `look` until it returns None. Return its last answer when time is up or the user has cancelled."""
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
@@ -30,7 +30,7 @@ class Patience:
             left = deadline - time.monotonic()
             if left <= 0 or self.cancelled.wait(min(pause, left)):
                 return missing
-            pause = min(1.5 * pause, LONGEST_PAUSE_S)
+            pause = min(1.5 * pause, longest_pause_s)
         return None
 
     @property

@@ -14,13 +14,23 @@ from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 from stacks.local.supervisor import end_with, supervise
 
-__all__ = ["find_running", "follow", "require_cpu", "require_runtime", "run_folder", "running_names", "start", "stop"]
+__all__ = [
+    "find_running",
+    "follow",
+    "require_cpu",
+    "require_keys",
+    "require_runtime",
+    "run_folder",
+    "running_names",
+    "start",
+    "stop",
+]
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 20.0
@@ -63,14 +73,22 @@ def require_cpu(plan: Deployable, given: Path) -> None:
         raise InfeasibleError([Violation("cluster.gpu", None, rule, reason, fix).at(str(given))])
 
 
-def start(plan: Deployable, host: str, *, detached: bool) -> RunFolder:
+def require_keys(plan: Deployable, keys: Path | None) -> None:
+    """Raise CallError when the plan's gateway asks for keys, which lie in a cluster's Secret, and none are given."""
+    if plan.gateway.keys is not None and keys is None:
+        rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
+        fix = f"give its {names.KEYS_FILE}, or one like it"
+        raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
+
+
+def start(plan: Deployable, host: str, *, detached: bool, keys: Path | None = None) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`.
 
     Raise LocalError on failure.
     """
     require_runtime()
     folder = run_folder(plan.name)
-    layout = lay_out_locally(plan, folder.launch_folder, host)
+    layout = lay_out_locally(plan, folder.launch_folder, host, keys)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         _write_launch_files(folder.launch_folder, plan)

@@ -40,8 +40,8 @@ class Layout:
         return f"http://{self.gateway_host}:{self.http_port}"
 
 
-def lay_out_locally(plan: Deployable, folder: Path, host: str) -> Layout:
-    """Return the processes of `plan`, whose launch files lie in `folder`.
+def lay_out_locally(plan: Deployable, folder: Path, host: str, keys: Path | None = None) -> Layout:
+    """Return the processes of `plan`, whose launch files lie in `folder`; `keys` is the gateway's file of keys.
 
     Raise CallError when `host` is not loopback.
     """
@@ -55,10 +55,12 @@ def lay_out_locally(plan: Deployable, folder: Path, host: str) -> Layout:
                 "node", "--launch", str(folder / names.launch_file(unit.name)), *place, "--gateway", host
             )
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
+    gateway = ["gateway", "--launch", str(gateway_launch), "--address", host]
+    gateway += ["--keys", str(keys.absolute())] if keys is not None else []
     return Layout(
         gateway_host=host,
         http_port=plan.gateway.port,
-        gateway=NodeProcess("gateway", None, _runtime("gateway", "--launch", str(gateway_launch), "--address", host)),
+        gateway=NodeProcess("gateway", None, _runtime(*gateway)),
         nodes=tuple(nodes),
     )
 

@@ -1,1 +1,1 @@
-"""A plan as Pulumi components."""
+"""A plan as Pulumi resources."""

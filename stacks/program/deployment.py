@@ -1,31 +1,28 @@
 """A whole plan as a Pulumi component: what all pods share, then the gateway and the units side by side.
 
-    Provider -> Deployment -> namespace, account -> Gateway
-                                                 -> Occupants -> Unit, Unit, ... -> Arrivals
+    Provider -> Deployment -> namespace, account -> gateway
+                                                 -> Occupants -> unit, unit, ... -> Arrivals
 
 Gateway and units wait for each other inside the cluster (ranks register, then the gateway is ready), so Pulumi must
 bring them up together and may order only what comes before both. Units that the plan before had and this one has not
 end before new ones come, which may need their nodes. New units are awaited together (`provider/occupants.py`).
 
-Units begin a few at a time, each when the one so many places before it has all but its pods. Else Pulumi would make the
-launch files of all units first, and the first pods would come after the last Service.
+Gateway and units are one resource each, of several objects: Pulumi writes its whole state at each step of a resource.
 """
 
-import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pulumi
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
 from stacks.program.plan_objects import PlanObject, PlanObjects, plan_objects
-from stacks.provider.resource import Arrivals, Object, Occupants, Provider
+from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provider
 
 __all__ = ["Deployment", "deploy"]
-
-AT_ONCE = 8  # units; assumed: Pulumi works in as many places on two cores
 
 
 def deploy(plan: Deployable, context: str | None) -> "Deployment":
@@ -62,64 +59,40 @@ class Deployment(pulumi.ComponentResource):
 
     def __init__(self, plan: Deployable, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
         super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
-        kubernetes = plan.kubernetes
-        shared = _create(self, objects.shared, kubernetes.ready_timeout)
-        children = pulumi.ResourceOptions(parent=self, depends_on=shared)
-        Gateway(names.gateway_name(plan.name), objects.gateway, kubernetes.ready_timeout, children)
-        occupants = Occupants("units", objects.occupants(), _with_deadline(children, kubernetes.ready_timeout))
-        units: list[Unit] = []
-        for number, (name, of_unit) in enumerate(objects.units.items()):
-            begun = [_after(units[number - AT_ONCE].before_pods, occupants)] if number >= AT_ONCE else [occupants]
-            options = pulumi.ResourceOptions(parent=self, depends_on=begun)
-            units.append(Unit(name, of_unit, kubernetes.ready_timeout, options))
-        arriving = pulumi.ResourceOptions(parent=self, depends_on=[each.group for each in units])
-        Arrivals("units-ready", list(objects.units), _with_deadline(arriving, kubernetes.ready_timeout))
+        timeout = plan.kubernetes.ready_timeout
+        shared = _create(self, objects.shared, timeout)
+        after_shared = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=shared), timeout)
+        gateway = names.gateway_name(plan.name)
+        # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
+        Objects(gateway, _by_key(gateway, objects.gateway), after_shared)
+        occupants = Occupants("units", objects.occupants(), after_shared)
+        after_list = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=[occupants]), timeout)
+        units = [Objects(name, _by_key(name, unit), after_list) for name, unit in objects.units.items()]
+        arriving = pulumi.ResourceOptions(parent=self, depends_on=units)
+        Arrivals("units-ready", list(objects.units), _with_deadline(arriving, timeout))
         self.endpoint = plan.endpoint
         self.register_outputs({"endpoint": self.endpoint})
-
-
-class Gateway(pulumi.ComponentResource):
-    """Account, launch file, Services and Deployment of the gateway.
-
-    The Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
-    """
-
-    def __init__(
-        self, name: str, objects: Sequence[PlanObject], ready_timeout_s: float, options: pulumi.ResourceOptions
-    ) -> None:
-        super().__init__("tidemill:stacks:Gateway", name, opts=options)
-        _create(self, objects, ready_timeout_s)  # without outputs: Pulumi would write its state for none
-
-
-class Unit(pulumi.ComponentResource):
-    """Launch file, the pods' DNS domain and pods of one unit. `group` is the last of them, the pods."""
-
-    def __init__(
-        self, name: str, objects: Sequence[PlanObject], ready_timeout_s: float, options: pulumi.ResourceOptions
-    ) -> None:
-        super().__init__("tidemill:stacks:Unit", name, opts=options)
-        *_, self.before_pods, self.group = _create(self, objects, ready_timeout_s)
 
 
 def _create(
     parent: pulumi.ComponentResource, objects: Sequence[PlanObject], ready_timeout_s: float
 ) -> list[pulumi.Resource]:
-    """Create `objects` as children of `parent`, each after those before it."""
+    """Create `objects` as children of `parent`, side by side, but all after the first: it may be their namespace."""
     created: list[pulumi.Resource] = []
     for each in objects:
-        options = pulumi.ResourceOptions(parent=parent, depends_on=list(created))
+        options = pulumi.ResourceOptions(parent=parent, depends_on=created[:1])
         created.append(Object(each.name, each.manifest, _with_deadline(options, ready_timeout_s)))
     return created
 
 
-def _after(other: pulumi.Resource, needed: pulumi.Resource) -> Awaitable[pulumi.Resource]:
-    """`needed`, once `other` is there too. To Pulumi's state that is no dependency on `other`."""
+def _by_key(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
+    """The manifests by kind, or by kind and name for those that are not called as their owner is."""
+    return {_key(owner, each): each.manifest for each in objects}
 
-    async def wait() -> pulumi.Resource:
-        await other.urn.future()
-        return needed
 
-    return asyncio.ensure_future(wait())
+def _key(owner: str, each: PlanObject) -> str:
+    kind = str(each.manifest["kind"])
+    return kind if each.name == owner else f"{kind} {each.name}"
 
 
 def _with_deadline(options: pulumi.ResourceOptions, ready_timeout_s: float) -> pulumi.ResourceOptions:

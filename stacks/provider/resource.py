@@ -1,7 +1,8 @@
-"""The provider as a Pulumi program sees it: `Provider` once, and an `Object` for each manifest.
+"""The provider as a Pulumi program sees it: `Provider` once, an `Object` for a manifest, `Objects` for several.
 
     provider = Provider("cluster", kinds=["v1/Namespace", "apps/v1/Deployment"])
     Object("gateway", manifest, ResourceOptions(provider=provider))
+    Objects("decode-0", {"Service": manifest, "LeaderWorkerSet": manifest}, ResourceOptions(provider=provider))
     Occupants("units", {"decode-0": manifest}, ResourceOptions(provider=provider))
 
 An object's properties are the manifest's own top-level keys, so previews name `spec.replicas` and not
@@ -13,10 +14,10 @@ from typing import Any
 
 import pulumi
 
-from stacks.kube.manifest import type_token
+from stacks.kube.manifest import OBJECTS, type_token
 from stacks.provider import occupants
 
-__all__ = ["Arrivals", "Object", "Occupants", "Provider"]
+__all__ = ["Arrivals", "Object", "Objects", "Occupants", "Provider"]
 
 
 class Provider(pulumi.ProviderResource):
@@ -46,6 +47,20 @@ class Object(pulumi.CustomResource):
         old_first = pulumi.ResourceOptions(delete_before_replace=not manifest.get("immutable"))
         options = pulumi.ResourceOptions.merge(old_first, opts)
         super().__init__(type_token(manifest["apiVersion"], manifest["kind"]), name, dict(manifest), options)
+
+
+class Objects(pulumi.CustomResource):
+    """Several objects as one resource, by keys that stay: stored in order, what runs pods last, and deleted in reverse.
+
+    One of them that changes is updated or replaced by itself. All are replaced, old ones first, where the last one
+    becomes another object. Awaited as an `Object` is.
+    """
+
+    def __init__(
+        self, name: str, manifests: Mapping[str, Mapping[str, Any]], opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        options = pulumi.ResourceOptions.merge(pulumi.ResourceOptions(delete_before_replace=True), opts)
+        super().__init__(OBJECTS, name, dict(manifests), options)
 
 
 class Occupants(pulumi.CustomResource):

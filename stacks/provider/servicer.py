@@ -1,12 +1,13 @@
-"""Pulumi's provider protocol: each request decoded, handed to `kube/lifecycle.py`, and its outcome encoded.
+"""Pulumi's provider protocol: each request decoded, handed to `kube/several.py`, and its outcome encoded.
 
 Written on the protocol itself. The SDK's own server answers a failure with a traceback, and cannot say that a
 resource was created and is not ready (`ErrorResourceInitFailed`), without which such a resource is in no state and
 `destroy` never finds it.
 
-A resource's inputs are its manifest. Its outputs only name the object: what the server adds is the server's, and a look
-at the live object (`Read`) gives the inputs as found. Every resource asks to be refreshed before each update
-(`refresh_before_update`), so that a hand edit is seen by a plain `pulumi preview` and undone by a plain `pulumi up`.
+A resource's inputs are its manifest, or several (`objects.py`). Its outputs only name the object: what the server adds
+is the server's, and a look at the live object (`Read`) gives the inputs as found. Every resource asks to be refreshed
+before each update (`refresh_before_update`), so that a hand edit is seen by a plain `pulumi preview` and undone by a
+plain `pulumi up`.
 
 Protocol: https://github.com/pulumi/pulumi/blob/master/proto/pulumi/provider.proto
 """
@@ -26,24 +27,23 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
-from stacks.kube import lifecycle
+from stacks.kube import lifecycle, several
 from stacks.kube.api import Api
-from stacks.kube.diff import Change, Difference, Path, differences, path_text
-from stacks.kube.errors import NotReadyError, ProviderError
+from stacks.kube.diff import Change, differences, path_text
+from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError
 from stacks.kube.lifecycle import Stored
-from stacks.kube.manifest import Manifest, Reference, type_token
+from stacks.kube.manifest import OBJECTS, Manifest, Reference
+from stacks.kube.several import Manifests
 from stacks.kube.waiting import Patience
-from stacks.provider import config, occupants
+from stacks.provider import config, objects, occupants
 from stacks.provider.engine import Engine
+from stacks.provider.objects import Changes
 from stacks.provider.session import Session
 from stacks.provider.wire import has_unknown, to_plain, to_struct
 
 __all__ = ["Servicer"]
 
 DEFAULT_TIMEOUT_S = 600
-
-# A change of these is another object.
-IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace")}
 
 KINDS = {
     Change.ADD: (provider_pb2.PropertyDiff.ADD, provider_pb2.PropertyDiff.ADD_REPLACE),
@@ -65,9 +65,10 @@ class InitFailed(Exception):
         )
 
     @classmethod
-    def of(cls, manifest: Manifest, reasons: list[str]) -> "InitFailed":
-        """Return the failure of an object that exists and is not ready, with the reasons."""
-        return cls(Reference.of(manifest).id, to_struct(manifest), _outputs(manifest), reasons)
+    def of(cls, manifests: Manifests, token: str, reasons: list[str]) -> "InitFailed":
+        """Return the failure of objects that exist and are not all ready, with the reasons."""
+        inputs, named = to_struct(objects.values_of(manifests, token)), objects.outputs(manifests, token)
+        return cls(objects.id_of(manifests), inputs, named, reasons)
 
 
 def answered(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
@@ -99,6 +100,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._made: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
         self._new: set[Reference] = set()  # what is listed for the first time, and not awaited one by one
         self._arriving: dict[Reference, str] = {}  # of these, the uids of what was made and is not yet awaited
+        self._held: set[Reference] = set()  # objects that this run declares as one of several
 
     @answered
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
@@ -124,7 +126,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @answered
     def DiffConfig(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Never a replacement: a context that is renamed must not delete what runs in it."""
-        return _diff_response(list(differences(to_plain(request.old_inputs), to_plain(request.news))), [])
+        return _diff_response(Changes(list(differences(to_plain(request.old_inputs), to_plain(request.news)))))
 
     @answered
     def Configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.ConfigureResponse:
@@ -134,95 +136,94 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @answered
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """Check that the manifest names an object of the resource's kind. The API server judges the rest."""
+        """Check that each manifest names an object of the resource's kind. The API server judges the rest."""
         news = to_plain(request.news)
-        is_list = request.type in occupants.LISTS
-        failures = occupants.misnamed(news, request.type) if is_list else _misnamed(news, request.type)
+        if request.type in occupants.LISTS:
+            return _check_response(request, occupants.misnamed(news, request.type))
+        failures = objects.misnamed(news, request.type)
+        if request.type == OBJECTS and not failures:
+            self._held |= {Reference.of(each) for each in news.values()}
         return _check_response(request, failures)
 
     @answered
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Path by path, and which of them need a new object."""
         old, new = to_plain(request.old_inputs), to_plain(request.news)
-        changed = list(differences(old, new))
-        if not changed or request.type in occupants.LISTS:
-            return _diff_response(changed, [])
-        if other := [each for each in changed if _is_identity(each.path, old, new)]:
-            return _diff_response(changed, other)
-        frozen = self._frozen(new, changed)
-        return _diff_response(changed, frozen, delete_first=bool(frozen))
+        if old == new or request.type in occupants.LISTS:
+            return _diff_response(Changes(list(differences(old, new))))
+        api = self._session.api_if_reached() if self._session else None
+        found = objects.changes(api, old, new, request.type)
+        for each in found.remade:
+            self.engine.warn(request.urn, each)
+        return _diff_response(found)
 
     @answered
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Waits until the object is ready, unless a list has it that is awaited later."""
+        """Waits until the objects are ready, unless a list has one that is awaited later."""
         if request.type in occupants.LISTS:
             self._list(request, {"objects": {}}, to_plain(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
-        manifest = to_plain(request.properties)
+        manifests = objects.manifests_of(to_plain(request.properties), request.type)
+        named = objects.outputs(manifests, request.type)
         if request.preview:
-            if not has_unknown(manifest):
-                lifecycle.foresee_create(self._api(), manifest)
-            return provider_pb2.CreateResponse(properties=_outputs(manifest))
-        reference = Reference.of(manifest)
-        is_new = reference in self._new
-        try:
-            stored = lifecycle.create(self._api(), manifest, self._patience(request), waits=not is_new)
-        except NotReadyError as error:
-            raise InitFailed.of(manifest, error.reasons) from error
-        self._made.add(stored.uid)
-        if is_new:
-            self._arriving[reference] = stored.uid
-        self._say_off(request.urn, reference, stored)
-        return provider_pb2.CreateResponse(id=reference.id, properties=_outputs(manifest), refresh_before_update=True)
+            several.foresee(self._api(), {}, _known(manifests))
+            return provider_pb2.CreateResponse(properties=named)
+        self._store(request, {}, manifests)
+        return provider_pb2.CreateResponse(id=objects.id_of(manifests), properties=named, refresh_before_update=True)
 
     @answered
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
-        """The manifest as it is found in the cluster; without an id when the object is gone."""
+        """The manifests as they are found in the cluster; without an id when all objects are gone."""
         if request.type in occupants.LISTS:
             # To the engine a resource without properties is gone.
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
-        manifest = to_plain(request.inputs)
-        if not manifest:
+        inputs = to_plain(request.inputs)
+        if not inputs:
             raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
-        found = lifecycle.read(self._api(), manifest)
-        if found is None:
+        found = several.read(self._api(), objects.manifests_of(inputs, request.type))
+        if not found:
             return provider_pb2.ReadResponse()
-        if found.unsure:
-            self.engine.warn(request.urn, f"hand edits were not looked for: {found.unsure}")
-        reference = Reference.of(manifest)
-        if found.missing:
-            raise InitFailed.of(found.manifest, [f"{reference} is not ready: {found.missing}"])
+        for each in found.values():
+            if each.unsure:
+                self.engine.warn(request.urn, f"hand edits were not looked for: {each.unsure}")
+        manifests = {key: each.manifest for key, each in found.items()}
+        if lacking := [
+            f"{Reference.of(each.manifest)} is not ready: {each.missing}" for each in found.values() if each.missing
+        ]:
+            raise InitFailed.of(manifests, request.type, lacking)
         return provider_pb2.ReadResponse(
-            id=reference.id,
-            properties=_outputs(found.manifest),
-            inputs=to_struct(found.manifest),
+            id=objects.id_of(manifests),
+            properties=objects.outputs(manifests, request.type),
+            inputs=to_struct(objects.values_of(manifests, request.type)),
             refresh_before_update=True,
         )
 
     @answered
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
-        """Waits until the object is ready, also when only that was missing."""
-        old, manifest = to_plain(request.old_inputs), to_plain(request.news)
+        """Waits until the objects are ready, also when only that was missing."""
+        old, new = to_plain(request.old_inputs), to_plain(request.news)
         if request.type in occupants.LISTS:
-            self._list(request, old, manifest)
+            self._list(request, old, new)
             return provider_pb2.UpdateResponse(properties=Struct())
+        before, manifests = objects.manifests_of(old, request.type), objects.manifests_of(new, request.type)
+        named = objects.outputs(manifests, request.type)
         if request.preview:
-            if not has_unknown(manifest):
-                lifecycle.foresee_update(self._api(), old, manifest)
-            return provider_pb2.UpdateResponse(properties=_outputs(manifest))
-        reference = Reference.of(manifest)
-        try:
-            stored = lifecycle.update(self._api(), old, manifest, self._patience(request))
-        except NotReadyError as error:
-            raise InitFailed.of(manifest, error.reasons) from error
-        self._say_off(request.urn, reference, stored)
-        return provider_pb2.UpdateResponse(properties=_outputs(manifest), refresh_before_update=True)
+            several.foresee(self._api(), before, _known(manifests))
+            return provider_pb2.UpdateResponse(properties=named)
+        self._store(request, before, manifests)
+        return provider_pb2.UpdateResponse(properties=named, refresh_before_update=True)
 
     @answered
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
-        """Waits until the object is gone. What a replacement has made under the same name stays."""
-        if request.type not in occupants.LISTS:
-            lifecycle.delete(self._api(), to_plain(request.old_inputs), self._patience(request), spared=self._made)
+        """Waits until the objects are gone. What a replacement has made under the same name stays.
+
+        So does what has become one of several: states of before had each of them as a resource.
+        """
+        if request.type in occupants.LISTS:
+            return empty_pb2.Empty()
+        manifests = objects.manifests_of(to_plain(request.old_inputs), request.type)
+        if request.type == OBJECTS or Reference.of(manifests[""]) not in self._held:
+            several.delete(self._api(), manifests, self._patience(request), self._made)
         return empty_pb2.Empty()
 
     @answered
@@ -249,43 +250,30 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         except NotReadyError as error:
             raise InitFailed(occupants.ID, to_struct(listed), Struct(), error.reasons) from error
 
-    def _say_off(self, urn: str, reference: Reference, stored: Stored) -> None:
-        if stored.is_off:
-            self.engine.warn(urn, f"{reference} is scaled to 0 and serves nothing until somebody scales it")
+    def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
+        """Does what a resource is for."""
 
-    def _frozen(self, new: Manifest, changed: list[Difference]) -> list[Difference]:
-        """Changes that need a new object, as far as the cluster can be asked."""
-        api = self._session.api_if_reached() if self._session else None
-        return lifecycle.frozen(api, new, changed) if api and not has_unknown(new) else []
+        def told(reference: Reference, stored: Stored) -> None:
+            self._made.add(stored.uid)
+            if reference in self._new:
+                self._arriving[reference] = stored.uid
+            if stored.is_off:
+                text = f"{reference} is scaled to 0 and serves nothing until somebody scales it"
+                self.engine.warn(request.urn, text)
+
+        try:
+            several.store(self._api(), old, new, self._patience(request), told, unawaited=self._new, spared=self._made)
+        except PartlyStoredError as error:
+            raise InitFailed.of(error.there, request.type, error.reasons) from error
 
     def _patience(self, request: Any) -> Patience:
         report = functools.partial(self.engine.progress, request.urn)
         return Patience(request.timeout or DEFAULT_TIMEOUT_S, self._cancelled, report)
 
 
-def _outputs(manifest: Manifest) -> Struct:
-    """What a state keeps beside the inputs: which object it is. Pulumi writes the state anew at each step."""
-    metadata = {key: manifest["metadata"][key] for key in ("name", "namespace") if key in manifest["metadata"]}
-    return to_struct({"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata})
-
-
-def _misnamed(manifest: Manifest, token: str) -> list[tuple[str, str]]:
-    """What a manifest lacks to name an object: (property, reason)."""
-    failures = [
-        (key, f"{key} is missing; a manifest needs it") for key in ("apiVersion", "kind") if not manifest.get(key)
-    ]
-    metadata = manifest.get("metadata")
-    if not isinstance(metadata, dict) or not metadata.get("name"):
-        failures.append(("metadata", "metadata.name is missing; a manifest needs it"))
-    if not failures and type_token(manifest["apiVersion"], manifest["kind"]) != token:
-        failures.append(("kind", f"{manifest['apiVersion']} {manifest['kind']} is not of the resource's type {token}"))
-    return failures
-
-
-def _is_identity(path: Path, old: Manifest, new: Manifest) -> bool:
-    if path == ("apiVersion",):  # another version of the same group is the same object
-        return bool(old["apiVersion"].rpartition("/")[0] != new["apiVersion"].rpartition("/")[0])
-    return path in IDENTITY
+def _known(manifests: Manifests) -> dict[str, Manifest]:
+    """Those of which nothing is decided only later in this run."""
+    return {key: each for key, each in manifests.items() if not has_unknown(each)}
 
 
 def _check_response(request: provider_pb2.CheckRequest, failures: list[tuple[str, str]]) -> provider_pb2.CheckResponse:
@@ -295,21 +283,21 @@ def _check_response(request: provider_pb2.CheckRequest, failures: list[tuple[str
     )
 
 
-def _diff_response(
-    changed: list[Difference], replacing: list[Difference], *, delete_first: bool = False
-) -> provider_pb2.DiffResponse:
-    if not changed:
+def _diff_response(found: Changes) -> provider_pb2.DiffResponse:
+    if not found.changed:
         return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_NONE)
     return provider_pb2.DiffResponse(
         changes=provider_pb2.DiffResponse.DIFF_SOME,
-        diffs=sorted({str(each.path[0]) for each in changed}),
-        replaces=sorted({str(each.path[0]) for each in replacing}),
+        diffs=sorted({str(each.path[0]) for each in found.changed}),
+        replaces=sorted({str(each.path[0]) for each in found.replacing}),
         detailedDiff={
-            path_text(each.path): provider_pb2.PropertyDiff(kind=KINDS[each.change][each in replacing], inputDiff=True)
-            for each in changed
+            path_text(each.path): provider_pb2.PropertyDiff(
+                kind=KINDS[each.change][each in found.replacing], inputDiff=True
+            )
+            for each in found.changed
         },
         hasDetailedDiff=True,
-        deleteBeforeReplace=delete_first,
+        deleteBeforeReplace=found.old_first,
     )
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from planner.cluster.inventory import nodes_of
 from planner.placement.task import Wanted, task_of
 from planner.spec.check import check_spec
+from planner.spec.cluster import ClusterSpec
 from planner.spec.hours import active_minutes
-from planner.spec.schema import ClusterSpec
 
 PUBLISHED = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 UNITS = (("prefill", 29, 4), ("decode", 9, 18))  # phase, units, nodes of each

@@ -20,7 +20,7 @@ STACK = "test"
 COMMAND_TIMEOUT_S = 900
 ERROR_LIST = re.compile(r"error: \d+ errors? occurred:")
 
-# A program that makes an Object of each manifest in `program.json`.
+# A program that makes an Object of each manifest in `program.json`, or of its namespaces, and Objects of the others.
 PLUGIN = Path(__file__).parents[2] / "stacks" / "provider"
 PROJECT = f"name: objects\nruntime: python\nplugins: {{providers: [{{name: tidemill, path: {PLUGIN}}}]}}\n"
 PROGRAM = """
@@ -29,18 +29,25 @@ from pathlib import Path
 
 import pulumi
 
-from stacks.provider.resource import Object, Provider
+from stacks.provider.resource import Object, Objects, Provider
 
 given = json.loads((Path(__file__).parent / "program.json").read_text())
 options = pulumi.ResourceOptions(provider=Provider("cluster", given["context"], given["kinds"]))
 timeouts = pulumi.CustomTimeouts(**given["timeouts"])
 made = {}
+together = {}
 for name, manifest in given["manifests"].items():
+    if given["together"] and manifest["kind"] != "Namespace":
+        together[manifest["kind"]] = manifest
+        continue
     if name in given["secrets"]:
         manifest["data"] = {key: pulumi.Output.secret(value) for key, value in manifest["data"].items()}
     namespace = made.get(manifest["metadata"].get("namespace"))
     waits = pulumi.ResourceOptions(depends_on=namespace, custom_timeouts=timeouts)
     made[name] = Object(name, manifest, pulumi.ResourceOptions.merge(options, waits))
+if together:
+    waits = pulumi.ResourceOptions(depends_on=list(made.values()), custom_timeouts=timeouts)
+    Objects("together", together, pulumi.ResourceOptions.merge(options, waits))
 """
 
 
@@ -121,11 +128,12 @@ class Pulumi:
         kinds: Sequence[str] = (),
         context: str | None = None,
         secrets: Sequence[str] = (),
+        together: bool = False,
         **timeouts: str,
     ) -> None:
         """Objects under their own names; those in a namespace of the program wait for it.
 
-        The data of those named in `secrets` are secret.
+        The data of those named in `secrets` are secret. With `together`, all but namespaces are one resource.
         """
         named = {each["metadata"]["name"]: each for each in manifests}
         given = {
@@ -133,6 +141,7 @@ class Pulumi:
             "kinds": list(kinds),
             "context": context,
             "secrets": [*secrets],
+            "together": together,
             "timeouts": timeouts,
         }
         (self.program / "program.json").write_text(json.dumps(given))

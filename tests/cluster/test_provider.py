@@ -164,6 +164,62 @@ def test_a_field_that_cannot_change_replaces_its_object(up, control_plane):
     assert stack.up().status == 0
 
 
+def test_several_objects_are_one_resource(new_stack, core, control_plane):
+    """A hand edit is named by object and path, a renamed file goes, and the rest stays until it cannot change."""
+    space, workload = namespace("several"), deployment("several", replicas=0)
+    stack = new_stack(space, config_map("several", a="1"), workload, kinds=KINDS, together=True)
+    assert stack.up().status == 0
+    assert stack.preview("--refresh", "--expect-no-changes").status == 0
+    before = AppsV1Api(control_plane.api).read_namespaced_deployment("gateway", "several").metadata
+
+    core.patch_namespaced_config_map("settings", "several", {"data": {"a": "9"}}, field_manager="kubectl-edit")
+    assert stack.preview().changes == {"together": {"ConfigMap.data.a": "update"}}
+
+    other, renamed = deployment("several", replicas=0, paused=True), config_map("several", a="2")
+    renamed["metadata"]["name"] = "settings-2"
+    stack.set_manifests(space, renamed, other, kinds=KINDS, together=True)
+    named = {"ConfigMap.metadata.name": "update", "ConfigMap.data.a": "update"}
+    assert stack.preview().changes == {"together": named | {"Deployment.spec.paused": "add"}}
+    assert stack.up().status == 0
+    maps = {each.metadata.name: each.data for each in core.list_namespaced_config_map("several").items}
+    assert (maps["settings-2"], "settings" in maps) == ({"a": "2"}, False)
+    same = AppsV1Api(control_plane.api).read_namespaced_deployment("gateway", "several").metadata
+    assert same.uid == before.uid
+
+    other["spec"]["selector"] = {"matchLabels": {"app": "other"}}
+    other["spec"]["template"]["metadata"]["labels"] = {"app": "other"}
+    stack.set_manifests(space, renamed, other, kinds=KINDS, together=True)
+    preview = stack.preview()
+    assert preview.steps == {"together": "replace"}
+    assert preview.changes["together"]["Deployment.spec.selector.matchLabels.app"] == "update-replace"
+    assert stack.up().status == 0
+    assert AppsV1Api(control_plane.api).read_namespaced_deployment("gateway", "several").metadata.uid != before.uid
+
+
+def test_a_state_of_single_objects_becomes_one_of_several(new_stack, core, control_plane):
+    """As a stack of before is taken over: nothing is deleted, made anew or changed, and nothing is left to do."""
+    manifests = [namespace("before"), config_map("before", a="1"), deployment("before", replicas=0)]
+    stack = new_stack(*manifests, kinds=KINDS)
+    assert stack.up().status == 0
+
+    def there():
+        maps = core.read_namespaced_config_map("settings", "before")
+        workload = AppsV1Api(control_plane.api).read_namespaced_deployment("gateway", "before")
+        return [(each.metadata.uid, each.metadata.generation) for each in (maps, workload)]
+
+    before = there()
+    stack.set_manifests(*manifests, kinds=KINDS, together=True)
+    assert stack.preview().steps == {"gateway": "delete", "settings": "delete", "together": "create"}
+    done = stack.up()
+
+    assert done.status == 0, done.output
+    assert there() == before
+    assert {each["id"] for each in stack.resources()} == {"v1/Namespace//before", "apps/v1/Deployment/before/gateway"}
+    assert stack.preview("--expect-no-changes").status == 0
+    assert stack.destroy().status == 0
+    assert list(stack.resources()) == []
+
+
 def test_a_replacement_by_hand_leaves_a_new_object(up, core):
     """`up --replace` deletes the old one first: two of one name cannot be."""
     stack, _ = up

@@ -117,7 +117,7 @@ def test_a_hand_edit_of_one_field_is_found(up, fake_nodes, plan):
 
     preview = up.preview()
 
-    assert preview.changes == {unit: {"spec.publishNotReadyAddresses": "add"}}  # false is not stored at all
+    assert preview.changes == {unit: {"Service.spec.publishNotReadyAddresses": "add"}}  # false is not stored at all
 
 
 def test_doctor_leaves_alone_what_is_the_plans_own(up, fake_nodes, plan):

@@ -6,10 +6,14 @@ from tempfile import TemporaryDirectory
 from tests.docs.pages import PAGES
 from tests.planner.conftest import write_spec_folder
 from tests.planner.spec.messages import MESSAGES, messages_page
+from tests.stacks.messages import LOCAL_MESSAGES, local_messages_page
 
 with TemporaryDirectory() as folder:
     messages = messages_page(write_spec_folder(Path(folder)))
-MESSAGES.write_text(messages, encoding="utf-8", newline="\n")  # first: the page of rules has examples of it
+with TemporaryDirectory() as folder:
+    local_messages = local_messages_page(Path(folder))
+for path, text in ((MESSAGES, messages), (LOCAL_MESSAGES, local_messages)):
+    path.write_text(text, encoding="utf-8", newline="\n")  # first: the page of rules has examples of them
 
 for path, page in PAGES.items():
     path.write_text(page(), encoding="utf-8", newline="\n")

@@ -1,6 +1,7 @@
 """`docs/rules.md`: every rule with one message, out of the page that has all of them."""
 
 from tests.planner.spec.messages import first_messages
+from tests.stacks.messages import LOCAL_MESSAGES
 
 __all__ = ["rules_page"]
 
@@ -21,13 +22,16 @@ GROUPS = {
     "S7": "Right, but cannot be had or cannot be run (exit status 3)",
     "S8": "Sizes and options of `tidemill experts`",
     "S9": "The command line, and the files that it reads and writes",
+    "R1": "What runs on this machine (exit status 1, or 2 for a wrong call)",
+    "R2": "What a cluster is asked, or given",
+    "R3": "The configuration of a Pulumi stack",
     "W1": "Warnings: right, and hardly meant (exit status 0)",
 }
 
 
 def rules_page() -> str:
     """Every rule id with the first of its messages."""
-    examples = first_messages()
+    examples = first_messages() | first_messages(LOCAL_MESSAGES)
     parts = [HEAD]
     for prefix, title in GROUPS.items():
         rows = [f"| {rule} | {_cell(message)} |" for rule, message in examples.items() if rule.startswith(prefix)]

@@ -46,7 +46,7 @@ def _field_row(name, field, section):
     """One row. Raises ValueError for a field that says nothing of itself: pydantic leaves out what is not given."""
     for key in ("description", "examples"):
         if key not in field:
-            raise ValueError(f"{section['title']}.{name} has no {key}: give it one in planner/spec/schema.py")
+            raise ValueError(f"{section['title']}.{name} has no {key}: give it one in planner/spec/")
     is_plain = "$ref" not in field and field.get("default") is not None
     default = f"`{_value(field['default'])}`" if is_plain else ""
     if name in section.get("required", []):

@@ -25,9 +25,10 @@ from pathlib import Path
 import torch
 
 from runtime.expert_parallel.deep_ep import Summed
-from runtime.expert_parallel.dispatcher import ContiguousRows, Dispatched, MaskedRows, Pending, Traffic, WeightsApplied
+from runtime.expert_parallel.dispatcher import ContiguousRows, Dispatched, MaskedRows, Pending, WeightsApplied
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.overlap import OVERLAPS
+from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.backend import Backend, choose_backend
 from runtime.kernels.batch_invariant import Batched
 from runtime.kernels.device import describe, use_device

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.compiler import compile_plan
+from planner import compiler
+from planner.compiler import compile_plan, deployable_from
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -65,6 +66,19 @@ def test_grouped_attention_plans_from_its_config(with_line, plan_of):
 
     assert plan.deployable.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
     assert [problem.rule[:4] for problem in plan.refusals] == ["S709"]
+
+
+def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
+    """`render` and `up` print none, and the published system's maps with one more slot take seconds for SGLang."""
+    spec = SPECS / "demo.yaml"
+    plan = compile_plan(check_spec(spec))
+    for name in ("_one_more_slot", "_sampled", "expected_traffic", "predict_phases", "report_failures"):
+        monkeypatch.setattr(compiler, name, None)
+
+    deployable = deployable_from(spec)
+
+    assert deployable == plan.deployable
+    assert deployable.digest == plan.as_json()["digest"]
 
 
 def test_a_section_of_nothing_is_none(spec_text, problems_of):
@@ -170,8 +184,8 @@ def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(pl
     assert front[0]["bytes_per_token"] == pytest.approx(3 * (1 - math.comb(6, 4) / math.comb(8, 4)) * 7392, abs=1)
     assert balance["prefill"]["dispatch"] == front[weighed.index(min(weighed))]
     assert (balance["decode"]["policy"], balance["decode"]["front"]) == ("global", [])
-    assert "prefill could have max/mean bytes all groups on their nodes" in text
-    assert "a few experts on two nodes 1.006 17,736 chosen any expert on any node 1.001 19,785 " in text
+    assert "prefill alternatives max/mean bytes all groups on their nodes" in text
+    assert "a few experts on two nodes 1.006 17,739 chosen any expert on any node 1.001 19,787 " in text
 
 
 def test_a_wider_precision_crosses_nodes_in_more_bytes(plan_of):

@@ -127,7 +127,7 @@ def test_memory_that_a_gpu_is_sold_with_stands_apart():
     plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
     document = plan.as_json()
 
-    assert "84.9 GB (79.1 GiB) to allocate, sold as 80 GB (of 2^30 bytes)" in plan_text(plan)
+    assert "84.9 GB (79.1 GiB) usable, sold as 80 GB (of 2^30 bytes)" in plan_text(plan)
     assert document["memory"]["decode"]["gpu_bytes"] == document["gpu"]["usable_bytes"] == 84_943_110_144
     assert document["sources"].keys() == {
         "model",

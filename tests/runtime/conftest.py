@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from runtime.checkpoint import resolve
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3
+from tests import ports
 from tests.runtime.on_cpu import backend
 
 ROOT = Path(runtime.__file__).parents[1]
@@ -93,13 +93,8 @@ def generate(run_runtime, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def free_port():
-    """Finds a TCP port on loopback that nobody listens on."""
-
-    def find() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            return probe.getsockname()[1]
-
-    return find
+    """Finds a TCP port that nobody listens on, of loopback unless told."""
+    return ports.free_port
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.expert_parallel.dispatcher import (
-    ChoiceRows,
-    Dispatched,
-    MaskedRows,
-    Pending,
-    Traffic,
-    WeightsApplied,
-)
+from runtime.expert_parallel.dispatcher import ChoiceRows, Dispatched, MaskedRows, Pending, WeightsApplied
+from runtime.expert_parallel.traffic import Traffic
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """Options have one name each, in every command."""
 
 import argparse
+import json
 
 import pytest
 
 from planner.problems.errors import CallError
+from runtime.gateway.keys import KeyRing
 from stacks import cli
 
 
@@ -37,6 +39,19 @@ def test_no_command_takes_the_beginning_of_an_option(commands):
 
     assert commands.keys() >= {"validate", "plan", "experts", "render", "up", "down", "status", "doctor"}
     assert tried > 30
+
+
+def test_a_key_s_entry_lets_it_in(capsys, tmp_path):
+    """The file that is made of the entry knows the key; a key is never made twice."""
+    assert cli.main(["key", "--name", "team-a"]) == 0
+    key, entry = (line.partition(": ")[2] for line in capsys.readouterr().out.splitlines())
+    assert cli.main(["key", "--format", "json"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    file = tmp_path / "keys.json"
+    file.write_text(f'{{"keys": [{entry}, {json.dumps({"name": "b", "hash": other["hash"]})}]}}')
+    ring = KeyRing(file)
+
+    assert [ring.account_of(f"Bearer {each}", "").name for each in (key, other["key"])] == ["team-a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,18 @@ def test_secrets_to_pull_the_image_reach_every_account(tmp_path):
     assert [each["imagePullSecrets"] for each in accounts] == [[{"name": "registry-login"}, {"name": "mirror"}]] * 2
 
 
+def test_keys_reach_the_gateway_by_reference(tmp_path):
+    """One file of the Secret beside the launch file, so that it changes without a restart; units get none."""
+    rendered = rendered_demo(tmp_path, lambda text: text.replace("gateway:\n", "gateway:\n  keys: chat-keys\n"))
+    pods = {each["kind"]: pod_of(each) for each in rendered if each["kind"] in ("Deployment", "LeaderWorkerSet")}
+    sources = {kind: pod["volumes"][0]["projected"]["sources"] for kind, pod in pods.items()}
+
+    assert "--keys=/etc/tidemill/keys.json" in pods["Deployment"]["containers"][0]["args"]
+    secret = {"name": "chat-keys", "items": [{"key": "keys.json", "path": "keys.json"}]}
+    assert sources["Deployment"][-1] == {"secret": secret}
+    assert "chat-keys" not in json.dumps([each for each in rendered if each["kind"] != "Deployment"])
+
+
 def test_rendering_again_gives_the_same_bytes(files):
     """From the spec, twice."""
     assert render_files(compile_plan(check_spec(DEMO)).deployable) == files

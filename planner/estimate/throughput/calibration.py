@@ -16,7 +16,7 @@ are assumed to be those of genai-perf's export.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import exp, fsum, isfinite, log
+from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ from planner.problems.errors import CallError, Violation
 __all__ = ["Calibration", "Correction", "calibrated", "read_calibration"]
 
 MAX_BYTES = 10_000_000
+MAX_ROWS = 1000  # assumed: more than anybody sweeps; a prediction of each takes 0.3 ms
+MEASURED = (1e-6, 1e9)  # of any measurement: a unit's tokens/s, ms and tokens are well inside, and figures stay finite
+SHARE = (0.0, 0.999)  # of tokens that a cache had: the spec's own range
 POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - {"is_derived", "utilisation"}
 MILLI = 1e-3
 
@@ -73,7 +76,10 @@ def read_calibration(path: Path) -> Calibration:
     except OSError as error:
         raise _wrong(path, "S914 must be a readable file", error.strerror or str(error), "choose another") from None
     try:
-        rows = tuple(_measurements(_documents(content.decode())))
+        documents = _documents(content.decode())
+        if len(documents) > MAX_ROWS:
+            raise ValueError(f"it has {len(documents):,} rows, and at most {MAX_ROWS:,} are read")
+        rows = tuple(_measurements(documents))
     except (ValueError, RecursionError) as error:
         rule = "S915 must hold measurements, as JSON"
         raise _wrong(path, rule, str(error) or "it has another form", "see docs/calibration.md") from None
@@ -122,45 +128,48 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
         if not isinstance(each, Mapping):
             raise ValueError(f"{each!r:.40} is no measurement")
         if "mean_tpot_ms" in each:
-            yield Measurement(None, _point_of_sglang(each), None, _positive(each["mean_tpot_ms"], "mean_tpot_ms"))
+            yield Measurement(None, _point_of_sglang(each), None, _figure(each["mean_tpot_ms"], "mean_tpot_ms"))
         elif "inter_token_latency" in each:
             average = each["inter_token_latency"]
             latency = average.get("avg") if isinstance(average, Mapping) else None
-            yield Measurement(None, {}, None, _positive(latency, "inter_token_latency.avg"))
+            yield Measurement(None, {}, None, _figure(latency, "inter_token_latency.avg"))
         else:
             yield _own(each)
 
 
 def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
     """Return the mean KV of its requests, where it says their lengths; whose concurrency is the whole service's."""
-    lengths = (each.get("random_input_len"), each.get("random_output_len"))
-    if not all(isinstance(length, int | float) for length in lengths):
+    names = ("random_input_len", "random_output_len")
+    if any(each.get(name) is None for name in names):
         return {}
-    return {"kv_tokens": lengths[0] + lengths[1] / 2}  # type: ignore[operator]
+    inputs, outputs = (_figure(each[name], name) for name in names)
+    return {"kv_tokens": inputs + outputs / 2}
 
 
 def _own(row: Mapping[str, Any]) -> Measurement:
     phase = row.get("phase")
     if phase not in PHASES:
-        raise ValueError(f"phase is {phase!r}, and must be {', '.join(PHASES)}")
+        raise ValueError(f"phase is {phase!r:.40}, and must be {', '.join(PHASES)}")
     unknown = row.keys() - POINT_FIELDS - {"phase", "tokens_per_s_per_gpu", "tpot_ms"}
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: not known")
     rate, tpot = row.get("tokens_per_s_per_gpu"), row.get("tpot_ms")
     if (rate is None) == (tpot is None) or (tpot is not None and phase == "prefill"):
         raise ValueError("a row has tokens_per_s_per_gpu or, of decode and mixed units, tpot_ms")
-    point = {name: _positive(row[name], name) for name in POINT_FIELDS & row.keys()}
+    point = {name: _figure(row[name], name) for name in POINT_FIELDS & row.keys()}
     return Measurement(
         phase,
         point,
-        None if rate is None else _positive(rate, "tokens_per_s_per_gpu"),
-        None if tpot is None else _positive(tpot, "tpot_ms"),
+        None if rate is None else _figure(rate, "tokens_per_s_per_gpu"),
+        None if tpot is None else _figure(tpot, "tpot_ms"),
     )
 
 
-def _positive(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value!r}, and must be a number above 0")
+def _figure(value: Any, name: str) -> float:
+    """Return a figure of the file's. Raises ValueError for what is none: beyond the range, a factor is no number."""
+    least, most = SHARE if name == "cache_hit_rate" else MEASURED
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.40}, and must be a number from {least:g} to {most:g}")
     return float(value)
 
 

@@ -10,13 +10,20 @@ where groups stay on nodes:
 Source: github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (a token goes once to each node, then by NVLink).
 """
 
+from collections.abc import Sequence
 from math import comb
+from typing import TYPE_CHECKING
 
+from planner.estimate.throughput.imbalance import replicas_on_nodes
 from planner.estimate.throughput.stages import Exchange
+from planner.expert_map import ExpertMap
 from planner.facts.model import Model
 from planner.layout.dispatch import limiting_groups
 
-__all__ = ["expected_copies"]
+if TYPE_CHECKING:
+    from planner.expert_map.weigh import Floats
+
+__all__ = ["away_share", "expected_copies"]
 
 
 def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_nodes: bool) -> Exchange:
@@ -30,3 +37,17 @@ def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_no
     elif groups_on_nodes and groups > 1 and num_nodes % groups == 0:
         to_node = picked / groups * (1 - (1 - groups / num_nodes) ** (experts / picked))
     return Exchange(gpus=(num_gpus - 1) * to_gpu, nodes=(num_nodes - 1) * to_node)
+
+
+def away_share(expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_places: int) -> float:
+    """Return the share of pairs that leave their node, or their GPU, of a unit of `num_places` such.
+
+    Replicas chosen alike leave 1 - 1 / places; where near ones are taken first, those that the own place has stay.
+    """
+    if expert_map.split != "local_first":
+        return 1 - 1 / num_places
+    import numpy as np  # who only validates should not wait for it
+
+    loads_LE: Floats = np.array(loads, dtype=np.float64)
+    has_LE = (replicas_on_nodes(np.array(expert_map.physical_to_logical), num_places) > 0).mean(axis=2)
+    return float(1 - ((loads_LE * has_LE).sum(axis=1) / np.maximum(loads_LE.sum(axis=1), 1e-12)).mean())

@@ -1,6 +1,6 @@
 """How much fuller the fullest GPU of a unit is than the mean, in one step of a plan's own expert map.
 
-    expected    what the map leaves, for the loads that it was made for (`max_over_mean`)
+    expected    what the map leaves, for the loads and the split rule that it was made for (`max_over_mean`)
     drift       popularity has changed since the loads were counted
     luck        a step's pairs are a sample
 
@@ -10,14 +10,24 @@ maximum over all GPUs is
     E[max] = integral of 1 - product over GPUs of P(pairs <= x) dx
 
 Drift is that of `facts/drawn.py`, where the most popular experts drift least, since popularity is bounded. Replicas of
-an expert drift together, but they are on different GPUs. Of drawn.py's drift from window to window two parts are
-assumed here. The published 0.109 that it is calibrated to holds a step's luck as well: half of its variance. A map is
-renewed with each window, and drift grows with the square root of its age: 2/3 of the whole on average.
+an expert drift together, but they are on different GPUs. drawn.py's drift is calibrated to 0.109, the fullest of 32
+ranks in an iteration over the mean, and takes all of that for drift. The same table has the mean and the standard
+deviation of ranks, 1,024 and 52.0 pairs. Independent pairs alone have 32.0, so of drawn.py's drift at most
+
+    sqrt(1 - (32.0 / 52.0)^2) = 0.788 lasts
+
+The map there was made from the same iterations that it was measured in, so how much of it lasts is not known: none, if
+a step's tokens choose alike, or all. 0.471 of drawn.py's drift, a third of that variance, is assumed. A range's low end
+has 0.788.
 
 Nodes are fuller than their mean by what their GPUs add up to; that matters to NICs where tokens go once to each node.
+
+Source: NVIDIA/TensorRT-LLM 1d263f15 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md,
+table 1; examples/wide_ep/ep_load_balancer/README.md 2a595f81 (which iterations).
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import log, pi, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -27,52 +37,79 @@ from planner.expert_map import ExpertMap
 from planner.facts.drawn import MAX_POPULARITY, WINDOW_CORRELATION
 
 if TYPE_CHECKING:
-    from planner.expert_map.weigh import Floats
+    from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["imbalance_of", "luck"]
+__all__ = [
+    "LASTING",
+    "MOST_LASTING",
+    "drift",
+    "fullest_of",
+    "imbalance_of",
+    "luck",
+    "replicas_on_nodes",
+]
 
 POINTS = 64
 DEVIATIONS = 5.0
 WINDOW_DRIFT = sqrt(2 * (1 - WINDOW_CORRELATION))  # standard deviation of what drawn.py's normal variables change by
-WITHOUT_LUCK, MEAN_AGE = sqrt(1 / 2), 2 / 3  # assumed: see above
-DRIFT = WINDOW_DRIFT * WITHOUT_LUCK * MEAN_AGE
+MEAN_PAIRS, DEVIATION_PAIRS = 1024, 52.0  # of ranks in an iteration
+MOST_LASTING = sqrt(1 - MEAN_PAIRS / DEVIATION_PAIRS**2)
+LASTING = sqrt(1 / 2) * 2 / 3  # assumed: see above
 
 
 def imbalance_of(
-    expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_gpus: int, num_nodes: int, pairs_per_gpu: float
+    expert_map: ExpertMap,
+    loads: Sequence[Sequence[float]],
+    num_gpus: int,
+    num_domains: int,
+    pairs_per_gpu: float,
+    *,
+    num_nodes: int,
+    lasting: float = LASTING,
 ) -> Imbalance:
     """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
 
-    Replicas share an expert's load equally. `expert_map` is of one unit of `num_gpus` GPUs.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
+    NICs are between `num_domains` domains. `lasting` is the share of drawn.py's drift that there is.
     """
     import numpy as np  # who only validates should not wait for it
 
-    slots_LS = np.array(expert_map.physical_to_logical)
     loads_LE = np.array(loads, dtype=np.float64)
-    layers = np.arange(len(slots_LS))[:, None]
-    counts_LE = np.zeros_like(loads_LE)
-    np.add.at(counts_LE, (layers, slots_LS), 1)
-    parts_LS = (loads_LE / np.maximum(counts_LE, 1))[layers, slots_LS]
-    drift_LS = parts_LS * _drift(loads_LE)[layers, slots_LS]
-    of_gpus = (len(slots_LS), num_gpus, -1)
-    shares_LG = parts_LS.reshape(of_gpus).sum(axis=2)
+    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes, lasting)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
-    variance_LG = (drift_LS**2).reshape(of_gpus).sum(axis=2) / means_L1**2
     shares_LG = shares_LG / means_L1
-    deviation_LG = np.sqrt(variance_LG + shares_LG / max(pairs_per_gpu, 1.0))
-    shares_LN = shares_LG.reshape(len(slots_LS), num_nodes, -1).mean(axis=2)
+    deviation_LG = np.sqrt(variance_LG / means_L1**2 + shares_LG / max(pairs_per_gpu, 1.0))
+    shares_LN = shares_LG.reshape(len(shares_LG), num_domains, -1).mean(axis=2)
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
 
 
-def luck(num_gpus: int, pairs_per_gpu: float) -> float:
-    """Return the fullest over the mean where only a step's luck makes GPUs differ: Blom's formula."""
-    if num_gpus == 1:
-        return 1.0
-    quantile = NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
-    return float(1 + quantile / sqrt(max(pairs_per_gpu, 1.0)))
+def _carried(
+    expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int, lasting: float
+) -> "tuple[Floats, Floats]":
+    """Return each GPU's load and the variance of its drift, both `[L, G]`."""
+    import numpy as np  # as above
+
+    from planner.estimate.throughput.shares import shares_under  # numpy, too
+
+    slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
+    carried, variances = [], []
+    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE, lasting), slots_LGS, strict=True):
+        parts_GE = shares_under(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
+        carried.append(parts_GE.sum(axis=1))
+        variances.append(((parts_GE * drift_E) ** 2).sum(axis=1))
+    return np.array(carried), np.array(variances)
 
 
-def _drift(loads_LE: "Floats") -> "Floats":
+def replicas_on_nodes(slots_LS: "Ints", num_nodes: int) -> "Floats":
+    """Return how many replicas of each expert each node has, `[num_moe_layers, num_experts, num_nodes]`."""
+    import numpy as np  # as above
+
+    found: Floats = np.zeros((len(slots_LS), int(slots_LS.max()) + 1, num_nodes))
+    np.add.at(found, (np.arange(len(slots_LS))[:, None], slots_LS, _nodes(slots_LS, num_nodes)), 1)
+    return found
+
+
+def drift(loads_LE: "Floats", lasting: float = LASTING) -> "Floats":
     """Return each expert's relative standard deviation from one window to the next.
 
     With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
@@ -83,7 +120,26 @@ def _drift(loads_LE: "Floats") -> "Floats":
     u = 1 + np.log(np.maximum(loads_LE / most, 1 / MAX_POPULARITY)) / log(MAX_POPULARITY)
     table = np.linspace(0.002, 0.998, 499)
     densities = [NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()]
-    found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * DRIFT
+    found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * WINDOW_DRIFT * lasting
+    return found
+
+
+def luck(num_gpus: int, pairs_per_gpu: float) -> float:
+    """Return the fullest over the mean where only a step's luck makes GPUs differ."""
+    return float(1 + fullest_of(num_gpus) / sqrt(max(pairs_per_gpu, 1.0))) if num_gpus > 1 else 1.0
+
+
+@cache
+def fullest_of(num_gpus: int) -> float:
+    """Return how many standard deviations the fullest of so many GPUs is above their mean: Blom's formula."""
+    return NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
+
+
+def _nodes(slots_LS: "Ints", num_nodes: int) -> "Ints":
+    """Return the node of each slot, `[num_slots]`."""
+    import numpy as np  # as above
+
+    found: Ints = np.arange(slots_LS.shape[1]) * num_nodes // slots_LS.shape[1]
     return found
 
 

@@ -11,7 +11,8 @@
 The first three are what engines' rows miss when each is left out in turn (`tests/benchmarks/throughput.py`), rounded
 up. The fourth covers at least 85 % of all measured operators when the tables of their GPU are left out (`left_out` in
 `kernels.json`). A factor of two has an upper end: what the same kernels give with nothing between them, nothing exposed
-and all GPUs equally full.
+and all GPUs equally full. How much popularity drifts is known within bounds (`imbalance.py`): the low end of the first
+three has the most of it, and the family's width below that.
 """
 
 from dataclasses import dataclass
@@ -73,15 +74,20 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
         return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
-    as_whom = f", which is taken to add what {engine.as_engine} does" if engine.as_engine else ""
+    as_whom = f", so its overheads are taken from {engine.as_engine}'s" if engine.as_engine else ""
     return Evidence("none", f"nobody has measured {phase} on {engine.name}{as_whom}", scaled)
 
 
-def spread(mid: float, bound: float, evidence: Evidence) -> Estimate:
-    """Return a rate with its range; `bound` is what no overhead would leave."""
+def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:
+    """Return a rate with its range.
+
+    `bound` is what no overhead would leave, and `drifted` what is left of it when popularity drifts most. A factor of
+    two has room for that.
+    """
     width = WIDTHS.get(evidence.family)
     if width is None:
         return Estimate(mid / FACTOR, mid, max(mid, min(mid * FACTOR, bound)))
     if evidence.family == "same engine, other GPU" and evidence.scaled:
         width = SCALED_WIDTH
-    return Estimate(mid * (1 - width), mid, mid * (1 + width))
+    slowest = mid if drifted is None else min(mid, drifted)
+    return Estimate(slowest * (1 - width), mid, mid * (1 + width))

@@ -26,6 +26,7 @@ __all__ = [
     "dense_ffn",
     "expert_copies",
     "head",
+    "indexer",
     "low_latency_combine",
     "low_latency_dispatch",
     "low_latency_seconds",
@@ -57,9 +58,20 @@ def attention_out(machine: Machine, work: AttentionWork, tokens: float, kv_token
     matmuls = computing(Flops(tokens * seen * work.core_flops / kernels.core_share), machine.bf16)
     reading = moving(Bytes(tokens * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
     fixed = machine.fixed(kernels.attention_fixed_us * (1 - INTO_SHARE))
-    return Seconds(
-        fixed + max(matmuls, reading) + _projections(machine, work, work.out_weights, work.out_flops, tokens)
+    core = max(matmuls, reading) + indexer(
+        machine, work, tokens, kv_tokens, Bytes(tokens * kv_tokens * work.index_bytes)
     )
+    return Seconds(fixed + core + _projections(machine, work, work.out_weights, work.out_flops, tokens))
+
+
+def indexer(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
+    """Return the time in which an indexer scores all tokens of the context: the longer of matmuls and reading keys.
+
+    Nobody measured it: it is taken to reach core attention's share of the GPU's FP8 rate.
+    """
+    kernels = machine.kernels
+    matmuls = computing(Flops(tokens * context * work.index_flops / kernels.core_share), machine.fp8)
+    return max(matmuls, moving(Bytes(read / kernels.core_memory_share), machine.memory))
 
 
 def prompt_attention_into(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
@@ -80,7 +92,8 @@ def prompt_attention_out(
     core = computing(Flops(tokens * seen * work.prompt_core_flops / kernels.prompt_core_share), machine.bf16)
     rate = machine.matmuls(work.kept_in)
     out = computing(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
-    return Seconds(core + out + machine.fixed(kernels.prompt_request_us * requests))
+    scores = indexer(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
+    return Seconds(core + scores + out + machine.fixed(kernels.prompt_request_us * requests))
 
 
 def at_least(floor: Seconds, time: Seconds) -> Seconds:

@@ -1,6 +1,7 @@
 """The point at which a phase is predicted: how many requests, how long, how full."""
 
 from dataclasses import dataclass
+from math import ceil
 
 __all__ = ["OperatingPoint"]
 
@@ -17,3 +18,19 @@ class OperatingPoint:
     cache_hit_rate: float = 0.0  # share of prompts' tokens that are read and not computed
     utilisation: float = 1.0  # share of the saturated rate that is used
     is_derived: bool = False  # from the phase's limits, where the spec has none
+
+    @property
+    def computed_tokens(self) -> float:
+        """Tokens of a prompt that no cache has, on average."""
+        return self.prompt_tokens * (1 - self.cache_hit_rate)
+
+    @property
+    def prompt_steps(self) -> int:
+        """Steps of prefill that compute one prompt."""
+        return max(1, ceil(self.computed_tokens / self.step_tokens))
+
+    @property
+    def queued_steps(self) -> float:
+        """Steps that a prompt waits on average: an M/D/1 queue's, and none where a saturated phase has no mean."""
+        used = self.utilisation
+        return used / (2 * (1 - used)) if used < 1 else 0.0

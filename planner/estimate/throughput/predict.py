@@ -13,7 +13,7 @@ waiting, and says so. TPOT's 99th percentile is of the KV that requests of expon
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, log, sqrt
+from math import log, sqrt
 
 from planner.estimate.throughput.dimensions import Bytes, moving
 from planner.estimate.throughput.engines import EngineModel
@@ -46,6 +46,12 @@ class Case:
     exchange: Exchange  # of normal dispatch
     point: OperatingPoint
     kv_bytes_per_token: int = 0
+
+    @property
+    def pairs_per_gpu(self) -> float:
+        """Pairs of a token and an expert that a GPU receives in a step, on average."""
+        tokens = self.point.step_tokens if self.phase == "prefill" else self.point.requests
+        return tokens / self.unit.attention_tp * max(each.experts_per_token for each in self.model.layers)
 
     @property
     def context(self) -> float:
@@ -85,17 +91,18 @@ class Prediction:
 
     @property
     def tokens_per_s_with_hits(self) -> Estimate | None:
-        """Of one GPU, with the prompts' tokens that were read from a cache."""
+        """The rate of one GPU, counting the prompt tokens that were read from a cache."""
         hits = self.point.cache_hit_rate
         return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and hits < 1 else None
 
 
-def predict(case: Case, evidence: Evidence, *, with_spans: bool = False) -> Prediction:
-    """Return what `case` does; `evidence` decides how wide its ranges are."""
+def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, with_spans: bool = False) -> Prediction:
+    """Return what `case` does; `evidence`, and how uneven GPUs are at worst, decide how wide its ranges are."""
+    drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     case = _as_engine(case)
     rate, step = _rate(case, with_spans=with_spans)
     bound, _ = _rate(_without_overheads(case))
-    rates = spread(rate, max(rate, bound), evidence)
+    rates = spread(rate, max(rate, bound), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
     latencies = _decode_latencies(case, per_step, rates) if case.phase != "prefill" else (None, None)
     waits = _prompt_latencies(case, rates, rate) if case.phase != "decode" else (None, None, None)
@@ -149,7 +156,7 @@ def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
     if case.phase == "decode":
         return factor * point.requests / group / step.seconds, step
     prompts = _prompts(case)
-    of_prompt = point.prompt_tokens * (1 - point.cache_hit_rate) / point.step_tokens * prompts.seconds
+    of_prompt = point.computed_tokens / point.step_tokens * prompts.seconds
     of_output = point.output_tokens * step.seconds / point.requests
     return factor * point.output_tokens / group / (of_prompt + of_output), step
 
@@ -163,10 +170,9 @@ def _tokens(case: Case, *, with_spans: bool = False) -> StepTime:
 
 
 def _prompts(case: Case, *, with_spans: bool = False) -> StepTime:
-    computed = case.point.prompt_tokens * (1 - case.point.cache_hit_rate)
     return prompt_step(
         *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
-        *(case.point.step_tokens, case.context, max(computed, 1.0)),
+        *(case.point.step_tokens, case.context, max(case.point.computed_tokens, 1.0)),
         with_spans=with_spans,
     )
 
@@ -183,17 +189,14 @@ def _prompt_latencies(case: Case, rates: Estimate, rate: float) -> tuple[Estimat
     """Return TTFT's mean and 99th percentile, and the time in which a prompt's KV travels."""
     point, group = case.point, case.unit.attention_tp
     step = _prompts(case).seconds
-    computed = point.prompt_tokens * (1 - point.cache_hit_rate)
-    steps = max(1, ceil(computed / point.step_tokens))
-    used = point.utilisation
-    wait = step * used / (2 * (1 - used)) if used < 1 else 0.0
+    computing, wait = point.prompt_steps * step, point.queued_steps * step
     slower = rates.inverse(rate)
     transfer = None
     if case.phase == "prefill" and case.machine.nic:
         num_bytes = Bytes(point.prompt_tokens * case.kv_bytes_per_token / group)
         transfer = float(moving(num_bytes, case.machine.nic))
-    mean = slower.times(steps * step + wait)
-    return mean, slower.times(steps * step + wait * max(1.0, log(max(100 * used, 1.0)))), transfer
+    rarely = max(1.0, log(max(100 * point.utilisation, 1.0)))
+    return slower.times(computing + wait), slower.times(computing + wait * rarely), transfer
 
 
 def _binding(case: Case, rate: float) -> Binding:

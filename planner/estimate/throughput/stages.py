@@ -21,7 +21,7 @@ from planner.estimate.throughput.overlap import SpanName
 from planner.estimate.throughput.work import LayerWork, ModelWork
 from planner.facts.terms import Overlap, Phase
 
-__all__ = ["Exchange", "Imbalance", "Overheads", "UnitShape", "decode_spans", "mlp_spans", "prompt_spans"]
+__all__ = ["Exchange", "Imbalance", "Overheads", "Spans", "UnitShape", "decode_spans", "mlp_spans", "prompt_spans"]
 
 EXCHANGE_PROCESSORS = 24 / 132  # that a normal exchange takes while it overlaps
 NUM_PAUSES = 5
@@ -36,6 +36,13 @@ class UnitShape:
     attention_tp: int
     slots_per_gpu: int
     num_experts: int
+    away: float | None = None  # share of pairs that leave their node, or in one node their GPU; None: chosen alike
+
+    @property
+    def reached(self) -> float:
+        """Return the share of pairs that are sent over the links which an exchange waits for."""
+        places = self.num_gpus if self.num_nodes == 1 else self.num_nodes
+        return (places - 1) / places if self.away is None else self.away
 
     @property
     def shares_all(self) -> bool:
@@ -96,8 +103,7 @@ def decode_spans(
     if unit.shares_all:
         spans["combine issue"] = _all_reduce(machine, model, unit, requests)
         return spans
-    reached = (unit.num_gpus - 1) / unit.num_gpus if unit.num_nodes == 1 else (unit.num_nodes - 1) / unit.num_nodes
-    mean, most = pairs * reached, fullest * reached
+    mean, most = pairs * unit.reached, fullest * unit.reached
     dispatch = operations.low_latency_dispatch(
         machine, Bytes(mean * model.dispatch_bytes), Bytes(most * model.dispatch_bytes), unit.num_nodes
     )

@@ -3,7 +3,7 @@
 step = MoE layers x one layer's timeline + dense layers + head + host
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.estimate.throughput import operations
@@ -14,12 +14,13 @@ from planner.estimate.throughput.stages import (
     Exchange,
     Imbalance,
     Overheads,
+    Spans,
     UnitShape,
     decode_spans,
     mlp_spans,
     prompt_spans,
 )
-from planner.estimate.throughput.work import ModelWork
+from planner.estimate.throughput.work import LayerWork, ModelWork
 from planner.facts.terms import Overlap
 
 __all__ = ["StepTime", "decode_step", "prompt_step"]
@@ -58,24 +59,17 @@ def decode_step(
     with_spans: bool = False,
 ) -> StepTime:
     """Return the time of a step in which an attention group gives each of its `requests` one token."""
-    parts = _parts(requests, overlap)
-    timelines: list[tuple[LayerTimeline, int]] = []
-    shown: tuple[Mapping[str, Seconds], ...] = ()
-    dense = 0.0
-    for layer, count in model.layers.items():
-        if layer.expert is None:
-            for part in parts:
-                spans = mlp_spans(machine, model, layer, unit, overheads, "decode", part, kv_tokens, 1)
-                dense += count * sum(spans.values())
-            continue
-        each = [
-            decode_spans(machine, model, layer, unit, imbalance, overheads, part, kv_tokens) for part in parts[:1]
-        ] * len(parts)
-        timelines.append((one_layer(each, overlap, with_spans=with_spans), count))
-        shown = tuple(each) if count == max(model.layers.values()) else shown
+    part = _part(requests, overlap)
+    layers = _layers(
+        model,
+        overlap,
+        lambda layer: decode_spans(machine, model, layer, unit, imbalance, overheads, part, kv_tokens),
+        lambda layer: mlp_spans(machine, model, layer, unit, overheads, "decode", part, kv_tokens, 1),
+        with_spans=with_spans,
+    )
     answering = requests / unit.attention_tp if not unit.shares_all else requests
     head = operations.head(machine, model.head_weights, model.head_flops, answering)
-    return _step(timelines, dense, head, overheads, shown)
+    return _step(layers, head, overheads)
 
 
 def prompt_step(
@@ -93,45 +87,66 @@ def prompt_step(
     with_spans: bool = False,
 ) -> StepTime:
     """Return the time of a step in which an attention group computes `tokens` of prompts."""
-    parts = _parts(tokens, overlap)
+    part = _part(tokens, overlap)
+    layers = _layers(
+        model,
+        overlap,
+        lambda layer: prompt_spans(
+            *(machine, model, layer, unit, imbalance, overheads, exchange),
+            *(part, context, prompt_tokens, overlap),
+        ),
+        lambda layer: mlp_spans(machine, model, layer, unit, overheads, "prefill", part, context, prompt_tokens),
+        with_spans=with_spans,
+    )
+    head = operations.head(machine, model.head_weights, model.head_flops, tokens / prompt_tokens)
+    return _step(layers, head, overheads)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    dense: float  # seconds of all dense layers
+    timelines: tuple[tuple[LayerTimeline, int], ...]
+    spans: tuple[Spans, ...]  # of each micro-batch, of the most frequent kind of MoE layer
+
+
+def _part(rows: float, overlap: Overlap) -> float:
+    """Return the rows of a micro-batch: half of them, unless nothing overlaps."""
+    return rows / _num_parts(overlap)
+
+
+def _num_parts(overlap: Overlap) -> int:
+    return 1 if overlap == "none" else 2
+
+
+def _layers(
+    model: ModelWork,
+    overlap: Overlap,
+    moe_spans: Callable[[LayerWork], Spans],
+    dense_spans: Callable[[LayerWork], Spans],
+    *,
+    with_spans: bool,
+) -> _Layers:
+    """Return the times of all layers; micro-batches are alike, and dense layers overlap nothing."""
+    num_parts, dense = _num_parts(overlap), 0.0
     timelines: list[tuple[LayerTimeline, int]] = []
-    shown: tuple[Mapping[str, Seconds], ...] = ()
-    dense = 0.0
+    shown: tuple[Spans, ...] = ()
     for layer, count in model.layers.items():
         if layer.expert is None:
-            for part in parts:
-                spans = mlp_spans(machine, model, layer, unit, overheads, "prefill", part, context, prompt_tokens)
-                dense += count * sum(spans.values())
+            dense += num_parts * count * sum(dense_spans(layer).values())
             continue
-        spans = prompt_spans(
-            *(machine, model, layer, unit, imbalance, overheads, exchange),
-            *(parts[0], context, prompt_tokens, overlap),
-        )
-        each = [spans] * len(parts)
+        each = [moe_spans(layer)] * num_parts
         timelines.append((one_layer(each, overlap, with_spans=with_spans), count))
         shown = tuple(each) if count == max(model.layers.values()) else shown
-    head = operations.head(machine, model.head_weights, model.head_flops, tokens / prompt_tokens)
-    return _step(timelines, dense, head, overheads, shown)
+    return _Layers(dense, tuple(timelines), shown)
 
 
-def _parts(rows: float, overlap: Overlap) -> list[float]:
-    """Return the rows of each micro-batch: two halves, unless nothing overlaps."""
-    return [rows] if overlap == "none" else [rows / 2, rows / 2]
-
-
-def _step(
-    timelines: list[tuple[LayerTimeline, int]],
-    dense: float,
-    head: Seconds,
-    overheads: Overheads,
-    shown: tuple[Mapping[str, Seconds], ...],
-) -> StepTime:
+def _step(layers: _Layers, head: Seconds, overheads: Overheads) -> StepTime:
     return StepTime(
-        moe_layers=Seconds(sum(count * each.seconds for each, count in timelines)),
-        dense_layers=Seconds(dense),
+        moe_layers=Seconds(sum(count * each.seconds for each, count in layers.timelines)),
+        dense_layers=Seconds(layers.dense),
         head=head,
         host=Seconds(overheads.host_ms * MILLI),
-        exposed=Seconds(sum(count * each.exposed for each, count in timelines)),
-        timelines=tuple(timelines),
-        spans=shown,
+        exposed=Seconds(sum(count * each.exposed for each, count in layers.timelines)),
+        timelines=layers.timelines,
+        spans=layers.spans,
     )

@@ -7,11 +7,12 @@ Worked example, DeepSeek-V3 in FP8, one layer:
     projections out    out of the latent space, then to the hidden size          125.8 M weights
     expert             gate, up, down                                            44.04 M weights, 88.08 MFLOP
 
-Where GPUs share attention by heads, a `LayerWork` is one GPU's part. Attention that reads a part of its context
-(indexers, compression, states) is not known here: `work_of` returns None for such a model.
+Where GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
+its indexer, a small attention in FP8, and reads the tokens that it picks, with latents absorbed in prefill too. Other
+attention that reads a part of its context is not known here: `work_of` returns None for such a model.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
-takes 2 n operations a row.
+takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer.
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """Of one layer. `into` comes before core attention, `out` after it."""
+    """The attention of one layer: `into` comes before core attention, `out` after it."""
 
     into_weights: Bytes
     into_flops: Flops  # a token
@@ -46,8 +47,10 @@ class AttentionWork:
     core_flops: Flops  # of decode, for a token and each token of its KV
     core_bytes: Bytes
     prompt_core_flops: Flops  # of prefill, for a token and each token before it
-    window: int | None
+    window: int | None  # the most tokens that core attention reads
     kept_in: Format  # the projections
+    index_flops: Flops  # of the indexer, for a token and each token before it, in FP8
+    index_bytes: Bytes
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ class ModelWork:
 def why_unknown(model: Model) -> str | None:
     """Return why a model's speed is not known, in words for people; None where it is."""
     for attention in model.attentions:
-        if isinstance(attention, LatentAttention) and not attention.is_sparse:
+        if isinstance(attention, LatentAttention) and (not attention.is_sparse or attention.num_picked):
             continue
         if isinstance(attention, GroupedAttention) and attention.indexer is None:
             continue
-        return "its attention reads a part of the context (an indexer, compression or a state), which is not modelled"
+        return "its attention reads a part of the context (blocks, compression or a state), which is not modelled"
     return "it has several residual streams, which are not modelled" if model.num_streams > 1 else None
 
 
@@ -157,18 +160,24 @@ def _latent(each: LatentAttention, hidden: int, precision: Precision, kv_bytes: 
     absorb, expand = heads * each.qk_nope_head_dim * latent, heads * each.v_head_dim * latent
     out = heads * each.v_head_dim * hidden
     wide = wide_bytes(precision)
+    index, scorer = each.indexer, 0
+    if index is not None:
+        into += (rank or hidden) * index.num_heads * index.head_dim + hidden * (index.head_dim + index.num_heads)
+        scorer = FLOPS_PER_WEIGHT * index.num_heads * index.head_dim
+    core = Flops(FLOPS_PER_WEIGHT * heads * (2 * latent + each.qk_rope_head_dim))
+    expanded = Flops(FLOPS_PER_WEIGHT * heads * (each.qk_nope_head_dim + each.qk_rope_head_dim + each.v_head_dim))
     return AttentionWork(
         into_weights=Bytes(_bytes(into, formats.attention) + wide * absorb),
         into_flops=Flops(FLOPS_PER_WEIGHT * (into + absorb)),
         out_weights=Bytes(_bytes(out, formats.output) + wide * expand),
         out_flops=Flops(FLOPS_PER_WEIGHT * (out + expand)),
-        core_flops=Flops(FLOPS_PER_WEIGHT * heads * (2 * latent + each.qk_rope_head_dim)),
-        core_bytes=Bytes(each.kv(kv_bytes).entry_bytes),
-        prompt_core_flops=Flops(
-            FLOPS_PER_WEIGHT * heads * (each.qk_nope_head_dim + each.qk_rope_head_dim + each.v_head_dim)
-        ),
-        window=None,
+        core_flops=core,
+        core_bytes=Bytes(each.kv(kv_bytes).entry_bytes - (index.kv_bytes_per_token if index else 0)),
+        prompt_core_flops=core if each.is_sparse else expanded,
+        window=each.num_picked,
         kept_in=formats.attention,
+        index_flops=Flops(scorer),
+        index_bytes=Bytes(index.kv_bytes_per_token if index else 0),
     )
 
 
@@ -187,6 +196,8 @@ def _grouped(each: GroupedAttention, hidden: int, precision: Precision, kv_bytes
         prompt_core_flops=core,
         window=each.window,
         kept_in=formats.attention,
+        index_flops=Flops(0.0),
+        index_bytes=Bytes(0.0),
     )
 
 
@@ -195,6 +206,6 @@ def _ffn(weights: float, kept_in: Format) -> FfnWork:
 
 
 def _bytes(weights: float, kept_in: Format) -> float:
-    """With scales."""
+    """Return the bytes of so many weights, their scales included."""
     bits, block, scale = SIZES[kept_in]
     return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)

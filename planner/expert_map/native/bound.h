@@ -93,7 +93,7 @@ static double largest_replica(const double *loads, int E, int G, int S, int leas
 {
     int *counts = zeros(E, sizeof(int));
     double most = 0.0;
-    replicate(loads, E, G * S, G, 0.0, least, counts);
+    replicate(loads, E, G * S, G, 0.0, least, 0, counts);
     for (int expert = 0; expert < E; expert++) most = larger(most, loads[expert] / counts[expert] * LESS);
     free(counts);
     return most;

@@ -5,21 +5,24 @@
 // experts with few replicas, a positive one those with many. No expert gets more than `most` replicas.
 //
 // Packing: longest first, each to the GPU that carries least so far and has a free slot. Ours also leaves out GPUs that
-// hold the expert. EPLB's does not.
+// hold the expert. EPLB's does not, and like the published code it decides in float32, where another rounding would make
+// another map.
 //
 // Sources: github.com/deepseek-ai/EPLB; longest processing time first, R. L. Graham 1969.
 
-static void replicate(const double *loads, int E, int num_slots, int most, double shift, int least, int *counts)
+static double quotient(double load, double count, int as_eplb) { return as_eplb ? (float)load / (float)count : load / count; }
+
+static void replicate(const double *loads, int E, int num_slots, int most, double shift, int least, int as_eplb, int *counts)
 {
     double *priorities = zeros(E, sizeof(double));
     for (int expert = 0; expert < E; expert++) {
         counts[expert] = least;
-        priorities[expert] = loads[expert] / (least + shift);
+        priorities[expert] = quotient(loads[expert], least + shift, as_eplb);
     }
     for (int left = num_slots - least * E; left > 0; left--) {
         int first = largest(priorities, E);
         counts[first]++;
-        priorities[first] = counts[first] < most ? loads[first] / (counts[first] + shift) : -1.0;
+        priorities[first] = counts[first] < most ? quotient(loads[first], counts[first] + shift, as_eplb) : -1.0;
     }
     free(priorities);
 }
@@ -63,12 +66,16 @@ static int make_room(Packing *packing, int expert)
 }
 
 // Writes a packing of these replicas, [G][S], and returns what its fullest GPU carries.
-static double pack(const double *loads, const int *counts, int E, int G, int S, int may_repeat, int64_t *slots)
+static double pack(const double *loads, const int *counts, int E, int G, int S, int as_eplb, int64_t *slots)
 {
     int *order = zeros(E, sizeof(int)), *chosen = zeros(G, sizeof(int));
     double *weights = zeros(E, sizeof(double)), *falling = zeros(E, sizeof(double)), *spare = zeros(G, sizeof(double));
     Packing packing = {G, S, zeros(G, sizeof(int)), weights, zeros(G, sizeof(double)), slots};
-    for (int expert = 0; expert < E; expert++) falling[expert] = -(weights[expert] = whole(loads[expert] / counts[expert]));
+    for (int expert = 0; expert < E; expert++) {
+        weights[expert] = quotient(loads[expert], counts[expert], as_eplb);
+        if (!as_eplb) weights[expert] = whole(weights[expert]);
+        falling[expert] = -weights[expert];
+    }
     rising(falling, E, order);
     for (int place = 0; place < E; place++) {
         int expert = order[place], num_chosen = 0;
@@ -77,26 +84,29 @@ static double pack(const double *loads, const int *counts, int E, int G, int S, 
             if (spare[gpu] == -INFINITY) gpu = make_room(&packing, expert);
             else slots[gpu * S + packing.filled[gpu]++] = expert;
             packing.carried[gpu] += weights[expert];
-            spare[gpu] = may_repeat && packing.filled[gpu] < S ? -packing.carried[gpu] : -INFINITY;
-            if (!may_repeat) chosen[num_chosen++] = gpu;
+            if (as_eplb) packing.carried[gpu] = (float)packing.carried[gpu];
+            spare[gpu] = as_eplb && packing.filled[gpu] < S ? -packing.carried[gpu] : -INFINITY;
+            if (!as_eplb) chosen[num_chosen++] = gpu;
         }
         for (int number = 0; number < num_chosen; number++)
             if (packing.filled[chosen[number]] < S) spare[chosen[number]] = -packing.carried[chosen[number]];
     }
+    memset(packing.carried, 0, G * sizeof(double));
+    for (int place = 0; place < G * S; place++) packing.carried[place / S] += loads[slots[place]] / counts[slots[place]];
     double fullest = packing.carried[largest(packing.carried, G)];
     free(order), free(chosen), free(weights), free(falling), free(spare), free(packing.filled), free(packing.carried);
     return fullest;
 }
 
 // Packs every layer with `least` replicas of each expert or more: slots, [L][G][S], and what the fullest GPU of each
-// layer carries, [L]. `may_repeat` makes it the map of the published EPLB.
-EXPORT void pack_maps(int L, int E, int G, int S, const double *loads, double shift, int least, int may_repeat,
+// layer carries, [L]. `as_eplb` makes it the map of the published EPLB.
+EXPORT void pack_maps(int L, int E, int G, int S, const double *loads, double shift, int least, int as_eplb,
                       int64_t *slots, double *fullest)
 {
     int *counts = zeros(E, sizeof(int));
     for (int index = 0; index < L; index++, loads += E, slots += G * S) {
-        replicate(loads, E, G * S, may_repeat ? G * S : G, shift, least, counts);
-        fullest[index] = pack(loads, counts, E, G, S, may_repeat, slots);
+        replicate(loads, E, G * S, as_eplb ? G * S : G, shift, least, as_eplb, counts);
+        fullest[index] = pack(loads, counts, E, G, S, as_eplb, slots);
     }
     free(counts);
 }

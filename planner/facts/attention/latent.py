@@ -47,6 +47,7 @@ class LatentAttention:
     v_head_dim: int
     is_sparse: bool = False  # reads only what an indexer picked: its own, or that of an earlier layer
     indexer: Indexer | None = None
+    num_picked: int | None = None  # tokens that it picks for each query
 
     @property
     def num_kv_heads(self) -> int:

@@ -32,12 +32,12 @@ from runtime.expert_parallel.dispatcher import (
     Computed,
     ContiguousRows,
     Dispatched,
-    ExchangeTime,
     Pending,
     WeightsApplied,
 )
 from runtime.expert_parallel.shared_memory.memory import common_memory
 from runtime.expert_parallel.shared_memory.pipes import Pipes, common_pipes
+from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.trace import link_until
 
 __all__ = ["SharedDispatcher"]

@@ -70,7 +70,7 @@ def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     assert set(of_phase["decode"]["binding"]) <= {"replicas", "packing"}
     assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (3, pytest.approx(2.554e9, rel=0.01))
     assert more["mean_bound"] <= more["mean_max_over_mean"] < 1.05 < 1.4 < min(of_phase["decode"]["bound"])
-    assert "decode: slots bind at 1." in plan_text(plan)
+    assert "decode: its slots allow no less than 1." in plan_text(plan)
 
 
 def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):

@@ -31,6 +31,15 @@ def test_no_overlap_is_offered_that_the_engine_lacks(rules_of):
     assert "W102" not in rules_of({"engine": "vllm", "decode.overlap": "dual_batch"})
 
 
+def test_no_overlap_is_asked_for_that_the_engine_lacks_for_the_model(rules_of):
+    """S757 takes decode of DeepSeek-V4 on SGLang to none, and W102 must not name another overlap."""
+    keeps = {f"{phase}.kv_precision": "fp8" for phase in ("prefill", "decode")}
+    change = keeps | {"engine": "sglang", "decode.overlap": "dual_batch"}
+
+    assert "W102" in rules_of(change)
+    assert "W102" not in rules_of(change | {"model": "deepseek-v4-flash"})
+
+
 @pytest.mark.parametrize("image", ["tidemill-runtime:0.1.0", "mirror.example.com/llm:1", "a/vllm-openai@sha256:0"])
 def test_an_image_may_be_called_after_no_engine(image, rules_of):
     """The default stands for the engine's own image, and a name that says no engine may hold any."""

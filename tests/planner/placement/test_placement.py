@@ -17,8 +17,9 @@ from planner.placement import place_units
 from planner.plan.previous import PreviousPlan
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
+from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
-from planner.spec.schema import ClusterSpec, ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
 LISTED = """\
   nodes:
@@ -326,7 +327,7 @@ def test_bounds_that_are_reached_need_no_exact_search(plan_of):
     """The plan names the search and why it was enough; each count says whether it is proven."""
     placement = plan_of().as_json()["placement"]
 
-    assert (placement["method"], placement["why"]) == ("greedy", "every count is at its bound")
+    assert (placement["method"], placement["why"]) == ("greedy", "every value is at its bound")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from planner.placement.arrangement import Arrangement
 from planner.placement.exact import exact
 from planner.placement.fill import fillings
 from planner.placement.greedy import greedy
+from planner.placement.improve import _candidates, _carry_out
 from planner.placement.quality import measure
 from planner.placement.task import Wanted, task_of
 from planner.spec.hours import active_minutes
-from planner.spec.schema import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec
 
 CLUSTERS = 200
 MAX_NODES = 16
@@ -122,6 +123,33 @@ def test_both_are_the_same_every_time(seed):
 
     assert first == again
     assert exact(task, start) == exact(random_task(seed), start)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_look_ahead_spares_only_steps_that_would_be_taken_back(seed):
+    """It leaves units and cells in the order in which those steps would: plans are the same with and without it."""
+    task = random_task(seed, before=True)
+    start = next(fillings(task))
+    tried, spared = Arrangement(task, start), Arrangement(task, start)
+    rating, goal = tried.rating(), (0,) * len(tried.counts())
+    for steps in _candidates(tried, goal):
+        _carry_out(tried, steps)
+        is_worse = tried.rating() > rating
+        _carry_out(tried, taken_back(steps))
+        if spared.touches_more_leaves(steps):
+            assert is_worse
+            spared.pretend(steps)
+        else:
+            _carry_out(spared, steps)
+            _carry_out(spared, taken_back(steps))
+
+        assert [list(each) for each in spared.at] == [list(each) for each in tried.at]
+        assert [list(each) for each in spared.in_cell] == [list(each) for each in tried.in_cell]
+
+
+def taken_back(steps):
+    """The way back, as the search goes it."""
+    return [(unit, target, source, count) for unit, source, target, count in steps]
 
 
 @pytest.mark.parametrize("seed", range(40))

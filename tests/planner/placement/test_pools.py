@@ -12,8 +12,8 @@ from planner.placement import place_units
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
-from planner.spec.schema import ClusterSpec
 
 MIXED_GPUS = [
     *({"name": f"a{index}", "rack": f"r{index // 2}"} for index in range(4)),

@@ -47,7 +47,7 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     assert "deterministic false" in text
     assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text
     assert "1 of 1 unit " in text
-    assert "experts' loads are drawn with alpha 1.01, seed 0" in text
+    assert "Expert loads are drawn with alpha 1.01, seed 0" in text
 
 
 def test_what_patches_change_is_said(spec_text, plan_of):
@@ -69,7 +69,7 @@ def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, 
     plan = plan_of(spec_text.replace(drawn, "expert_load:\n  file: loads.json\n"))
     text = " ".join(plan_text(plan).split())
 
-    assert "experts' loads are those of loads.json" in text
+    assert "Expert loads are those of loads.json" in text
     assert [each.path for each in plan.decisions if each.path.startswith("expert_load")] == []
 
 
@@ -103,7 +103,7 @@ def test_spares_are_named(with_line, plan_of):
     """As the nodes of units are; a plan without any says nothing of them."""
     text = plan_text(plan_of(with_line(8, "  nodes: 7\n  spares: [node-4, node-5, node-6]")))
 
-    assert "  Spares, for a unit that loses a node: node-4 to node-6.\n" in text
+    assert "  Spares for units that lose a node: node-4 to node-6.\n" in text
     assert "Spares" not in plan_text(plan_of(with_line(8, "  nodes: 7")))
 
 
@@ -125,4 +125,4 @@ def test_the_head_says_how_many_gpus_reach_each_other(gpu, per_node, reached, pl
     """A domain of HGX ends with its node, however few GPUs that has; one of NVL72 does not."""
     plan = plan_of(json.dumps(PAIR | {"cluster": {"gpu": gpu, "nodes": 120, "gpus_per_node": per_node}}, indent=1))
 
-    assert f"GB/s one way to the others of {reached}\n" in plan_text(plan)
+    assert f"GB/s each way to the other {reached - 1}\n" in plan_text(plan)

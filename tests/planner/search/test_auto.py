@@ -108,7 +108,7 @@ def test_with_a_schedule_its_windows_decide_how_many_units_there_are(compiled):
     told = [each for each in plan.decisions if each.path.endswith(".units")]
 
     assert [(each.path, each.value) for each in told] == [("prefill.units", 2), ("decode.units", 1)]
-    assert {each.why for each in told} == {"the most that a window of the schedule has on"}
+    assert {each.why for each in told} == {"the most that any window of the schedule has"}
 
 
 def test_auto_and_the_number_it_becomes_plan_alike(compiled):

@@ -4,14 +4,18 @@ import json
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.compiler import _layout_of, _memory_of, check_fit, compile_plan
+from planner.estimate.throughput.imbalance import imbalance_of
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.search.auto import decide
 from planner.search.candidates import KEPT, Candidate, tried_at
-from planner.search.fleet import Offer, fill
+from planner.search.fleet import Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.layouts import search_layouts
 from planner.search.replicas import ReplicaBalance
@@ -152,6 +156,89 @@ def test_one_node_gets_the_layout_that_runs_in_public(gpu):
     assert (chosen["ep_size"], chosen["attention_tp"]) == (8, 1)
 
 
+TRAFFIC = PUBLISHED["traffic"]
+
+
+def test_a_cluster_gets_the_nodes_that_the_peak_hour_needs():
+    """The published day on layouts of our choice: within 15 % of the 278 nodes that DeepSeek had at its peak.
+
+    Two kinds of units suffice at their fullest hour, and one unit less of either would not.
+    """
+    batches = {"max_batch_tokens": 16_384}
+    spec = spec_of("auto", {"tpot_ms": 60}, {}, batches, traffic=TRAFFIC)
+    plan = compile_plan(spec)
+    loads = {each.phase: each for each in plan.demand}
+    nodes = sum(len(unit.nodes) for unit in plan.units)
+
+    assert plan.spec.cluster.nodes == nodes == pytest.approx(278, rel=0.15)
+    for layout in plan.layouts:
+        assert 1 - 1 / layout.num_units < loads[layout.phase].load < 1.01  # the search foresees a rate within 1 %
+
+
+def test_a_cluster_gets_the_nodes_that_written_units_take():
+    """Two prefill units of four nodes, a decode unit of nine, and a spare."""
+    phases = {"decode": {"ep_size": 72, "redundant_experts": 32}, "prefill": {"ep_size": 32, "units": 2}}
+    cluster = {"gpu": "h800", "nodes": "auto", "gpus_per_node": 8, "spares": ["node-0"]}
+    data = {"version": 1, "name": "counted", "model": "deepseek-v3", "cluster": cluster} | phases
+    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), _memory_of, _layout_of)
+
+    assert fit.spec.cluster.nodes == 2 * 4 + 9 + 1
+
+
+@pytest.mark.parametrize(("tokens", "field"), [(1e15, "output_tokens"), (1e14, "output_tokens")])
+def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(tokens, field):
+    """A thousand units of a phase, and 20,000 nodes of all; what is offered instead can be served."""
+
+    def with_traffic(number):
+        return spec_of("auto", {"tpot_ms": 60}, {"ep_size": 72}, {"ep_size": 32}, traffic=TRAFFIC | {field: number})
+
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(with_traffic(tokens))
+    (problem,) = caught.value.problems
+    (change,) = problem.changes
+
+    assert problem.rule.startswith("S729")
+    assert check_fit(with_traffic(change[f"traffic.{field}"])).layouts
+
+
+def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
+    """Against every pair of counts, for two offers a phase; units that are written are too few or suffice."""
+    offers = {
+        "prefill": [Offer("prefill", 2, 70.0, 1.0, 0), Offer("prefill", 3, 100.0, 0.95, 1)],
+        "decode": [Offer("decode", 5, 60.0, 0.8, 0), Offer("decode", 7, 95.0, 1.0, 1)],
+    }
+    free, tokens = {"prefill": None, "decode": None}, {"prefill": 3.0, "decode": 1.0}
+    for wanted in range(10, 900, 37):
+        demand = {"prefill": 3.0 * wanted, "decode": 1.0 * wanted}
+        fewest = {
+            phase: min(n * each.nodes for each in own for n in range(1, 60) if n * each.tokens_per_s >= demand[phase])
+            for phase, own in offers.items()
+        }
+
+        assert meet(offers, free, tokens, demand).nodes == sum(fewest.values())
+    assert meet(offers, free | {"decode": 2}, tokens, {"prefill": 1.0, "decode": 191.0}) == "decode"
+    assert meet(offers, free | {"decode": 2}, tokens, {"prefill": 1.0, "decode": 100.0}).units["decode"] == 2
+
+
+def test_requests_of_a_point_are_as_many_as_the_slo_allows():
+    """`auto` in the operating point leaves the batch free at the written length of KV."""
+    point = {
+        "decode": {"requests": "auto", "kv_tokens": 4500},
+        "prefill": {"step_tokens": "auto", "prompt_tokens": 4000},
+    }
+    free = {"ep_size": 72, "redundant_experts": 32, "max_requests": "auto", "max_request_tokens": 8192}
+    steps = {"ep_size": 32, "redundant_experts": 32, "max_batch_tokens": "auto", "max_request_tokens": 8192}
+    spec = spec_of(20, {"tpot_ms": 50, "ttft_ms": 2000}, free, steps, operating_point=point)
+    plan = compile_plan(spec)
+    decode = next(each.prediction for each in plan.outlooks if each.phase == "decode")
+    chosen = next(each.chosen for each in plan.search.phases if each.phase == "decode").numbers
+
+    assert decode.point.requests == chosen["max_requests"] == plan.spec.operating_point.decode.requests
+    assert decode.point.kv_tokens == 4500
+    assert 48.5 < decode.tpot_seconds.mid * 1e3 <= 50
+    assert plan.spec.operating_point.prefill.step_tokens == plan.spec.prefill.max_batch_tokens
+
+
 def test_units_fill_a_cluster_whose_speed_nobody_knows(plan_of, spec_text):
     """On CPUs, as many of each phase as nodes hold: one prefill unit of a node, one decode unit of two."""
     plan = plan_of(spec_text.replace("units: 1", "units: auto").replace("  max_batch_tokens: 2048\n", ""))
@@ -201,6 +288,45 @@ def test_the_balance_is_known_before_the_map(ep_size, num_slots):
     reached = balance(loads, num_slots, ep_size).max_over_mean
 
     assert ReplicaBalance(loads).bound(num_slots, ep_size) == pytest.approx(sum(reached) / len(reached), rel=0.06)
+
+
+@pytest.mark.parametrize("split", ["equal", "first_on_node", "local_first"])
+@settings(max_examples=5, deadline=None)
+@given(nodes=st.integers(1, 16), more=st.integers(0, 3), pairs=st.sampled_from([400, 131_072]), seed=st.integers(0, 9))
+def test_the_plan_predicts_the_balance_that_the_search_foresaw(split, nodes, more, pairs, seed):
+    """Within 3 % on every size of 16 nodes of 8, under each rule of which replica a token goes to."""
+    gpus, loads = 8 * nodes, draw_loads(1.01, seed, 2, 256, 8)
+    slots = 256 + -256 % gpus + more * gpus
+    made = imbalance_of(
+        balance(loads, slots, gpus, num_nodes=nodes, split=split), loads, gpus, nodes, pairs, num_nodes=nodes
+    )
+
+    assert ReplicaBalance(loads).of(slots, gpus, nodes, pairs).gpus == pytest.approx(made.gpus, rel=0.03)
+
+
+def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
+    """What the search promised for its rule of replicas is what the plan predicts, and no promise is missed."""
+    fixed = {"attention_tp": 1, "max_batch_tokens": 16384, "max_request_tokens": 16384, "max_requests": "auto"}
+    fixed |= {"units": "auto", "ep_size": 16, "redundant_experts": 64}
+    slo = {"ttft_ms": 3000, "tpot_ms": 50}
+    plan = compile_plan(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
+
+    for outlook, searched in zip(plan.outlooks, plan.search.phases, strict=True):
+        foreseen = searched.chosen.speed
+        assert outlook.prediction.tokens_per_s_per_gpu.mid == pytest.approx(foreseen.tokens_per_s_per_gpu, rel=0.01)
+        assert outlook.prediction.imbalance.gpus == pytest.approx(foreseen.max_over_mean, rel=0.03)
+    assert not [each for each in plan.warnings if each.rule.startswith("W115")]
+
+
+def test_a_promise_that_the_plan_misses_is_a_warning():
+    """Said of the field, with what is predicted and with the least that would be kept."""
+    fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
+    plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed))
+    missed = next(each for each in plan.warnings if each.rule.startswith("W115"))
+    kept = compile_plan(spec_of(16, {"ttft_ms": missed.changes[0]["slo.ttft_ms"]}, fixed, fixed))
+
+    assert missed.message.startswith("slo.ttft_ms (5.0) is missed by prefill, whose TTFT is predicted at")
+    assert not [each for each in kept.warnings if each.rule.startswith("W115")]
 
 
 def test_each_size_is_told_once_with_why_another_was_taken():

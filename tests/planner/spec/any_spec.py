@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.facts.catalog import GPUS
 from planner.facts.terms import PHASES
 from planner.families import MODELS
-from planner.spec.schema import MAX_EP_SIZE, MAX_REDUNDANT
+from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 from tests.planner.spec.spec_schema import SCHEMA, all_kinds, options, property_schemas
 
 __all__ = ["EVERYTHING", "OWN_GPU", "specs"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from planner.cli import main
-from planner.compiler import check_fit
+from planner.compiler import check_fit, compile_plan
 from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
@@ -47,9 +47,9 @@ def messages_page(folder):
     return DIGEST.sub("sha256:...", "\n\n".join([HEAD, *parts]) + "\n")
 
 
-def first_messages():
-    """Return rule -> its first message, as the page has them."""
-    parts = (part.splitlines() for part in MESSAGES.read_text().split("\n\n")[1:])
+def first_messages(page=MESSAGES):
+    """Return rule -> its first message, as a page has them."""
+    parts = (part.splitlines() for part in page.read_text().split("\n\n")[1:])
     return {rule: message.strip() for rule, message, *_ in parts}
 
 
@@ -127,13 +127,24 @@ RACKS = PAIR | {
     "decode": PAIR["decode"] | {"redundant_experts": 320},
 }
 
+AUTO_DAY = PAIR | {"schedule": "auto"}
+FREE_NODES = PAIR | {
+    "cluster": PAIR["cluster"] | {"nodes": "auto"},
+    "decode": PAIR["decode"] | {"units": "auto"},
+}
+
+FLOODS = (SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200)), "a: {{ b }}\n" * 600)
+
 # What is no case of `wrong_specs.yaml`: it takes a file that is no text, a plan, or a value that no spec can have.
 OTHERS = {
     "S101": lambda folder: answers(folder, "validate", "none.yaml"),
     "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
-    "S109": _validated("flood.yaml", SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200))),
+    "S109": lambda folder: [problem for text in FLOODS for problem in _validated("flood.yaml", text)(folder)],
     "S722": _of_units_in_racks,
+    "S521": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY)),
+    "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
+    "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
     "S753": _of_another_engine,
     "S760": _of_an_unknown_model,
     "S908": _with_other_references,

@@ -1,7 +1,8 @@
 """A file with more mistakes than anybody reads is answered soon, and nothing is wrong that is not told or counted."""
 
+from planner.problems.errors import MAX_TOLD
 from planner.spec import unknown_keys
-from planner.spec.fields import MAX_TOLD, check_fields
+from planner.spec.fields import check_fields
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
 

@@ -82,6 +82,11 @@ MEANT = [
     ({"model": "nvidia/DeepSeek-R1-0528-FP4"}, "model", "deepseek-r1"),
     ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"}, "model", "qwen3-235b-a22b"),
     ({"model": "kimi-k2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2.5", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking", "decode.precision": "int4"}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking", "decode.precision": None}, "decode.precision", "w4a16"),
+    ({"model": {"config": "moonshotai/Kimi-K2-Thinking"}, "decode.precision": None}, "decode.precision", "w4a16"),
+    ({"model": "moonshotai/Kimi-K2-Thinking-FP8", "decode.precision": None}, "decode.precision", "fp8"),
     ({"kubernetes.rdma": {"rdma/hca": 8}}, "kubernetes.rdma.resource", "rdma/hca"),
     ({"prefill.ep_size": None, "prefill.resources": {"gpu": 2}}, "prefill.ep_size", 2),
     ({"prefill.ep_size": None, "prefill.gpus": 2}, "prefill.ep_size", 2),
@@ -128,6 +133,9 @@ WORDS = [
     ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
     ({"model": "unsloth/DeepSeek-R1-GGUF"}, "model", "in another format"),
     ({"model": {"config": "org/DeepSeek-R1-AWQ"}}, "model.config", "in another format"),
+    ({"model": "Qwen/Qwen3-235B-A22B-GPTQ-Int4"}, "model", "or give its config.json"),
+    ({"model": "openai/gpt-oss"}, "model", "write gpt-oss-120b or gpt-oss-20b"),
+    ({"model": "deepseek-v4"}, "model", "write deepseek-v4-flash or deepseek-v4-pro"),
     ({"model": "XiaomiMiMo/MiMo-V2-Pro"}, "model", "give its config.json"),
     ({"model": "zai-org/GLM-5-Air"}, "model", "give its config.json"),
     ({"model.config": "https://hub.example/config.json"}, "model.config", "download it"),
@@ -166,6 +174,32 @@ def test_the_nearest_number_of_redundant_experts_comes_first(ep_size, written, o
     problem = next(each for each in problems_of(json.dumps(data)) if each.rule.startswith("S501"))
 
     assert [each["prefill.redundant_experts"] for each in problem.changes] == offered
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-235B-A22B-GPTQ-Int4", "RedHatAI/Qwen3-235B-A22B-quantized.w4a16"])
+def test_another_int4_is_told_from_w4a16(name, problems_of):
+    """There is a precision with INT4, so the reason says how it differs."""
+    (problem,) = problems_of(json.dumps(applied(RIVER, {"model": name, "cluster.gpu": "h800"})))
+
+    assert "w4a16 here, which is INT4 experts by 32" in problem.reason
+
+
+def test_a_misplaced_key_goes_only_where_a_phase_stays(problems_of):
+    """Beside mixed, decode is to be removed: what two fixes say together has decode in neither."""
+    both = {"prefill": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "kubernetes.replicas": 3}
+    problems = problems_of(json.dumps(applied(PAIR, both), indent=1))
+    offered = {each.path: each.changes for each in problems}
+
+    assert offered["kubernetes.replicas"] == ({"kubernetes.replicas": None, "mixed.units": 3},)
+    assert offered["mixed"] == ({"decode": None},)
+
+
+def test_a_unit_of_part_of_a_node_is_one_mistake(problems_of):
+    """Groups of 8 fit into nodes of 8: the unit of 36 GPUs is wrong, and they are right beside what is offered."""
+    (problem,) = problems_of(json.dumps(applied(PAIR, {"decode.ep_size": 36, "decode.attention_tp": 8}), indent=1))
+
+    assert problem.rule.startswith("S502")
+    assert not any(each[problem.path] % 8 for each in problem.changes)
 
 
 def test_a_config_in_place_of_a_spec_is_said_once(problems_of):

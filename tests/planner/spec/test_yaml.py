@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.problems.errors import SpecError
+from planner.problems.errors import MAX_TOLD, SpecError
+from planner.spec import yaml
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.spec.wrong_specs import CASES
 
@@ -24,6 +25,36 @@ def test_deep_nesting_is_refused_before_it_can_hurt():
 
     (problem,) = error.value.problems
     assert (problem.rule[:4], problem.line, problem.column) == ("S108", 1, 36)
+
+
+@pytest.mark.parametrize(
+    ("limit", "text", "place", "says"),
+    [
+        ("MAX_VALUES", "a: [1, 2, 3]\n", (1, 11), "more than 5 keys and values"),
+        ("MAX_VALUES", "a: 1\nb: 2\nc: 3\n", (3, 1), "more than 5 keys and values"),
+        ("MAX_PATH_CHARACTERS", "long: [1, 2]\n", (1, 8), "have more than 5 characters"),
+    ],
+)
+def test_a_file_has_an_end(limit, text, place, says, monkeypatch):
+    """S101: four million items took 0.9 GB, and each item below a long key has a path as long as the key."""
+    monkeypatch.setattr(yaml, limit, 5, raising=False)
+    with pytest.raises(SpecError) as error:
+        parse_document(text, "spec.yaml")
+
+    (problem,) = error.value.problems
+    assert (problem.rule[:4], (problem.line, problem.column)) == ("S101", place)
+    assert says in problem.reason
+
+
+@pytest.mark.parametrize(("line", "rule"), [("a\uff1ab", "S103"), ("b: {{ c }}", "S105")])
+def test_a_flood_of_one_mistake_is_told_in_part(line, rule):
+    """S109: 100,000 such lines were 14 MB of messages."""
+    with pytest.raises(SpecError) as error:
+        parse_document("a: 1\n" + f"{line}\n" * 600, "spec.yaml")
+
+    *told, more = error.value.problems
+    assert {each.rule[:4] for each in told} == {rule}
+    assert (len(told), more.rule[:4], more.line, more.reason[:4]) == (MAX_TOLD, "S109", MAX_TOLD + 2, rule)
 
 
 def test_a_missing_file_is_one_sentence(tmp_path):

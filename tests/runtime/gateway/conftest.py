@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +27,8 @@ import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import digest_of
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Logprobs, Prefill, State, Token
+from runtime.protocol.messages import Embed, FromGateway, Hello, Logprobs, Prefill, State, Token
+from tests.ports import free_ports
 
 ADDRESS = "127.0.0.1"
 BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
@@ -144,21 +144,16 @@ class GatewayProcess:
         return self.process.wait(PATIENCE_S)
 
 
-def free_ports(count):
-    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
-
-
 @pytest.fixture(scope="session")
 def start_gateway(write_checkpoint, tmp_path_factory):
-    """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers."""
+    """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers.
+
+    `open_files` is the limit of its descriptors, `keys` the content of a file of keys.
+    """
     started = []
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("tool-checkpoint"), chat_template=TOOL_TEMPLATE)
 
-    def start(ports=None, wait=True) -> GatewayProcess:
+    def start(ports=None, wait=True, open_files=None, keys=None) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")
         ports = dict(zip(("http", "registry", "metrics"), free_ports(3), strict=True)) | (ports or {})
         config = checkpoint / "config.json"
@@ -183,9 +178,14 @@ def start_gateway(write_checkpoint, tmp_path_factory):
         launch_file.write_text(json.dumps(launch | {"launch_digest": digest_of(launch)}))
         log_file = folder / "log"
         environment = os.environ | {"PYTHONPATH": str(Path(runtime.__file__).parents[1])}
+        words = ["--launch", launch_file, "--address", ADDRESS]
+        if keys is not None:
+            (folder / "keys.json").write_text(json.dumps(keys))
+            words += ["--keys", folder / "keys.json"]
+        limits = ["prlimit", f"--nofile={open_files}"] if open_files else []
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "runtime", "gateway", "--launch", launch_file, "--address", ADDRESS],
+                [*limits, sys.executable, "-m", "runtime", "gateway", *words],
                 stderr=log,
                 stdout=log,
                 env=environment,
@@ -240,7 +240,7 @@ class FakeRank:
     def __init__(self, loop, port, hello: Hello):
         self.hello = hello
         self.heard: queue.Queue[FromGateway] = queue.Queue()
-        self.on_prefill = None
+        self.on_prefill = self.on_embed = None
         self._loop = loop
         self._reader, self._writer = self._run(asyncio.open_connection(ADDRESS, port))
         self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
@@ -265,8 +265,9 @@ class FakeRank:
         frames = FrameReader(self._reader, FromGateway)
         while (frame := await frames.read()) is not None:
             self.heard.put(frame[0])
-            if isinstance(frame[0], Prefill) and self.on_prefill:
-                asyncio.ensure_future(self.on_prefill(frame[0]))  # noqa: RUF006  # the loop outlives every test
+            answer = {Prefill: self.on_prefill, Embed: self.on_embed}.get(type(frame[0]))
+            if answer is not None:
+                asyncio.ensure_future(answer(frame[0]))  # noqa: RUF006  # the loop outlives every test
 
     def _run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)

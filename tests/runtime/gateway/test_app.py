@@ -385,7 +385,7 @@ def test_more_choices_than_there_can_be_are_not_made(gateway, pair):
         ("POST", "/v1/completions", '{"model": "org/tiny", "prompt": "\\ud800"}', 400, None),
         ("POST", "/v1/completions", '{"prompt": ' + 100_000 * "[", 400, None),
         ("POST", "/v1/chat/completions", '{"model": "org/tiny"}', 400, None),
-        ("POST", "/v1/completions", (8 * 2**20 + 1) * "x", 413, "request_too_large"),
+        ("POST", "/v1/completions", 9 * 2**20 * "x", 413, "request_too_large"),
     ],
 )
 def test_every_error_has_openais_shape(gateway, method, path, body, status, code):

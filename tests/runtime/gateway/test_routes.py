@@ -6,7 +6,15 @@ import socket
 import jsonschema
 import pytest
 
-from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, neutral_values, parse_body
+from runtime.gateway.body import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingsBody,
+    TokenizeBody,
+    neutral_values,
+    parse_body,
+)
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.openapi import describe
 from tests.runtime.gateway.conftest import ADDRESS, BOS, BOS_ID, MAX_REQUEST_TOKENS, PATIENCE_S
@@ -15,6 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "mill"}]}
 SAID = {
     CompletionBody: {"model": "m", "prompt": "x"},
     ChatBody: {"model": "m"} | CHAT,
+    EmbeddingsBody: {"model": "m", "input": ["x", [5]]},
     TokenizeBody: {"prompt": "x"},
     DetokenizeBody: {"tokens": [5]},
 }
@@ -34,6 +43,9 @@ WISHES = [
     {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     {"thinking": {"type": "maybe"}},
     {"tokens": ["x"]},
+    {"encoding_format": "base64"},
+    {"encoding_format": "int8"},
+    {"dimensions": 9},
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}}},
     {"response_format": {"type": "json_schema"}},

@@ -79,6 +79,7 @@ def test_what_pods_name_is_found_wherever_it_stands(needs):
         "LocalQueue tidemill/inference",
         "PersistentVolumeClaim tidemill/models",
         "Secret tidemill/token",
+        "Secret tidemill/chat-keys",
         "PriorityClass production",
         "RuntimeClass nvidia",
         "NetworkAttachmentDefinition tidemill/rail-0",
@@ -99,7 +100,11 @@ def needs_with_everything():
         "metadata": {"annotations": {module.NETWORKS: "rail-0, fabric/rail-1@net1"}},
         "spec": {
             "containers": [{"name": "c", "env": env}],
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "models"}}, {"name": "s", "emptyDir": {}}],
+            "volumes": [
+                {"name": "v", "persistentVolumeClaim": {"claimName": "models"}},
+                {"name": "s", "emptyDir": {}},
+                {"name": "l", "projected": {"sources": [{"configMap": {}}, {"secret": {"name": "chat-keys"}}]}},
+            ],
             "priorityClassName": "production",
             "runtimeClassName": "nvidia",
         },

@@ -11,7 +11,7 @@ from pulumi.runtime import resource as sdk
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
-from stacks.program import deployment
+from stacks.kube.manifest import OBJECTS
 from stacks.program.deployment import deploy
 from stacks.program.plan_objects import plan_objects
 from stacks.provider import occupants
@@ -30,14 +30,14 @@ def declared(plan):
     return declared_of(plan)
 
 
-def declared_of(plan):
-    """Of any plan."""
+def declared_of(plan, slow="units"):
+    """Of any plan; the resource of one name takes its time."""
     found = []
 
     class Mocks(pulumi.runtime.Mocks):
         def new_resource(self, args):
-            if args.typ == occupants.TOKEN:
-                time.sleep(0.5)  # whoever does not wait for the list is made meanwhile
+            if args.name == slow:
+                time.sleep(0.5)  # whoever does not wait for it is made meanwhile
             found.append((args.typ, args.name, args.inputs))
             return args.name, args.inputs
 
@@ -78,20 +78,33 @@ def test_units_come_after_the_list_of_all_units(plan, declared):
     listed = types.index(occupants.TOKEN)
     of_units = [place for place, (_, name, _) in enumerate(declared) if name in {unit.name for unit in plan.units}]
 
-    assert len(of_units) == sum(map(len, plan_objects(plan).units.values()))
+    assert len(of_units) == len(plan.units)
     assert types.index("tidemill:core/v1:Namespace") < listed < min(of_units)
     assert declared[listed][2] == {"objects": plan_objects(plan).occupants()}
     assert declared[-1][:2] == (occupants.ARRIVALS, "units-ready")
     assert declared[-1][2] == {"names": [unit.name for unit in plan.units]}
 
 
-def test_a_unit_begins_when_one_before_it_has_all_but_its_pods(plan, monkeypatch):
-    """So the first pods do not wait for the files of the last unit."""
-    monkeypatch.setattr(deployment, "AT_ONCE", 1)
-    first, second = (unit.name for unit in plan.units)
-    made = [(kind.rpartition(":")[2], name) for kind, name, _ in declared_of(plan)]
+def test_what_pods_share_waits_for_its_namespace_alone(plan):
+    """One that takes long keeps none of the others."""
+    with_budgets = replace(plan, kubernetes=plan.kubernetes.model_copy(update={"disruptions": 0}))
+    made = [(kind.rpartition(":")[2], name) for kind, name, _ in declared_of(with_budgets, slow="demo-runtime")]
 
-    assert made.index(("Service", first)) < made.index(("ConfigMap", second))
+    assert made[1] == ("Namespace", "tidemill")
+    assert made.index(("PodDisruptionBudget", "demo-decode")) < made.index(("ServiceAccount", "demo-runtime"))
+
+
+def test_gateway_and_units_are_one_resource_each(plan, declared):
+    """With all their objects, by kind, and by name where another object of the kind is called as the owner."""
+    made = {name: inputs for kind, name, inputs in declared if kind == OBJECTS}
+    objects = plan_objects(plan)
+
+    assert list(made) == ["demo-gateway", *objects.units]
+    assert set(made["demo-prefill-0"]) == {"ConfigMap", "LeaderWorkerSet", "Service"}
+    assert {"Deployment", "Service", "Service demo-registry"} <= set(made["demo-gateway"])
+    for name, of_owner in {"demo-gateway": objects.gateway, **objects.units}.items():
+        assert len(made[name]) == len(of_owner)
+        assert all(each.manifest in made[name].values() for each in of_owner)
 
 
 def test_no_resource_has_the_programs_stack_with_it(plan, monkeypatch):

@@ -5,7 +5,7 @@ import threading
 import pytest
 from pulumi.runtime.proto import provider_pb2 as pb
 
-from stacks.kube.manifest import type_token
+from stacks.kube.manifest import OBJECTS, type_token
 from stacks.provider import occupants, session
 from stacks.provider.servicer import InitFailed, Servicer
 from stacks.provider.wire import to_plain, to_struct
@@ -244,3 +244,125 @@ def test_a_state_holds_each_manifest_once(fake, servicer):
     for answer in answers:
         named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "demo"}}
         assert to_plain(answer.properties) == named
+
+
+def together(launch="settings", **service):
+    """A unit as one resource."""
+    file = CONFIG_MAP | {"metadata": CONFIG_MAP["metadata"] | {"name": launch}}
+    metadata = {"name": "decode-0", "namespace": "demo", "labels": LABELS}
+    spec = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service}
+    return {"ConfigMap": file, "LeaderWorkerSet": group("decode-0"), "Service": spec}
+
+
+@pytest.fixture
+def unit(fake, servicer):
+    """Such a one, which is there and ready."""
+    servicer.Create(pb.CreateRequest(type=occupants.TOKEN, properties=listed("decode-0")), None)
+    made = servicer.Create(pb.CreateRequest(type=OBJECTS, properties=to_struct(together())), None)
+    become_ready(fake, "decode-0")
+    return made
+
+
+def look(servicer, inputs):
+    """What a refresh makes of it."""
+    request = pb.ReadRequest(id="x", type=OBJECTS, properties=to_struct({}), inputs=to_struct(inputs))
+    return servicer.Read(request, None)
+
+
+def compare(servicer, old, new):
+    """Path -> kind of change, and which properties need another resource."""
+    diff = servicer.Diff(pb.DiffRequest(type=OBJECTS, old_inputs=to_struct(old), news=to_struct(new)), None)
+    kinds = {path: pb.PropertyDiff.Kind.Name(each.kind) for path, each in diff.detailedDiff.items()}
+    return kinds, list(diff.replaces)
+
+
+def test_a_unit_is_one_resource(fake, servicer, unit):
+    """Named by its group, with each manifest once; a new one is not awaited, and is there in order."""
+    read = look(servicer, together())
+
+    assert (unit.id, read.id) == ("leaderworkerset.x-k8s.io/v1/LeaderWorkerSet/demo/decode-0",) * 2
+    assert read.inputs == to_struct(together())
+    assert list(to_plain(unit.properties)) == list(to_plain(read.properties)) == ["LeaderWorkerSet"]
+    assert unit.refresh_before_update
+    assert read.refresh_before_update
+    assert [path for verb, path in fake.requests if verb == "PATCH"][-1] == f"{GROUPS}/decode-0"
+
+
+def test_an_object_of_a_unit_that_somebody_deleted_is_named(fake, servicer, unit):
+    """By its key, and made again; the unit is gone only when all are."""
+    del fake.objects["/api/v1/namespaces/demo/services/decode-0"]
+    found = to_plain(look(servicer, together()).inputs)
+
+    assert compare(servicer, found, together()) == ({"Service": "ADD"}, [])
+    request = pb.UpdateRequest(type=OBJECTS, old_inputs=to_struct(found), news=to_struct(together()), timeout=30)
+    servicer.Update(request, None)
+    assert "/api/v1/namespaces/demo/services/decode-0" in fake.objects
+
+    fake.objects.clear()
+    assert look(servicer, together()).id == ""
+
+
+def test_a_change_in_a_unit_is_named_by_object_and_path(fake, servicer, unit):
+    """What is made anew by itself is warned of, and does not replace the unit; another group does."""
+    other = together("settings-2", clusterIP="None")
+    fake.refused["/api/v1/namespaces/demo/services/decode-0"] = (422, "spec.clusterIP: field is immutable")
+    moved = together()
+    moved["LeaderWorkerSet"]["metadata"] = moved["LeaderWorkerSet"]["metadata"] | {"namespace": "elsewhere"}
+
+    named = {"ConfigMap.metadata.name": "UPDATE", "Service.spec.clusterIP": "ADD"}
+    assert compare(servicer, together(), other) == (named, [])
+    assert servicer.engine.warnings == [
+        "Service demo/decode-0 is deleted and made anew, since spec.clusterIP cannot be changed"
+    ]
+    assert compare(servicer, together(), together()) == ({}, [])
+    whole = {"LeaderWorkerSet.metadata.namespace": "UPDATE_REPLACE"}
+    assert compare(servicer, together(), moved) == (whole, ["LeaderWorkerSet"])
+    fake.refused[f"{GROUPS}/decode-0"] = (422, "spec.x: field is immutable")
+    other = together() | {"LeaderWorkerSet": group("decode-0") | {"spec": {"x": 1}}}
+    assert compare(servicer, together(), other) == ({"LeaderWorkerSet.spec.x": "ADD_REPLACE"}, ["LeaderWorkerSet"])
+
+
+def test_what_a_half_made_unit_has_is_in_the_state(fake, servicer):
+    """With the reason; the next run makes the rest, and `destroy` finds what is there."""
+    fake.forbidden[f"{GROUPS}/decode-0"] = "no"
+    request = pb.CreateRequest(type=OBJECTS, properties=to_struct(together()))
+
+    with pytest.raises(InitFailed, match="LeaderWorkerSet demo/decode-0") as error:
+        servicer.Create.__wrapped__(servicer, request)
+
+    assert list(to_plain(error.value.detail.inputs)) == ["ConfigMap", "Service"]
+    assert error.value.detail.id == "v1/Service/demo/decode-0"
+
+
+def test_objects_that_a_unit_has_taken_over_stay(fake, servicer, unit):
+    """A state of before has each as a resource, which Pulumi deletes: also in a run that only finds the unit."""
+    later = Servicer(SilentEngine())
+    later.Configure(pb.ConfigureRequest(), None)
+    later.Check(pb.CheckRequest(type=OBJECTS, news=to_struct(together())), None)
+
+    for each in together().values():
+        delete(later, each)
+
+    assert len(fake.objects) == 3
+    request = pb.DeleteRequest(type=OBJECTS, old_inputs=to_struct(together()), timeout=30)
+    later.Delete(request, None)
+    assert fake.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "there must be at least one manifest"),
+        ({"Service": "x"}, "Service must be a manifest: it is no map"),
+        (
+            {"Service": {"kind": "Service", "metadata": {"name": "a"}}},
+            "Service must be a manifest: apiVersion is missing",
+        ),
+        ({"Service": {"apiVersion": "v1", "kind": "Service"}}, "Service must be a manifest: metadata.name is missing"),
+    ],
+)
+def test_several_that_are_no_objects_are_refused(servicer, values, reason):
+    """With what they should be."""
+    (failure,) = servicer.Check(pb.CheckRequest(type=OBJECTS, news=to_struct(values)), None).failures
+
+    assert failure.reason == reason

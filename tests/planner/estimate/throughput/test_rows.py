@@ -1,6 +1,7 @@
 """Predictions against what was published, and against figures of the operators' tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,13 @@ from planner.estimate.throughput.imbalance import luck
 from planner.estimate.throughput.intervals import SCALED_WIDTH
 from planner.estimate.throughput.kernels import kernels_json
 from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.work import why_unknown, work_of
 from planner.facts.catalog import GPUS
 from planner.families import MODELS
 from tests.benchmarks.throughput import fitted
-from tests.benchmarks.throughput_rows import ROWS, V3
+from tests.benchmarks.throughput_rows import PROFILE_DECODE, PROFILE_PREFILL, ROWS, V3, prompts
 
 H100, H800 = (machine_of(GPUS[name], name) for name in ("h100", "h800"))
 MOE = next(layer for layer in work_of(V3, "fp8", "bf16").layers if layer.expert)
@@ -86,6 +89,28 @@ def test_ranges_of_scaled_constants_cover_what_was_measured():
     assert found["points"] > 1000
     assert found["covered"] >= 0.85 * found["points"]
     assert found["width"] == SCALED_WIDTH
+
+
+def test_an_indexer_is_worth_it_in_long_contexts_only():
+    """V3.2 is V3 with an indexer: slower in short contexts, and reading 2,048 tokens of long ones pays for it.
+
+    Of a token of KV the indexer takes 64 heads of 128, 16,384 operations, and reads 132 bytes.
+    """
+    sparse = next(layer for layer in work_of(MODELS["deepseek-v3.2"], "fp8", "bf16").layers if layer.expert).attention
+    gains = {}
+    for tokens in (1024, 131_072):
+        for row in (
+            replace(PROFILE_DECODE, point=OperatingPoint(64, tokens)),
+            replace(PROFILE_PREFILL, point=prompts(tokens)),
+        ):
+            dense = row.case()
+            gains[row.phase, tokens] = saturated_rate(
+                replace(dense, model=work_of(MODELS["deepseek-v3.2"], "fp8", "bf16"))
+            ) / saturated_rate(dense)
+
+    assert (sparse.index_flops, sparse.index_bytes, sparse.core_bytes, sparse.window) == (16_384, 132, 1_152, 2_048)
+    assert gains["decode", 1024] < 1 < 3 < gains["decode", 131_072]
+    assert gains["prefill", 1024] < 1 < 2 < gains["prefill", 131_072]
 
 
 @pytest.mark.parametrize("name", MODELS)

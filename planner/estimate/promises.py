@@ -1,0 +1,41 @@
+"""Warnings about latencies that a spec promises under `slo` and that its plan is predicted to miss.
+
+A plan with such a phase is still a plan: predictions have wide ranges, and a promise may be a wish. Where `auto` chose
+the layout, it kept the promise by what was foreseen of the expert map. The plan predicts with the map itself.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from math import ceil
+
+from planner.estimate.performance import PhaseOutlook
+from planner.facts.terms import Phase
+from planner.problems.errors import Problem, Violation
+from planner.problems.fix import nearest
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["missed_promises"]
+
+MS_PER_S = 1e3
+CHOSEN = "auto chose its layout before its expert map was known"
+GIVEN = "the sizes and limits that it is given allow no less"
+
+
+def missed_promises(
+    spec: ResolvedSpec, outlooks: Sequence[PhaseOutlook], searched: Collection[Phase]
+) -> tuple[Problem, ...]:
+    """Return a warning for each promised latency that a phase misses; speed chose the layouts of those `searched`."""
+    return tuple(spec.problem(each) for outlook in outlooks for each in _missed(spec, outlook, searched))
+
+
+def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phase]) -> Iterator[Violation]:
+    found, phase, slo = outlook.prediction, outlook.phase, spec.written.slo
+    if found is None:
+        return
+    for name, promised, each in (
+        ("ttft", slo.ttft_ms, found.ttft_seconds),
+        ("tpot", slo.tpot_ms, found.tpot_seconds),
+    ):
+        if promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
+            rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.4g} ms"
+            reason = CHOSEN if phase in searched else GIVEN
+            yield Violation(f"slo.{name}_ms", promised, rule, reason, nearest(ceil(reached)))

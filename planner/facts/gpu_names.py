@@ -1,0 +1,64 @@
+"""Names of GPUs as others write them: `NVIDIA-H100-80GB-HBM3`, a label of a node, is `h100` in the catalog.
+
+A name means an entry of the catalog where it says the same chip on the same board with the same memory. A chip is sold
+in several: the H100 NVL and the H20-3e have other figures than the H100 and the H20 of the catalog.
+"""
+
+import re
+from collections.abc import Iterable
+
+from planner.facts.catalog import GPUS
+
+__all__ = ["same_gpu", "unplanned_gpu"]
+
+# Chips that are sold and not in the catalog, so that none of them is taken for one that is called alike.
+UNPLANNED = (
+    *("a10", "a30", "a40", "a100", "a800", "b100", "b300", "gb300", "gh200", "h20e", "l2", "l4", "l20", "l40", "l40s"),
+    *("t4", "v100", "mi250", "mi250x", "mi300a", "mi308x", "mi325x", "mi350x", "mi355x"),
+)
+UNPLANNED_SERIES = ("rtx", "gaudi", "ascend")  # whose chips have numbers behind the word
+
+# What a name has beside the chip that the catalog's entry is sold as: its maker, its board, its kind of memory.
+SAME_CHIP = frozenset(
+    (*("nvidia", "amd", "instinct", "tensor", "core", "gpu"), *("hgx", "dgx", "sxm", "sxm5", "oam", "hbm3", "hbm3e"))
+)
+WORD = re.compile(r"[a-z0-9.]+")
+COUNTED = re.compile(r"[0-9]+x(?=[a-z])|(?<=[0-9])x[0-9]+$")  # 8xh100, h100x8
+
+
+def same_gpu(written: str) -> str | None:
+    """Return the entry of the catalog that `written` says, or misspells in one digit; None for any other GPU."""
+    words = [each for each in _words(written) if each not in SAME_CHIP]
+    for name, gpu in GPUS.items():
+        said_too = {f"{gpu.nominal_gb}gb", f"{gpu.nominal_gb}g", f"nvl{gpu.nvlink_domain}"} if gpu.nominal_gb else set()
+        if "".join(each for each in words if each not in said_too) == name:
+            return name
+    slips = [name for name in GPUS if len(words) == 1 and words[0] not in UNPLANNED and _is_slip(words[0], name)]
+    return slips[0] if len(slips) == 1 else None
+
+
+def unplanned_gpu(written: str) -> str | None:
+    """Return the GPU that `written` says and that the catalog lacks; None for a name of the catalog or of no GPU.
+
+    A chip of the catalog on another board, or with other memory, is another GPU: all of its name is returned.
+    """
+    words = _words(written)
+    listed = [each for each in words if each in UNPLANNED or each.startswith(UNPLANNED_SERIES)]
+    if listed:
+        return listed[0]
+    is_of_catalog = any(each in GPUS for each in words)
+    return written.casefold() if is_of_catalog and same_gpu(written) is None else None
+
+
+def _words(written: str) -> list[str]:
+    return WORD.findall(COUNTED.sub("", written.casefold()))
+
+
+def _is_slip(word: str, name: str) -> bool:
+    """Whether `word` is `name` with one digit more or less."""
+    shorter, longer = sorted((word, name), key=len)
+    return shorter in _without_a_digit(longer)
+
+
+def _without_a_digit(word: str) -> Iterable[str]:
+    return (word[:index] + word[index + 1 :] for index, each in enumerate(word) if each.isdigit())

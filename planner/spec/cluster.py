@@ -1,0 +1,148 @@
+"""The spec's `cluster` section: its GPU, of the catalog or the user's own, and its nodes."""
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from planner.facts.catalog import GPUS
+from planner.facts.quantities import quantity
+from planner.spec.section import Section, form_of, one_of
+from planner.spec.undecided import AUTO, OR_AUTO
+
+__all__ = ["A_GPU", "ClusterSpec", "GpuSpec", "NodeSpec"]
+
+MAX_NODES = 20_000
+MAX_TFLOPS = 1_000_000
+
+A_GPU = next(name for name in GPUS if name != "cpu")  # for examples
+
+
+class GpuSpec(Section):
+    """A GPU that the catalog does not have."""
+
+    name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
+    memory: Annotated[int, *quantity("bytes")] = Field(
+        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB, as "
+        "where 79.1GiB are sold as 80 GB.",
+        examples=["94GiB"],
+    )
+    nvlink: Annotated[float, *quantity("link")] | None = Field(
+        default=None,
+        description="Bandwidth one way to all other GPUs of its NVLink domain, or of what replaces NVLink.",
+        examples=["450GB/s"],
+    )
+    peer: Annotated[float, *quantity("link")] | None = Field(
+        default=None,
+        description="Bandwidth one way to one other GPU, where the GPUs of a domain form a mesh without switches.",
+        examples=["64GB/s"],
+    )
+    nvlink_domain: int | None = Field(
+        default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
+    )
+    nic: Annotated[float, *quantity("link")] | None = Field(
+        default=None, description="Bandwidth one way of each NIC.", examples=["400Gbps"]
+    )
+    gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
+    fp8_tflops: float | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TFLOPS,
+        description="Rate of dense FP8 matmuls, in TFLOPS; without rates no speed is predicted.",
+        examples=[1979],
+    )
+    bf16_tflops: float | None = Field(
+        default=None, ge=1, le=MAX_TFLOPS, description="Rate of dense BF16 matmuls, in TFLOPS.", examples=[989]
+    )
+    memory_bandwidth: Annotated[float, *quantity("link")] | None = Field(
+        default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
+    )
+    kubernetes_resource: str = Field(
+        default="nvidia.com/gpu",
+        min_length=1,
+        description="Resource that a container requests.",
+        examples=["amd.com/gpu"],
+    )
+
+
+def _number_or_list(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<number>"
+
+
+class NodeSpec(Section):
+    """One node of a cluster that is given node by node."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the node in Kubernetes.", examples=["gpu-a01"])
+    rack: str | None = Field(default=None, min_length=1, description="Its rack.", examples=["a"])
+    leaf: str | None = Field(
+        default=None, min_length=1, description="Leaf switch that its NICs are connected to.", examples=["leaf-1"]
+    )
+    power: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Power domain: nodes with the same name lose power together.",
+        examples=["pdu-1"],
+    )
+    gpu: Annotated[str, one_of(GPUS, or_text=True)] | None = Field(
+        default=None,
+        min_length=1,
+        description="Its GPU model, by default the cluster's. Nodes with a GPU that no phase uses stay free.",
+        examples=[A_GPU],
+    )
+    gpus: int | None = Field(
+        default=None, ge=0, le=64, description="Number of its GPUs, by default gpus_per_node.", examples=[8]
+    )
+    taints: list[str] = Field(
+        default=[],
+        description="Its taints, of which NoSchedule and NoExecute keep units away.",
+        examples=[["team=research:NoSchedule"]],
+    )
+    cordoned: bool = Field(
+        default=False, description="Whether the node is cordoned, so that it takes no new pods.", examples=[False]
+    )
+
+
+class ClusterSpec(Section):
+    """The nodes that the units are placed on."""
+
+    gpu: Annotated[
+        Annotated[str, one_of(GPUS), Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(form_of)
+    ] = Field(
+        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
+        examples=[A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],
+    )
+    nodes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_NODES), Tag("<number>")]
+        | Annotated[list[NodeSpec], Field(min_length=1, max_length=MAX_NODES), Tag("<list>")],
+        Discriminator(_number_or_list),
+        *OR_AUTO,
+    ] = Field(
+        description="Number of nodes (named node-0 and so on), or a list of nodes. With auto, as many as the units or,"
+        " where these are auto too, the traffic's peak hour take.",
+        examples=[22, [{"name": "gpu-a01"}], AUTO],
+    )
+    gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default=[],
+        max_length=MAX_NODES,
+        description="Names of nodes that no unit is planned on, and that any unit may move to when it loses one of its"
+        " own.",
+        examples=[["node-21"]],
+    )
+    rack_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Number of nodes per rack, in order. A unit is placed in one rack if one has room.",
+        examples=[4],
+    )
+    leaf_size: int | None = Field(
+        default=None, ge=1, le=20_000, description="Number of nodes per leaf switch, in order.", examples=[32]
+    )
+    power_domain_size: int | None = Field(
+        default=None, ge=1, le=20_000, description="Number of nodes that lose power together, in order.", examples=[16]
+    )
+
+    @property
+    def gpu_name(self) -> str:
+        """Return the GPU's name in plans."""
+        return self.gpu if isinstance(self.gpu, str) else self.gpu.name

@@ -1,0 +1,101 @@
+"""Keys that say a field of ours in another unit: `ttft_s`, `input_tokens_per_second`, or `tpot: 50ms`.
+
+Our keys have their unit in their name, or count a day's. A key that differs in the unit alone says the same with
+another number, and one without a unit says nobody knows what unless its value has one. A percentile of what we say as
+an average is another notion.
+
+    ttft_s: 2                           ttft_ms: 2000
+    itl: 50ms                           tpot_ms: 50
+    input_tokens_per_second: 7000000    input_tokens: 604800000000
+    ttft_p99_ms: 2000                   none of ours
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["InOurUnit", "in_our_unit"]
+
+MS = {"us": 1e-3, "ms": 1, "s": 1e3, "min": 6e4}
+TIME_WORDS = {
+    **MS,
+    **dict.fromkeys(("msec", "millis", "milliseconds"), 1),
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), 1e3),
+}
+A_DAY = {
+    **dict.fromkeys(("s", "sec", "second"), 86_400),
+    **dict.fromkeys(("m", "min", "minute"), 1_440),
+    **dict.fromkeys(("h", "hour"), 24),
+    **dict.fromkeys(("d", "day"), 1),
+}
+MAX_NUMBER = 1e18  # assumed: nobody means a larger one, and its product may be no number
+COUNTED_A_DAY = ("input_tokens", "output_tokens")
+PER = re.compile(rf"(?P<field>{'|'.join(COUNTED_A_DAY)})_(?:per|a)_(?P<time>[a-z]+)")
+TIME = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>us|ms|s|min)")
+PERCENTILE = re.compile(r"p[0-9]{2,4}|median")
+MEANS = ("mean", "avg", "average")
+
+# Other words for the same time, as the benchmarks of vLLM and SGLang print them.
+SAME_TIMES = {
+    "itl": "tpot",
+    "tbt": "tpot",
+    "inter_token_latency": "tpot",
+    "time_between_tokens": "tpot",
+    "time_per_output_token": "tpot",
+    "time_to_first_token": "ttft",
+}
+
+
+@dataclass(frozen=True)
+class InOurUnit:
+    """The field that was meant, and its value; None where nobody can tell it, with what to do instead."""
+
+    field: str
+    value: float | None
+    reason: str
+    instead: str = ""
+
+
+def in_our_unit(key: str, value: Any, fields: Collection[str]) -> InOurUnit | None:
+    """Return which of the `fields` of its section `key` says in another unit; None for any other key."""
+    plain = key.lstrip("-").replace("-", "_").casefold()
+    if (rate := PER.fullmatch(plain)) and rate["field"] in fields and rate["time"] in A_DAY:
+        number = _plainest(value * A_DAY[rate["time"]]) if _is_number(value) else None
+        return InOurUnit(rate["field"], number, "it counts the tokens of a day", f"write {rate['field']}, of a day")
+    words = plain.split("_")
+    unit = words[-1] if words[-1] in TIME_WORDS else None
+    of_time = [each for each in (words[:-1] if unit else words) if each not in MEANS]
+    notion = "_".join(each for each in of_time if not PERCENTILE.fullmatch(each))
+    field = f"{SAME_TIMES.get(notion, notion)}_ms"
+    if field not in fields or plain == field:
+        return None
+    if notion != "_".join(of_time):
+        reason = "predictions are averages, so no percentile can be promised"
+        return InOurUnit(field, None, reason, f"write the average that is promised as {field}")
+    number = _in_ms(value, unit)
+    reason = "it could be in any unit" if number is None else f"{field} says it in milliseconds"
+    return InOurUnit(
+        field,
+        number,
+        "tidemill calls it by another name" if number is not None and number == value else reason,
+        f"write {field}, in milliseconds",
+    )
+
+
+def _in_ms(value: Any, unit: str | None) -> float | None:
+    """Return `value` in milliseconds: by its own unit, else by that of its key; None where neither has one."""
+    match = TIME.fullmatch(value) if isinstance(value, str) else None
+    if match:
+        return _plainest(float(match["number"]) * MS[match["unit"]])
+    return _plainest(value * TIME_WORDS[unit]) if unit and _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < MAX_NUMBER
+
+
+def _plainest(number: float) -> float:
+    """Return `number` as one writes it: without a fraction where it has none."""
+    rounded = round(number, 9)
+    return int(rounded) if rounded == int(rounded) else rounded

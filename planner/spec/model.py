@@ -1,0 +1,58 @@
+"""The spec's `model` section: a checkpoint's shapes, and where its weights are when it runs."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from planner.families import MODELS
+from planner.spec.section import Section, one_of
+
+__all__ = ["A_MODEL", "ModelSpec"]
+
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+
+A_MODEL = next(iter(MODELS))  # for examples
+_A_DIGEST = f"sha256:{'0' * 64}"
+
+
+class ModelSpec(Section):
+    """A model by its checkpoint's config.json, or one of the catalog whose weights are only where it runs."""
+
+    config: str | None = Field(
+        default=None,
+        description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
+        examples=["models/deepseek/config.json"],
+    )
+    catalog: Annotated[str, one_of(MODELS)] | None = Field(
+        default=None,
+        description="Instead of a file, a model of the catalog: its shapes are known without the checkpoint.",
+        examples=[A_MODEL],
+    )
+    checkpoint: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
+        "Without it the spec can be planned but not run.",
+        examples=["bundled:demo"],
+    )
+    config_digest: str | None = Field(
+        default=None,
+        pattern=DIGEST_PATTERN,
+        description="With catalog: the sha256 of the checkpoint's config.json. Ranks refuse a checkpoint with another; "
+        "without it, they only compare theirs with each other.",
+        examples=[_A_DIGEST],
+    )
+    weights_digest: str | None = Field(
+        default=None,
+        pattern=DIGEST_PATTERN,
+        description="With catalog: the sha256 of the manifest that tidemill checkpoint digest writes. Ranks hold what "
+        "they read against that manifest.",
+        examples=[_A_DIGEST],
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Model name that /v1/models lists, by default the spec's name.",
+        examples=[A_MODEL],
+    )

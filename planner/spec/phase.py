@@ -1,0 +1,95 @@
+"""The spec's `prefill`, `decode` and `mixed` sections: how a phase's units are laid out."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from planner.facts.catalog import GPUS
+from planner.facts.terms import KvPrecision, Overlap, Precision
+from planner.spec.cluster import A_GPU
+from planner.spec.section import Section, one_of
+from planner.spec.undecided import AUTO, OR_AUTO
+
+__all__ = ["MAX_ATTENTION_TP", "MAX_EP_SIZE", "MAX_REDUNDANT", "MAX_UNITS", "PhaseSpec"]
+
+MAX_EP_SIZE = 4096
+MAX_REDUNDANT = 16_384
+MAX_ATTENTION_TP = 64
+MAX_BATCH_TOKENS = 10_000_000
+MAX_UNITS = 1000  # of a phase
+
+
+class PhaseSpec(Section):
+    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
+
+    units: Annotated[int, Field(ge=1, le=MAX_UNITS), *OR_AUTO] = Field(
+        default=1,
+        description="Number of units that run the phase. With auto, they fill the nodes that there are.",
+        examples=[1, AUTO],
+    )
+    gpu: Annotated[str, one_of(GPUS)] | None = Field(
+        default=None,
+        description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
+        "nodes that says which have it.",
+        examples=[A_GPU],
+    )
+    ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *OR_AUTO] = Field(
+        description="GPUs in a unit, where routed experts are spread over all of them.",
+        examples=[32, AUTO],
+    )
+    attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *OR_AUTO] = Field(
+        default=1,
+        description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
+        "GPU its own requests (dp_size is ep_size / attention_tp).",
+        examples=[4, AUTO],
+    )
+    redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *OR_AUTO] = Field(
+        default=0,
+        description="Slots for further replicas of hot experts, beyond one slot for each expert.",
+        examples=[32, AUTO],
+    )
+    overlap: Overlap = Field(
+        default="none",
+        description="How communication is hidden behind compute: two micro-batches (prefill) or five stages (decode).",
+        examples=["dual_batch"],
+    )
+    precision: Precision = Field(
+        default="bf16",
+        description="Precision of weights, matmuls and dispatch, that of the checkpoint unless given (its config's "
+        "quantization_config, or what the catalog's model was published in), where fp4 is NVFP4, mxfp4 and w4a16 have "
+        "routed experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in "
+        "BF16.",
+        examples=["fp8"],
+    )
+    kv_precision: KvPrecision | None = Field(
+        default=None,
+        description="Precision of KV in memory and on its way to decode, unless given bf16, or fp32 under precision "
+        "fp32.",
+        examples=["fp8"],
+    )
+    max_requests: Annotated[int, Field(ge=1, le=65_536), *OR_AUTO] = Field(
+        default=32,
+        description="Number of requests that one rank, or one group that shares attention, works on at once.",
+        examples=[32, AUTO],
+    )
+    max_request_tokens: int = Field(
+        default=2048,
+        ge=2,
+        le=10_000_000,
+        description="Most tokens of one request, prompt and output together.",
+        examples=[2048],
+    )
+    max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *OR_AUTO] = Field(
+        default=4096,
+        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
+        " effect in decode.",
+        examples=[4096, AUTO],
+    )
+    max_kv_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        le=2**40,
+        description="Tokens of KV that one rank keeps at most, in whole pages of 64 (without it: what memory holds,"
+        " or on `cpu` what max_requests of full length need).",
+        examples=[16_384],
+    )

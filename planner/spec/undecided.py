@@ -1,0 +1,36 @@
+"""Values that a spec may leave to the planner: the word `auto` stands in their place until it has decided.
+
+`search/auto.py` puts a number in place of the word, and nothing after it sees the word.
+"""
+
+from typing import Any
+
+from pydantic import GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+__all__ = ["AUTO", "OR_AUTO", "SAYS_AUTO", "is_undecided"]
+
+AUTO = "auto"
+
+
+def is_undecided(value: object) -> bool:
+    """Return whether the word stands in place of a value, which the value's type does not say."""
+    return value == AUTO
+
+
+def _read(written: Any, other: ValidatorFunctionWrapHandler) -> Any:
+    return AUTO if written == AUTO else other(written)
+
+
+class _InJsonSchema:
+    """Says the word in the JSON Schema too, beside what the field takes."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        inner = handler(schema)
+        return {"anyOf": [*inner.get("anyOf", [inner]), {"const": AUTO}]}
+
+
+SAYS_AUTO = _InJsonSchema()  # metadata of a section that reads the word by itself
+OR_AUTO = (WrapValidator(_read), SAYS_AUTO)  # metadata of a field that takes the word too

@@ -1,0 +1,54 @@
+"""What a dispatcher has moved, and how long its exchanges took: for metrics and benchmarks."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runtime.expert_parallel.group import Group
+
+__all__ = ["ExchangeTime", "Traffic"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class ExchangeTime:
+    """The number of exchanges, and their time from the beginning to the arrival of the rows."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def timed(self, exchange: Callable[[], T]) -> Callable[[], T]:
+        """Return `exchange`, timed from now until it returns."""
+        began = time.monotonic()
+
+        def until_here() -> T:
+            result = exchange()
+            self.add(time.monotonic() - began)
+            return result
+
+        return until_here
+
+    def add(self, seconds: float) -> None:
+        """Count one more exchange, which took `seconds`."""
+        self.count += 1
+        self.seconds += seconds
+
+
+@dataclass
+class Traffic:
+    """The traffic so far. Bytes are those of dispatch, without combine."""
+
+    bytes_sent: int = 0  # to other ranks
+    bytes_to_other_nodes: int = 0  # part of them
+    dispatch: ExchangeTime = field(default_factory=ExchangeTime)
+    combine: ExchangeTime = field(default_factory=ExchangeTime)
+
+    def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
+        """Add the rows that go to each rank of `group`, by the links that they take."""
+        for rank, number in enumerate(send):
+            if rank != group.rank:
+                self.bytes_sent += number * row_bytes
+            if group.nodes[rank] != group.nodes[group.rank]:
+                self.bytes_to_other_nodes += number * row_bytes

@@ -1,0 +1,141 @@
+"""Embeddings: what a prompt's last token has become before the head, one vector a prompt, of length 1.
+
+    body -> prompts of token ids -> Embed to prefill (or mixed) ranks -> Embedding from each -> OpenAI's JSON
+
+Why the last token: a causal model has read the whole prompt only there. vLLM and SGLang pool generating models so by
+default, and normalise.
+The invariant: all of a call's prompts are answered, or it fails and no rank works on one.
+
+Sources: OpenAI API reference, "Create embeddings"; vLLM docs, "Pooling models": embed, LAST, normalised.
+"""
+
+import asyncio
+import base64
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from runtime.gateway.body import EmbeddingsBody, parse_body
+from runtime.gateway.calls import ServedModel, check_model, num_prompts, prompts_of
+from runtime.gateway.http_errors import invalid, overloaded, rank_failed, unavailable
+from runtime.gateway.metrics import GatewayMetrics
+from runtime.gateway.rank_connection import Answer, Rank
+from runtime.gateway.registry import Registry
+from runtime.protocol.messages import Abort, Embed, Embedding
+
+__all__ = ["AskedEmbeddings", "EmbeddingCall", "check_room_to_embed", "embeddings_json", "read_embeddings"]
+
+MAX_INPUTS = 2048  # OpenAI's
+VALUE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class AskedEmbeddings:
+    """The prompts of a body, and whether their embeddings are wanted as base64 of FP32."""
+
+    prompts: list[list[int]]
+    as_base64: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+def read_embeddings(raw: bytes, model: ServedModel) -> AskedEmbeddings:
+    """Read the body of /v1/embeddings. Raise ApiError."""
+    body = parse_body(raw, EmbeddingsBody)
+    check_model(body.model, model)
+    if num_prompts(body.input) > MAX_INPUTS:
+        raise invalid(f"input has over {MAX_INPUTS:,} prompts", "input")
+    prompts = prompts_of(body.input, model, "input")
+    for prompt_ids in prompts:
+        if (
+            len(prompt_ids) >= model.max_request_tokens
+        ):  # ranks count one more, which a prompt's answer would begin with
+            said = f"this model takes prompts of at most {model.max_request_tokens - 1:,} tokens"
+            raise invalid(f"{said}, this one has {len(prompt_ids):,}", "input", "context_length_exceeded")
+    return AskedEmbeddings(prompts, body.encoding_format == "base64")
+
+
+def check_room_to_embed(num_asked: int, registry: Registry, metrics: GatewayMetrics) -> None:
+    """Raise ApiError if nobody can embed so many more prompts now."""
+    room = registry.room_to_embed()
+    if room is None:
+        raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
+    if num_asked > room:
+        metrics.rejected.inc(num_asked)
+        raise overloaded(num_asked, room, metrics.pace.wait_s(registry.num_requests(), num_asked - room))
+
+
+def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
+    """Return the answer, its vectors in the order of the prompts."""
+    shown = [_base64(values) if asked.as_base64 else _numbers(values) for values in embeddings]
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)],
+        "model": model_name,
+        "usage": {"prompt_tokens": asked.num_tokens, "total_tokens": asked.num_tokens},
+    }
+
+
+class EmbeddingCall:
+    """The prompts of one call at their ranks. Whoever makes one closes it."""
+
+    def __init__(self, prompts: list[list[int]], registry: Registry, metrics: GatewayMetrics) -> None:
+        """Send every prompt off. Raise ApiError when nobody can take them."""
+        check_room_to_embed(len(prompts), registry, metrics)
+        self._metrics = metrics
+        self._answers: dict[str, asyncio.Future[bytes]] = {}  # in the order of the prompts
+        self._ranks: dict[str, Rank] = {}
+        for prompt_ids in prompts:
+            rank = registry.choose_to_embed()
+            assert rank is not None  # there was room
+            request_id = uuid4().hex
+            self._ranks[request_id] = rank
+            self._answers[request_id] = asyncio.get_running_loop().create_future()
+            rank.subscribe(request_id, self._receive)
+            rank.send(Embed(request_id, prompt_ids))
+        metrics.waiting.inc(len(prompts))
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units that had the prompts, with their digests."""
+        return {rank.hello.unit: rank.hello.unit_digest for rank in self._ranks.values()}
+
+    async def embeddings(self) -> list[bytes]:
+        """Return each prompt's embedding. Raise ApiError when a rank gave one up."""
+        return list(await asyncio.gather(*self._answers.values()))
+
+    def close(self) -> None:
+        """Abort what is not answered: nobody waits for it."""
+        for request_id, rank in self._ranks.items():
+            self._answers[request_id].cancel()
+            if rank.unsubscribe(request_id):
+                rank.send(Abort(request_id))
+        self._metrics.waiting.dec(len(self._ranks))
+
+    def _receive(self, rank: Rank, message: Answer) -> None:
+        rank.unsubscribe(message.request_id)
+        answer = self._answers[message.request_id]
+        if answer.done():
+            return
+        if isinstance(message, Embedding) and _is_embedding(message.values):
+            answer.set_result(message.values)
+        else:
+            reason = getattr(message, "reason", f"{rank} said no embedding")
+            answer.set_exception(rank_failed(reason))
+
+
+def _is_embedding(values: bytes) -> bool:
+    return len(values) % VALUE_BYTES == 0 and all(map(math.isfinite, _numbers(values)))
+
+
+def _numbers(values: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(values) // VALUE_BYTES}f", values))
+
+
+def _base64(values: bytes) -> str:
+    return base64.b64encode(values).decode()

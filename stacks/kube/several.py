@@ -1,0 +1,132 @@
+"""Several objects that are one thing, such as all objects of a unit: stored in order, compared, and deleted in reverse.
+
+Their names within the thing are keys, which stay when an object's own name changes with its content. What runs pods
+comes last, since pods need what they mount and who they are. One object is several with one key.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from stacks.kube import lifecycle
+from stacks.kube.api import Api
+from stacks.kube.diff import differences
+from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError, RefusedError, SeveralErrors
+from stacks.kube.lifecycle import Found, Stored
+from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.readiness import is_awaited
+from stacks.kube.waiting import Patience
+
+__all__ = ["Manifests", "delete", "foresee", "in_order", "last", "read", "store"]
+
+Manifests = Mapping[str, Manifest]
+Told = Callable[[Reference, Stored], None]
+
+
+def in_order(manifests: Manifests) -> list[tuple[str, Manifest]]:
+    """Return keys and manifests in the order in which they can be stored."""
+    return sorted(manifests.items(), key=lambda item: (is_awaited(item[1]), item[0]))
+
+
+def last(manifests: Manifests) -> tuple[str, Manifest]:
+    """Return key and manifest of the object that the others are for."""
+    return in_order(manifests)[-1]
+
+
+def store(
+    api: Api,
+    old: Manifests,
+    new: Manifests,
+    patience: Patience,
+    told: Told,
+    *,
+    unawaited: Collection[Reference] = (),
+    spared: Collection[str] = (),
+) -> None:
+    """Make everything as `new` says, wait, then delete what only `old` has, but no object whose uid is in `spared`.
+
+    `told` hears of each object that is stored. Those in `unawaited` are somebody else's to await.
+
+    Raise PartlyStoredError once something is changed; any other error means that all is as it was.
+    """
+    before = _by_reference(old)
+    done: dict[str, Manifest] = {}
+    for key, manifest in in_order(new):
+        reference = Reference.of(manifest)
+        try:
+            waits = reference not in unawaited
+            told(reference, _stored(api, before.get(reference), manifest, patience, waits=waits))
+        except NotReadyError as error:
+            raise PartlyStoredError(_there(old, done | {key: manifest}), error.reasons) from error
+        except ProviderError as error:
+            if not done:
+                raise
+            raise PartlyStoredError(_there(old, done), [str(error)]) from error
+        done[key] = manifest
+    staying = _by_reference(new)
+    try:
+        delete(api, {key: each for key, each in old.items() if Reference.of(each) not in staying}, patience, spared)
+    except ProviderError as error:
+        raise PartlyStoredError(_there(old, done), [str(error)]) from error
+
+
+def foresee(api: Api, old: Manifests, new: Manifests) -> None:
+    """Raise all that `store` would, as far as it can be known."""
+    before = _by_reference(old)
+    errors = []
+    for _, manifest in in_order(new):
+        try:
+            _foresee(api, before.get(Reference.of(manifest)), manifest)
+        except ProviderError as error:
+            errors.append(error)
+    if len(errors) > 1:
+        raise SeveralErrors(errors)
+    if errors:
+        raise errors[0]
+
+
+def read(api: Api, manifests: Manifests) -> dict[str, Found]:
+    """Return each object as it now is; those that are gone are left out."""
+    looked = {key: lifecycle.read(api, manifest) for key, manifest in manifests.items()}
+    return {key: found for key, found in looked.items() if found is not None}
+
+
+def delete(api: Api, manifests: Manifests, patience: Patience, spared: Collection[str] = ()) -> None:
+    """Delete them one after the other, what runs pods first, each as `lifecycle.delete` does."""
+    for _, manifest in reversed(in_order(manifests)):
+        lifecycle.delete(api, manifest, patience, spared)
+
+
+def _stored(api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool) -> Stored:
+    """Store one object, in place of the one of its name where the server would not change that."""
+    if before is None:
+        return lifecycle.create(api, manifest, patience, waits=waits)
+    if lifecycle.frozen(api, manifest, list(differences(before, manifest))):
+        lifecycle.delete(api, before, patience)
+        return lifecycle.create(api, manifest, patience)
+    return lifecycle.update(api, before, manifest, patience)
+
+
+def _foresee(api: Api, before: Manifest | None, manifest: Manifest) -> None:
+    if before is None:
+        lifecycle.foresee_create(api, manifest)
+        return
+    try:
+        lifecycle.foresee_update(api, before, manifest)
+    except RefusedError as error:
+        if not error.is_about_frozen_fields:  # those objects are replaced
+            raise
+
+
+def _there(old: Manifests, done: Manifests) -> dict[str, Manifest]:
+    """Return what is there, half-way from `old` to something new of which `done` is stored.
+
+    An object of `old` whose key is taken has its name behind the key.
+    """
+    stored = _by_reference(done)
+    left = {key: each for key, each in old.items() if Reference.of(each) not in stored}
+    return {(f"{key} {each['metadata']['name']}" if key in done else key): each for key, each in left.items()} | dict(
+        done
+    )
+
+
+def _by_reference(manifests: Manifests) -> dict[Reference, Manifest]:
+    return {Reference.of(each): each for each in manifests.values()}

@@ -1,0 +1,134 @@
+"""The resources that are objects of the cluster: one by itself, or several as one resource.
+
+    tidemill:apps/v1:Deployment   inputs are the manifest
+    tidemill:index:Objects        inputs are manifests by key: `Service`, `LeaderWorkerSet`
+
+Pulumi writes its whole state before and after each step of each resource, so a unit of four objects costs less as one
+resource. Its previews name the object and the path: `Service.spec.ports[0].port`. An object of several that has to be
+replaced is replaced within an update, and its differences are marked so. Several are replaced as a whole where the last
+of them, which the others are for, becomes another object.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct
+
+from stacks.kube import lifecycle
+from stacks.kube.api import Api
+from stacks.kube.diff import Difference, Path, differences, path_text
+from stacks.kube.manifest import OBJECTS, Manifest, Reference, type_token
+from stacks.kube.several import Manifests, last
+from stacks.provider.wire import has_unknown, to_struct
+
+__all__ = ["Changes", "changes", "id_of", "manifests_of", "misnamed", "outputs", "values_of"]
+
+# A change of these is another object.
+IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace")}
+
+
+def manifests_of(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
+    """The manifests in a resource's inputs, by key; a single one has the empty key."""
+    return dict(values) if token == OBJECTS else {"": dict(values)}
+
+
+def values_of(manifests: Manifests, token: str) -> dict[str, Any]:
+    """The inputs of a resource that is these objects."""
+    return dict(manifests) if token == OBJECTS else manifests[""]
+
+
+def id_of(manifests: Manifests) -> str:
+    """The resource's id: that of its last object."""
+    return Reference.of(last(manifests)[1]).id
+
+
+def outputs(manifests: Manifests, token: str) -> Struct:
+    """What a state keeps beside the inputs: which object it is. Pulumi writes the state anew at each step."""
+    key, manifest = last(manifests)
+    metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
+    identity = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
+    return to_struct(values_of({key: identity}, token))
+
+
+def misnamed(values: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
+    """What is wrong with the inputs, before the API server judges them: (property, reason)."""
+    if token != OBJECTS:
+        return _misnamed(values, token)
+    if not values:
+        return [("", "there must be at least one manifest")]
+    return [(key, f"{key} must be a manifest: {reason}") for key, each in values.items() for reason in _unnamed(each)]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What differs between old and new inputs."""
+
+    changed: list[Difference]
+    replacing: list[Difference] = field(default_factory=list)  # of these, those that need another resource
+    old_first: bool = False  # whether the old resource has to go before the new one comes
+    remade: list[str] = field(default_factory=list)  # what else is not changed in place: a sentence each
+
+
+def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], token: str) -> Changes:
+    """Compare path by path. Without an API server it is not known which fields cannot change."""
+    changed = list(differences(dict(old), dict(new)))
+    if token == OBJECTS:
+        return _of_several(api, old, new, changed)
+    moved = [each for each in changed if _is_identity(each.path, dict(old), dict(new))]
+    frozen = [] if moved else _frozen(api, dict(new), changed)
+    return Changes(changed, moved or frozen, old_first=bool(frozen))
+
+
+def _of_several(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]) -> Changes:
+    """Only another last object makes another resource. To the engine any mark of a replacement would make one."""
+    end, manifest = last(new)
+    if old and Reference.of(last(old)[1]) != Reference.of(manifest):
+        moved = [each for each in changed if each.path[0] == end]
+        return Changes(changed, moved or changed)
+    remade = []
+    for key in sorted({str(each.path[0]) for each in changed} & old.keys() & new.keys()):
+        if Reference.of(old[key]) != Reference.of(new[key]):
+            continue  # its other name says so
+        own = [each for each in changed if each.path[0] == key]
+        frozen = _frozen(api, new[key], [replace(each, path=each.path[1:]) for each in own])
+        if frozen and key == end:
+            return Changes(changed, [replace(each, path=(key, *each.path)) for each in frozen], old_first=True)
+        if frozen:
+            paths = ", ".join(path_text(each.path) for each in frozen)
+            remade.append(f"{Reference.of(new[key])} is deleted and made anew, since {paths} cannot be changed")
+    return Changes(changed, remade=remade)
+
+
+def _frozen(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
+    """Changes that need a new object, as far as the cluster can be asked."""
+    return lifecycle.frozen(api, manifest, changed) if api and not has_unknown(manifest) else []
+
+
+def _misnamed(manifest: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
+    failures = [
+        (key, f"{key} is missing; a manifest needs it") for key in ("apiVersion", "kind") if not manifest.get(key)
+    ]
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        failures.append(("metadata", "metadata.name is missing; a manifest needs it"))
+    if not failures and type_token(manifest["apiVersion"], manifest["kind"]) != token:
+        failures.append(("kind", f"{manifest['apiVersion']} {manifest['kind']} is not of the resource's type {token}"))
+    return failures
+
+
+def _unnamed(manifest: Any) -> Iterator[str]:
+    """Yield what a value lacks to name an object."""
+    if not isinstance(manifest, dict):
+        yield "it is no map"
+        return
+    yield from (f"{key} is missing" for key in ("apiVersion", "kind") if not manifest.get(key))
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        yield "metadata.name is missing"
+
+
+def _is_identity(path: Path, old: Manifest, new: Manifest) -> bool:
+    if path == ("apiVersion",):  # another version of the same group is the same object
+        return bool(old["apiVersion"].rpartition("/")[0] != new["apiVersion"].rpartition("/")[0])
+    return path in IDENTITY

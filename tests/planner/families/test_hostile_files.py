@@ -1,0 +1,66 @@
+"""A `config.json` that nobody publishes: refused soon, in few words, and never with a traceback."""
+
+import json
+
+import pytest
+
+from planner.families import model_of, read_model_config
+from planner.families.published import FOLDER
+from planner.families.read import MAX_CONFIG_BYTES
+from planner.families.registry import FAMILIES, TOWERS, shapes_of, tower_of
+from planner.problems.errors import Violation
+
+PUBLISHED = [each["config"] for each in json.loads((FOLDER / "published.json").read_text())]
+CLASSES = {*map(shapes_of, FAMILIES), *map(tower_of, TOWERS)}
+BOUNDS = {"array": ("maxItems",), "integer": ("maximum", "enum", "const"), "object": ("maxProperties", "properties")}
+
+
+def unbounded(schema, place):
+    """Yield the place of each list, mapping and whole number below `schema` that may be of any size."""
+    if isinstance(schema, dict):
+        bounds = BOUNDS.get(schema.get("type") if isinstance(schema.get("type"), str) else None, ())
+        if bounds and not any(each in schema for each in bounds):
+            yield place
+    for key, inner in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if isinstance(inner, dict | list):
+            yield from unbounded(inner, f"{place}.{key}")
+
+
+@pytest.mark.parametrize("family", sorted(CLASSES, key=lambda each: each.__name__), ids=lambda each: each.__name__)
+def test_every_list_and_number_of_a_family_has_an_end(family):
+    """What has none is read, kept and searched for as long as its writer likes."""
+    assert list(unbounded(family.model_json_schema(), family.__name__)) == []
+
+
+@pytest.mark.parametrize("inner", [["deepseek_v3"], {"deepseek_v3": 1}, 5, None])
+def test_an_inner_model_type_may_be_anything(inner):
+    """A list and a mapping have no hash: looking them up was a TypeError."""
+    found = model_of({"model_type": "zork", "text_config": {"model_type": inner}}, "config.json")
+
+    assert isinstance(found, Violation)
+    assert found.rule == "S302 must be of a mixture-of-experts model"
+
+
+def test_experts_are_looked_for_at_any_depth():
+    """Python's own calls go no deeper than a thousand."""
+    for leaf, rule in (({"num_experts": 8}, "must be a model of a known family"), ({}, "must be of a mixture-of-")):
+        for _ in range(2_000):
+            leaf = {"a": leaf}
+
+        assert rule in model_of({"model_type": "zork", "x": leaf}, "config.json").rule
+
+
+def test_a_number_is_told_in_few_words():
+    """A ratio of 4,000 digits was quoted in full."""
+    config = next(each for each in PUBLISHED if each["model_type"] == "deepseek_v4")
+    found = model_of(config | {"compress_ratios": [10**3999] * config["num_hidden_layers"]}, "config.json")
+
+    assert len(found.reason) < 200
+
+
+def test_a_file_has_an_end(tmp_path):
+    """S301: 60 MB of an ignored key were read into 1.5 GB."""
+    (tmp_path / "config.json").write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
+    found = read_model_config(tmp_path / "config.json", "config.json")
+
+    assert (found.rule[:4], found.reason) == ("S301", "it has more than 4 MiB")

@@ -1,0 +1,66 @@
+"""The fewest unit-hours of a day: beside brute force on small days, by laws, and on DeepSeek's day."""
+
+from itertools import product
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.schedule.optimum import Switching, fewest_unit_slots, unit_slots
+
+# facts.md, section 1: DeepSeek's demand of each hour from noon, relative to its maximum.
+DEEPSEEK = (
+    *(0.87, 0.92, 0.98, 1.0, 0.98, 0.90, 0.86, 0.95, 0.99, 0.99, 1.0, 0.96),
+    *(0.70, 0.58, 0.42, 0.26, 0.20, 0.20, 0.26, 0.44, 0.74, 0.95, 0.98, 0.96),
+)
+needs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+quarters = st.integers(0, 12).map(lambda number: number / 4)
+switchings = st.builds(Switching, quarters, quarters, st.integers(1, 4))
+
+
+def stays(on, slots):
+    """Whether each number lasts so many slots at least, around the day."""
+    changes = [index for index in range(len(on)) if on[index] != on[index - 1]]
+    gaps = [
+        (after - before) % len(on) or len(on)
+        for before, after in zip(changes, [*changes[1:], *changes[:1]], strict=True)
+    ]
+    return all(gap >= slots for gap in gaps)
+
+
+@given(needs, switchings)
+def test_no_other_day_is_cheaper(needed, switching):
+    """Every day of small numbers that carries the demand and keeps its numbers costs as much at least."""
+    found = fewest_unit_slots(needed, switching)
+    days = product(*(range(need, 4) for need in needed))
+    cheapest = min(unit_slots(day, switching) for day in days if stays(day, min(switching.stay, len(needed))))
+
+    assert all(on >= need for on, need in zip(found, needed, strict=True))
+    assert stays(found, min(switching.stay, len(needed)))
+    assert unit_slots(found, switching) == pytest.approx(cheapest)
+
+
+@given(needs, switchings, st.data())
+def test_more_demand_never_costs_less(needed, switching, data):
+    """Whatever slot it is in."""
+    slot = data.draw(st.integers(0, len(needed) - 1))
+    more = [need + (index == slot) for index, need in enumerate(needed)]
+
+    before, after = (unit_slots(fewest_unit_slots(each, switching), switching) for each in (needed, more))
+    assert after >= before - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "drain", "mean_nodes"), [(0, 0, 217.25), (5, 0, 218.23), (10, 5, 220.19), (1440, 0, 278)]
+)
+def test_deepseeks_day_takes_fewer_nodes_than_it_had(warm_up, drain, mean_nodes):
+    """Its units of 4 and 18 nodes just carry the busiest hour; it had 226.75 nodes on, on average."""
+    slot, total = 15, 0.0
+    for units, nodes in ((29, 4), (9, 18)):
+        needed = [ceil(units * demand - 1e-9) for demand in DEEPSEEK for _ in range(60 // slot)]
+        switching = Switching(warm_up / slot, drain / slot)
+        on = fewest_unit_slots(needed, switching)
+        total += nodes * unit_slots(on, switching) / len(on)
+
+    assert total == pytest.approx(mean_nodes, abs=0.005)

@@ -1,0 +1,242 @@
+"""Clients that are slow, silent, too many, or no HTTP; each meets a server whose waits are short."""
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from runtime.gateway.connections import Connections, Waits, serve_clients
+from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_small_heads
+from runtime.protocol.sockets import listen
+from tests.runtime.gateway.conftest import ADDRESS, PATIENCE_S
+
+SHORT_S = 0.1
+SHORT = Waits(SHORT_S, SHORT_S, SHORT_S, SHORT_S, SHORT_S)
+GET = b"GET /well HTTP/1.1\r\nHost: x\r\n\r\n"
+ENDLESS = GET.replace(b"well", b"endless")
+OPEN_FILES = 64
+written = []
+
+
+async def well(request):
+    return PlainTextResponse("well")
+
+
+async def endless(request):
+    async def parts():
+        while True:
+            await asyncio.sleep(0)  # whoever has left is told between the parts
+            written.append(2**16)
+            yield bytes(2**16)
+
+    return StreamingResponse(parts())
+
+
+APP = with_small_heads(Starlette(routes=[Route("/well", well), Route("/endless", endless)]))
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """What `behave(open)` returns, beside a server; `open` gives (reader, writer)."""
+    monkeypatch.setattr("runtime.gateway.connections.SWEEP_S", SHORT_S / 4)
+
+    def serve(behave, most=4, waits=SHORT):
+        async def run():
+            listener = listen(ADDRESS, 0, "http")
+            connections, state = Connections(most, waits), ServerState()
+            config = uvicorn.Config(APP, ws="none", lifespan="off", log_config=None, log_level="error")
+            taking = asyncio.ensure_future(
+                serve_clients(listener, connections, lambda: Http1(config, state, connections))
+            )
+            port = listener.getsockname()[1]
+            try:
+                return await asyncio.wait_for(behave(lambda: asyncio.open_connection(ADDRESS, port)), PATIENCE_S)
+            finally:
+                taking.cancel()
+                await asyncio.gather(*state.tasks)  # whoever still answers somebody who has left
+
+        return asyncio.run(run())
+
+    return serve
+
+
+async def all_of(reader):
+    """What comes until the end."""
+    with suppress(ConnectionResetError):
+        return await reader.read()
+    return b"reset"
+
+
+def told(answer):
+    """The status, and the error's code."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (b"", None),
+        (b"GET /well HTTP/1.1\r\nHost: x\r\nA: ", (408, "request_timeout")),
+        (b"GET /well HTTP/1.1\r\n" + b"A: x\r\n" * (MAX_HEADERS + 1) + b"Host: x\r\n\r\n", (431, "request_too_large")),
+        (b"GET /well HTTP/1.1\r\nA: " + b"x" * 2 * PIECE_BYTES, (431, "request_too_large")),
+        (b"mill\r\n\r\n", (400, "invalid_http")),
+    ],
+)
+def test_a_head_that_does_not_end_is_given_up(serve, said, answer):
+    """A client that said something is told why, in OpenAI's shape; a silent one is not spoken to."""
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        writer.write(said)
+        return await all_of(reader)
+
+    heard = serve(say)
+    assert (told(heard) if heard else None) == answer
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        b"",
+        b"G",
+        b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
+        b"POST /none HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\nno chunk\r\n",
+    ],
+)
+def test_a_connection_ends_whatever_its_client_does_after_an_answer(serve, caplog, then):
+    """It is idle, or begins a head or a body and does not go on; and there is no traceback."""
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        writer.write(GET)
+        await reader.readuntil(b"well")
+        writer.write(then)
+        return await all_of(reader)
+
+    serve(say)
+
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_requests_one_after_another_keep_their_connection(serve):
+    """The time of a wait counts anew from each answer; requests may come before the answer to the last one."""
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        for _ in range(6):
+            await asyncio.sleep(SHORT_S / 3)
+            writer.write(GET + GET)
+            await reader.readuntil(b"well")
+            await reader.readuntil(b"well")
+
+    serve(say)
+
+
+def test_a_client_that_does_not_read_is_given_up(serve, caplog):
+    """The answer is made no further than there is room for it, and the client is named in the log."""
+
+    async def ask(open_connection):
+        written.clear()
+        reader, writer = await open_connection()
+        reader._transport.pause_reading()
+        writer.write(ENDLESS)
+        peer = "{}:{}".format(*writer.get_extra_info("sockname"))
+        while not caplog.messages:
+            await asyncio.sleep(SHORT_S / 4)
+        return peer
+
+    peer = serve(ask)
+
+    assert caplog.messages == [f"closed the connection of {peer}: it does not read its answer within {SHORT_S:g} s"]
+    assert sum(written) < 2**24
+
+
+def test_who_waits_longest_makes_room(serve):
+    """An idle one, one with half a head, one with half a body: each is closed for a new client, which is answered."""
+
+    async def fill(open_connection):
+        said = (b"", b"GET ", b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
+        waiting = [await open_connection() for _ in said]
+        for (_, writer), part in zip(waiting, said, strict=True):
+            writer.write(part)
+        new = [await open_connection() for _ in said]
+        for _, writer in new:
+            writer.write(GET)
+        await asyncio.gather(*(all_of(reader) for reader, _ in waiting))
+        return [await reader.readuntil(b"well") for reader, _ in new]
+
+    answers = serve(fill, most=3, waits=Waits())
+
+    assert [answer.split()[1] for answer in answers] == [b"200"] * 3
+
+
+def test_when_all_are_being_answered_a_client_is_refused(serve):
+    """It is told so, and when to come again. As soon as one has left there is room."""
+
+    async def fill(open_connection):
+        reader, writer = await open_connection()
+        writer.write(ENDLESS)
+        await reader.readuntil(b"chunked")
+        late, late_writer = await open_connection()
+        late_writer.write(GET)
+        refused = await all_of(late)
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        await asyncio.sleep(SHORT_S)
+        again, again_writer = await open_connection()
+        again_writer.write(GET)
+        return refused, await again.readuntil(b"well")
+
+    refused, answer = serve(fill, most=1, waits=Waits())
+
+    assert told(refused) == (503, "overloaded")
+    assert b"Retry-After: 1" in refused
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
+    """With 64 descriptors. Others are answered at once, the log stays short, and the process small."""
+    gateway = start_gateway(open_files=OPEN_FILES)
+    before = gateway.memory_mib()
+    said = (b"", b"GET / HT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{")
+    slow = []
+    try:
+        for number in range(1000):
+            slow.append(socket.create_connection((ADDRESS, gateway.ports["http"]), timeout=PATIENCE_S))
+            with suppress(OSError):
+                slow[-1].sendall(said[number % len(said)])
+        statuses = [gateway.get("/health")[0] for _ in range(5)]
+    finally:
+        for connection in slow:
+            connection.close()
+
+    assert statuses == [200] * 5
+    assert len(gateway.log().splitlines()) < 110
+    assert gateway.memory_mib() < before + 30
+    assert len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir())) < OPEN_FILES
+
+
+def test_callers_that_are_no_ranks_hold_no_rank_up(start_gateway, join, until):
+    """With 64 descriptors, and 200 silent connections to the ranks' port, a rank joins; the log stays short."""
+    gateway = start_gateway(open_files=OPEN_FILES)
+    idle = [socket.create_connection((ADDRESS, gateway.ports["registry"]), timeout=PATIENCE_S) for _ in range(200)]
+    try:
+        join(at=gateway, unit="late", phase="mixed")
+        until(lambda: gateway.state_of("late") == ["loading"], "the rank has joined")
+    finally:
+        for connection in idle:
+            connection.close()
+
+    assert len(gateway.log().splitlines()) < 110

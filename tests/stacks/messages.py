@@ -1,0 +1,124 @@
+"""Every message of a command that runs, asks or deploys something, by rule: `messages.txt`.
+
+`python -m tests.docs` writes the page, whose examples `docs/rules.md` has too. What a message needs that no test should
+wait for (a supervisor that does not end, a base install) is put in its place.
+"""
+
+import re
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from planner.problems.errors import TidemillError
+from stacks import cli
+from stacks.doctor import needs
+from stacks.live.status import ask_cluster
+from stacks.local import deployment, layout, record
+from stacks.local.record import Record, RunFolder
+from stacks.program.config import configured_plan
+
+__all__ = ["BROUGHT_ABOUT", "LOCAL_MESSAGES", "local_messages_page"]
+
+LOCAL_MESSAGES = Path(__file__).parent / "messages.txt"
+HEAD = "Every message of what runs, asks or deploys, by rule. Written by `python -m tests.docs`."
+DIGEST = re.compile(r"sha256:[0-9a-f]+")
+GONE = "demo-decode-0 ended: its rank 1 was killed"
+DEMO = Record("demo", f"sha256:{'0' * 64}", "http://127.0.0.1:8000", "demo", (), supervisor=4711)
+
+
+class Folder(SimpleNamespace):
+    """A run folder whose supervisor did what the rule says."""
+
+    name, path = "demo", "~/.local/state/tidemill/demo"
+
+    def is_running(self):
+        return self.lives
+
+    def read(self):
+        return self.record
+
+
+def _two_supervisors(folder):
+    run = RunFolder(folder / "demo")
+    run.path.mkdir()
+    with patch.object(record, "PROBE_GRACE_S", 0.001), run.locked(), run.locked():
+        pass
+
+
+def _which_one(_):
+    with patch.object(deployment, "running_deployments", lambda: [Folder(name="chat"), Folder(name="demo")]):
+        deployment.find_running(None)
+
+
+def _will_not_stop(_):
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(deployment.time, "monotonic", count(0, 60).__next__))
+        patched.enter_context(patch.object(deployment.os, "kill"))
+        deployment.stop(Folder(lives=True, record=DEMO))
+
+
+def _without_torch(_):
+    with patch.object(deployment.importlib.util, "find_spec", lambda _: None):
+        deployment.require_runtime()
+
+
+def _another_plan(_):
+    with patch.object(cli, "find_running", lambda _: Folder(record=DEMO)):
+        cli._same_plan_running(SimpleNamespace(name="demo", digest=f"sha256:{'1' * 64}"))
+
+
+def _stopped_meanwhile(_):
+    with patch.object(cli, "follow", lambda _: ()):
+        cli._wait_until_ready(Folder())
+
+
+def _misshapen(_):
+    pod = {"containers": [{"name": "gateway", "resources": {"requests": {"cpu": "abc"}}}]}
+    metadata = {"name": "demo-gateway", "namespace": "tidemill"}
+    gateway = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"template": {"spec": pod}}}
+    needs._require_readable(SimpleNamespace(name="demo"), [gateway])
+
+
+def _no_such_context(folder):
+    with patch.dict("os.environ", {"KUBECONFIG": str(folder / "none")}):
+        ask_cluster(None, "production")
+
+
+def _fails(error):
+    raise error
+
+
+BROUGHT_ABOUT = {
+    "R101": _two_supervisors,
+    "R102": lambda _: layout._loopback("10.0.0.1"),
+    "R103": _which_one,
+    "R104": lambda _: list(deployment.follow(Folder(lives=False, record=Record(**(vars(DEMO) | {"failure": GONE}))))),
+    "R105": _will_not_stop,
+    "R106": _without_torch,
+    "R107": _another_plan,
+    "R108": _stopped_meanwhile,
+    "R109": lambda _: cli._raise_what_was_said(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
+    "R110": lambda _: _fails(record.unusable(Path("/root/tidemill"), PermissionError(13, "Permission denied"))),
+    "R111": lambda _: deployment.require_keys(SimpleNamespace(gateway=SimpleNamespace(keys="chat-keys")), None),
+    "R201": _no_such_context,
+    "R202": _misshapen,
+    "R301": lambda _: configured_plan(None, None, None),
+    "R302": lambda _: configured_plan(None, "plan.json", "previous.json"),
+}
+
+
+def local_messages_page(folder):
+    """Return the page; `folder` is an empty one."""
+    return "\n\n".join([HEAD, *(f"{rule}\n  {_said(rule, folder)}" for rule in BROUGHT_ABOUT)]) + "\n"
+
+
+def _said(rule, folder):
+    try:
+        BROUGHT_ABOUT[rule](folder)
+    except TidemillError as error:
+        (problem,) = error.problems
+        assert problem.rule.startswith(rule)
+        return DIGEST.sub("sha256:...", problem.message).replace(str(folder / "none"), "~/.kube/config")
+    raise AssertionError(f"{rule} was not brought about")
