@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -102,12 +103,14 @@ def reported(command: Callable[[], int], words: Sequence[str]) -> int:
     if sys.stdout is None:  # as it is where the caller closed it: the first file that is opened would be stdout
         print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)
         return 1
+    status = 0
     try:
         status = _told(command, words)
         sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough: nothing failed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # of stdout: commands report those of their files
-        if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
-            print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -119,7 +122,8 @@ def _told(command: Callable[[], int], words: Sequence[str]) -> int:
     try:
         return command()
     except TidemillError as error:
-        _report(error.problems, as_json=wants_json(words))
+        with suppress(BrokenPipeError):  # a mistake is one, whoever reads of it
+            _report(error.problems, as_json=wants_json(words))
         return error.exit_status
 
 

@@ -9,13 +9,14 @@ This file prints and decides nothing; `planner/cli.py` says how results and mist
 """
 
 import argparse
+import io
 import json
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,6 +59,7 @@ from stacks.local.record import Record, RunFolder
 __all__ = ["main"]
 
 DEMO = Path(__file__).parent / "specs" / "demo.yaml"
+WATCH_S = 1.0
 NOTHING: dict[str, Any] = {"endpoint": None, "plan_digest": None, "units": []}
 TRY_BODY = {"prompt": "Return a list of", "max_tokens": 32, "temperature": 0}
 
@@ -99,6 +101,8 @@ def _add_local_commands(commands: Any) -> None:
     )
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
     status.set_defaults(command=_status)
+
+    status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
 
     doctor = add_command(
         commands,
@@ -241,6 +245,25 @@ def _down(arguments: argparse.Namespace) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    """Show the units, with --watch whenever that changes."""
+    if not arguments.watch:
+        return _status_now(arguments)
+    if arguments.format == "json":
+        reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+    last, status = None, 0
+    with suppress(KeyboardInterrupt):
+        while True:
+            with redirect_stdout(io.StringIO()) as said:
+                status = _status_now(arguments)
+            if said.getvalue() != last:
+                last = said.getvalue()
+                print(last, flush=True)
+            time.sleep(WATCH_S)
+    return status
+
+
+def _status_now(arguments: argparse.Namespace) -> int:
     """Show the units. The exit status says whether one of those on this machine has failed."""
     if arguments.context is not None:
         _cluster_status(arguments)

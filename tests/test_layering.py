@@ -17,7 +17,7 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > compiler, manifests, experts > plan > cost > search, schedule, engines > estimate > placement"
+        "cli > compiler, manifests, experts > plan > cost > search > schedule, engines > estimate > placement"
         " > cluster, layout > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor > program > provider, live > kube, local",

@@ -41,9 +41,11 @@ UNITS: dict[Kind, dict[str, float]] = {"bytes": {**BYTES}, "link": GIGABITS_PER_
 SPELLINGS: dict[Kind, dict[str, str]] = {
     "bytes": {"Ki": "KiB", "Mi": "MiB", "Gi": "GiB", "Ti": "TiB", "k": "kB", "M": "MB", "G": "GB", "T": "TB"},
     "link": {f"{prefix}{unit}": f"{prefix}bps" for prefix in "MGT" for unit in ("b/s", "bit/s", "b", "bit")}
-    | {f"{prefix}{unit}": f"{prefix}B/s" for prefix in "MGT" for unit in ("Bps", "BPS")},
+    | {f"{prefix}{unit}": f"{prefix}B/s" for prefix in "MGT" for unit in ("Bps", "BPS", "B")},
     "time": {"m": "min", "mins": "min", "minutes": "min", "sec": "s", "seconds": "s", "hr": "h", "hours": "h"},
 }
+
+BINARY_RATES = {"MiB/s": 2**20, "GiB/s": 2**30, "TiB/s": 2**40}  # in B/s
 
 # kind -> what a number alone may be a number of
 USUAL: dict[Kind, tuple[str, ...]] = {"bytes": ("GB", "GiB"), "link": ("Gbps", "GB/s"), "time": ("s", "min")}
@@ -103,6 +105,8 @@ def as_we_spell(kind: Kind, written: Any) -> str | None:
         return None
     amount, unit = match.groups()
     folded = {each.casefold(): each for each in UNITS[kind]}
+    if kind == "link" and unit in BINARY_RATES:
+        return f"{round(float(amount) * BINARY_RATES[unit] / 1e9, 6)}GB/s"
     meant = SPELLINGS[kind].get(unit) or folded.get(unit.casefold())
     return meant and f"{amount}{meant}"
 

@@ -32,11 +32,13 @@ class LatentShapes(Shapes):
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
         is_moe = [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
-        if wrong := self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe):
-            return wrong
         groups = self.n_group or 1
         uneven = self.uneven_groups(groups, (self.topk_group if self.n_group else None) or 1, self.n_routed_experts)
-        return uneven or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+        return self.together(
+            self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", is_moe),
+            uneven,
+            self.too_many_chosen("n_routed_experts", self.n_routed_experts),
+        )
 
     def unplanned(self) -> str | None:
         """Return that layers with experts do not follow each other, where it is so."""

@@ -29,11 +29,11 @@ class Glm4MoeShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        return (
-            self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", self._is_moe())
-            or self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts)
-            or self.uneven_heads(self.num_key_value_heads)
-            or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+        return self.together(
+            self.none_left(f"first_k_dense_replace ({self.first_k_dense_replace})", self._is_moe()),
+            self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts),
+            self.uneven_heads(self.num_key_value_heads),
+            self.too_many_chosen("n_routed_experts", self.n_routed_experts),
         )
 
     def layers(self) -> tuple[Layer, ...]:

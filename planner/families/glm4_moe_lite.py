@@ -21,6 +21,8 @@ class Glm4MoeLiteShapes(LatentShapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
+        if self.mlp_layer_types is None:
+            return super().broken()
         wrong = self.miscounted(mlp_layer_types=self.mlp_layer_types)
         return wrong or self.none_left("mlp_layer_types", self._is_moe()) or super().broken()
 

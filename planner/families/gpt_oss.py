@@ -25,10 +25,10 @@ class GptOssShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        return (
-            self.miscounted(layer_types=self.layer_types)
-            or self.uneven_heads(self.num_key_value_heads)
-            or self.too_many_chosen("num_local_experts", self.num_local_experts)
+        return self.together(
+            self.miscounted(layer_types=self.layer_types),
+            self.uneven_heads(self.num_key_value_heads),
+            self.too_many_chosen("num_local_experts", self.num_local_experts),
         )
 
     def unplanned(self) -> str | None:

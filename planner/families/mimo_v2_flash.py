@@ -44,18 +44,18 @@ class MiMoV2FlashShapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        return (
-            self.miscounted(
-                hybrid_layer_pattern=self.hybrid_layer_pattern,
-                layer_types=self.layer_types,
-                moe_layer_freq=self.moe_layer_freq,
-                mlp_layer_types=self.mlp_layer_types,
-            )
-            or self.none_left(self._order, self._is_moe())
-            or self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts)
-            or self.uneven_heads(self.num_key_value_heads)
-            or self.uneven_heads(self._windowed_kv_heads)
-            or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+        miscounted = self.miscounted(
+            hybrid_layer_pattern=self.hybrid_layer_pattern,
+            layer_types=self.layer_types,
+            moe_layer_freq=self.moe_layer_freq,
+            mlp_layer_types=self.mlp_layer_types,
+        )
+        return self.together(
+            miscounted or self.none_left(self._order, self._is_moe()),
+            self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts),
+            self.uneven_heads(self.num_key_value_heads),
+            self.uneven_heads(self._windowed_kv_heads),
+            self.too_many_chosen("n_routed_experts", self.n_routed_experts),
         )
 
     def unplanned(self) -> str | None:

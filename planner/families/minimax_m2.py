@@ -27,8 +27,9 @@ class MiniMaxM2Shapes(Shapes):
 
     def broken(self) -> str | None:
         """Return how the shapes do not fit together."""
-        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
-            "num_local_experts", self.num_local_experts
+        return self.together(
+            self.uneven_heads(self.num_key_value_heads),
+            self.too_many_chosen("num_local_experts", self.num_local_experts),
         )
 
     def unplanned(self) -> str | None:

@@ -51,11 +51,10 @@ class MiniMaxM3Shapes(Shapes):
             "layer_types": self.layer_types,
             "sparse_attention_freq": sparse.sparse_attention_freq if sparse else None,
         }
-        return (
-            self.miscounted(**lists)
-            or self.none_left(self._order, self._is_moe())
-            or self.uneven_heads(self.num_key_value_heads)
-            or self.too_many_chosen("num_local_experts", self.num_local_experts)
+        return self.together(
+            self.miscounted(**lists) or self.none_left(self._order, self._is_moe()),
+            self.uneven_heads(self.num_key_value_heads),
+            self.too_many_chosen("num_local_experts", self.num_local_experts),
         )
 
     def unplanned(self) -> str | None:

@@ -23,8 +23,9 @@ class MixtralShapes(Shapes):
         """Return how the shapes do not fit together."""
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             return f"num_attention_heads ({self.num_attention_heads}) does not divide hidden_size ({self.hidden_size})"
-        return self.uneven_heads(self.num_key_value_heads) or self.too_many_chosen(
-            "num_local_experts", self.num_local_experts
+        return self.together(
+            self.uneven_heads(self.num_key_value_heads),
+            self.too_many_chosen("num_local_experts", self.num_local_experts),
         )
 
     def unplanned(self) -> str | None:

@@ -91,14 +91,26 @@ def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
     if text_type not in text_types:
         reason = f"its text_config is of model_type {str(text_type)[:40]}, not {' or '.join(text_types)}"
         return _wrong(file.source, f"S302 must be a config.json of {file.model_type}", reason)
+    of_text = {**text, **_tie(config)}
     try:
         tower = tower_of(file.model_type).model_validate({**config, **vision})
     except ValidationError as error:
-        return _lacking(_keys_of(error), file, "vision_config")
-    found = _of_family(text_type, {**text, **_tie(config)}, file, "text_config")
+        both = {"vision_config": _keys_of(error), "text_config": _lacks(text_type, of_text)}
+        keys = [f"{section}.{key}" for section, keys in both.items() for key in keys]
+        return _lacking(keys, file, "it")
+    found = _of_family(text_type, of_text, file, "text_config")
     if isinstance(found, Violation):
         return found
     return replace(found, tower_weights=tower.num_weights(found.hidden_size))
+
+
+def _lacks(family: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a family that are missing in `config`, or out of range."""
+    try:
+        shapes_of(family).model_validate(config)
+    except ValidationError as error:
+        return _keys_of(error)
+    return []
 
 
 def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Violation:

@@ -116,6 +116,10 @@ class Shapes(BaseModel):
                 return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
         return None
 
+    def together(self, *wrong: str | None) -> str | None:
+        """Return all that is wrong in one sentence, where no mistake follows from another."""
+        return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
+
     def none_left(self, key: str, is_moe: Sequence[bool]) -> str | None:
         """Return that no layer has experts, where it is so."""
         return None if any(is_moe) else f"by {key}, none of the {len(is_moe)} layers has experts"

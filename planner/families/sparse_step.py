@@ -28,10 +28,10 @@ class SparseStepShapes(Shapes):
         """Return how the shapes do not fit together."""
         if not all(self._is_moe()) and self.intermediate_size is None:
             return "some layers are dense, and there is no intermediate_size"
-        return (
-            self.none_left("decoder_sparse_step and mlp_only_layers", self._is_moe())
-            or self.uneven_heads(self.num_key_value_heads)
-            or self.too_many_chosen("num_experts", self.num_experts)
+        return self.together(
+            self.none_left("decoder_sparse_step and mlp_only_layers", self._is_moe()),
+            self.uneven_heads(self.num_key_value_heads),
+            self.too_many_chosen("num_experts", self.num_experts),
         )
 
     def unplanned(self) -> str | None:

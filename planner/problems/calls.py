@@ -23,6 +23,7 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("ps", "list", "get"), "status"),
 }
 
+OPTIONS = {"help": "--help", "version": "--version"}  # that other tools have as commands
 OUTPUTS = ("--out", "--output", "--out-dir", "--output-dir", "--outdir", "--out-file", "--output-file")  # as others say
 
 
@@ -59,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             choices = [str(each) for each in action.choices or ()]
             other = OTHER_COMMANDS.get(value)
-            meant = other if other in choices else close_to(value, choices)
+            meant = other if other in choices else OPTIONS.get(value) or close_to(value, choices)
             self._refuse(str(error), f"did you mean {meant}?" if meant else f"see {self.prog} --help")
 
     def _unknown_option(self, words: Sequence[str]) -> str | None:

@@ -1,1 +1,1 @@
-"""The units that are on at each time of the day."""
+"""The day: which units are on when, from traffic or as written."""

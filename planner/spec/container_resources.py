@@ -14,10 +14,13 @@ from planner.spec.meant import fraction, thousandths
 __all__ = [
     "GPU_COUNTS",
     "GPU_RESOURCES",
+    "IB_DEVICES",
     "QUANTITIES",
     "has_two_sizes",
+    "of_all_nodes",
     "of_container",
     "of_count",
+    "of_ib_devices",
     "of_kind",
     "of_phase",
     "rdma_said_by_key",
@@ -26,6 +29,8 @@ __all__ = [
 QUANTITIES = ("requests", "limits")  # of a container, in Kubernetes
 GPU_COUNTS = ("gpus", "num_gpus", "gpus_per_unit")  # of a phase
 GPU_RESOURCES = ("gpu", "gpus", "nvidia.com/gpu", "amd.com/gpu")
+USUAL_GPUS = 8  # of a node, at most (assumed): so many and fewer may be those of each node
+IB_DEVICES = ("disaggregation_ib_device", "disaggregation-ib-device")
 RDMA_RESOURCE = re.compile(r"rdma/.+|.+/.*(rdma|hca|efa).*")  # of NVIDIA's, Mellanox' and clouds' plugins: assumed
 
 
@@ -54,6 +59,22 @@ def of_count(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a unit's GPUs from a phase's count of them."""
     found = next((given[each] for each in GPU_COUNTS if type(given.get(each)) is int), None)
     return {} if "ep_size" in given or found is None else {"ep_size": found}
+
+
+def of_all_nodes(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the GPUs of a node from those of all nodes together, where it cannot be either."""
+    gpus, nodes = given["gpus"], given.get("nodes")
+    if type(gpus) is not int or type(nodes) is not int or "gpus_per_node" in given:
+        return {}
+    is_of_all = USUAL_GPUS < gpus <= USUAL_GPUS * nodes and gpus % nodes == 0
+    return {"gpus_per_node": gpus // nodes} if is_of_all else {}
+
+
+def of_ib_devices(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the NICs that SGLang sends KV by, which are all of a node's here."""
+    written = next((given[key] for key in IB_DEVICES if isinstance(given.get(key), str)), "")
+    names = [name for each in written.split(",") if (name := each.strip())]
+    return {"kubernetes.nics.hca": names} if names else {}
 
 
 def rdma_said_by_key(key: str, count: Any) -> Mapping[str, Any]:

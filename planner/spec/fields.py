@@ -19,12 +19,12 @@ from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
 from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
-from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest
+from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest, removal
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, section_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
-from planner.spec.meant import engine_and_version, of_a_hundred, time_of_day, variables
+from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
-from planner.spec.other_names import is_not_planned_yet, value_as_we_say, why_not_so
+from planner.spec.other_names import OTHER_ENGINES, is_not_planned_yet, value_as_we_say, why_not_so
 from planner.spec.rule import Partial
 from planner.spec.schema import Spec
 from planner.spec.section import Section
@@ -175,6 +175,8 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         return Violation(path, value, "S211 is not planned yet", found, fix)
     if kind == "literal_error":
         choices = choices_at(path)
+        if said := _not_a_choice(path, value):
+            return said
         rule = f"S204 must be {' or '.join(map(str, choices))}"
         taken_out = instead_of(path, value) if isinstance(value, list) else None
         chosen = taken_out if taken_out and taken_out.changes else did_you_mean(value_as_we_say(path, value), choices)
@@ -195,6 +197,17 @@ def _another_notion(path: str, kind: str, value: Any, data: Mapping[str, Any]) -
         unit_kind = "StatefulSet" if data["kubernetes"].get("unit_kind") == "statefulset" else "LeaderWorkerSet"
         words = f"write kind: {unit_kind}, and the pod's fields below patch.{POD_TEMPLATES[unit_kind]}"
         return Violation(path, value, rule, f"a {value} is made from the template of another object", words)
+    return None
+
+
+def _not_a_choice(path: str, value: Any) -> Violation | None:
+    """Return what is said about `auto` where leaving a field out means it, and about an engine that is not rendered."""
+    rule = f"S204 must be {' or '.join(map(str, choices_at(path)))}"
+    field = field_at(path)
+    if value == AUTO and not field.is_required() and not path.rpartition(".")[2].isdecimal():
+        return Violation(path, value, rule, "the plan decides it where it is left out", removal(words="leave it out"))
+    if path in ("engine", "engine.name") and str(value).casefold().replace("-", "_") in OTHER_ENGINES:
+        return Violation(path, value, rule, "tidemill does not know the options of that engine", "write one of these")
     return None
 
 
@@ -289,8 +302,9 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
         fix = Fix("shorten it", ({HERE: value[: limits["max_length"]]},))
         return Violation(path, value, rule, f"it has {len(value)}", fix)
     word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
-    share = of_a_hundred(value, bound) if word == "most" else None
-    fix = nearest(bound if share is None else share)
+    is_time = word == "least" and path.endswith("_ms")
+    meant = of_seconds(value, bound) if is_time else of_a_hundred(value, bound) if word == "most" else None
+    fix = nearest(bound if meant is None else meant)
     return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), fix)
 
 

@@ -41,6 +41,7 @@ from planner.spec.meant import (
 from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
+from planner.spec.with_units import number_with_unit, words_of
 
 __all__ = [
     "as_yaml",
@@ -151,7 +152,7 @@ def _meant_value(path: str, field: FieldInfo, value: Any) -> Any:
     types = list(types_in(field.annotation))
     if bool in types:
         return truth(value)
-    number = _number(path, types, value)
+    number = _number(path, types, value, field)
     return None if number is None else _plainest(_within(field, number))
 
 
@@ -199,12 +200,16 @@ def _as_one_text(field: FieldInfo, items: Sequence[Any]) -> str | None:
     return items[0] if str in types_in(field.annotation) and len(items) == 1 and isinstance(items[0], str) else None
 
 
-def _number(path: str, types: Sequence[Any], value: Any) -> float | None:
+def _number(path: str, types: Sequence[Any], value: Any, field: FieldInfo) -> float | None:
     """What `value` would be in a field of `types`."""
+    words = value.strip() if isinstance(value, str) else ""
     if int in types:
-        return whole_number(value)
+        whole = whole_number(value)
+        return words_of(path, words) if whole is None else whole
     halves = thousandths(value) if path.endswith(".cpus") else None
-    return fraction(value) if halves is None and float in types else halves
+    plain = fraction(value) if halves is None and float in types else halves
+    most = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
+    return number_with_unit(path, words, most) if plain is None and float in types else plain
 
 
 def _plainest(number: float) -> float:

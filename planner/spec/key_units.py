@@ -60,27 +60,35 @@ class InOurUnit:
 def in_our_unit(key: str, value: Any, fields: Collection[str]) -> InOurUnit | None:
     """Return which of the `fields` of its section `key` says in another unit; None for any other key."""
     plain = key.lstrip("-").replace("-", "_").casefold()
-    if (rate := PER.fullmatch(plain)) and rate["field"] in fields and rate["time"] in A_DAY:
-        number = _plainest(value * A_DAY[rate["time"]]) if _is_number(value) else None
-        return InOurUnit(rate["field"], number, "it counts the tokens of a day", f"write {rate['field']}, of a day")
-    words = plain.split("_")
+    found = _a_day(plain, value) or _in_milliseconds(plain, value)
+    return found if found and found.field in fields and found.field != plain else None
+
+
+def _a_day(key: str, value: Any) -> InOurUnit | None:
+    """Return the day's tokens that so many a second, or another time, are."""
+    rate = PER.fullmatch(key)
+    if rate is None or rate["time"] not in A_DAY:
+        return None
+    number = _plainest(value * A_DAY[rate["time"]]) if _is_number(value) else None
+    return InOurUnit(rate["field"], number, "it counts the tokens of a day", f"write {rate['field']}, of a day")
+
+
+def _in_milliseconds(key: str, value: Any) -> InOurUnit:
+    """Return the time that `key` would name, whether or not there is such a field."""
+    words = key.split("_")
     unit = words[-1] if words[-1] in TIME_WORDS else None
     of_time = [each for each in (words[:-1] if unit else words) if each not in MEANS]
-    notion = "_".join(each for each in of_time if not PERCENTILE.fullmatch(each))
-    field = f"{SAME_TIMES.get(notion, notion)}_ms"
-    if field not in fields or plain == field:
-        return None
-    if notion != "_".join(of_time):
+    notion = [each for each in of_time if not PERCENTILE.fullmatch(each)]
+    name = "_".join(notion)
+    field = f"{SAME_TIMES.get(name, name)}_ms"
+    if notion != of_time:
         reason = "predictions are averages, so no percentile can be promised"
         return InOurUnit(field, None, reason, f"write the average that is promised as {field}")
     number = _in_ms(value, unit)
-    reason = "it could be in any unit" if number is None else f"{field} says it in milliseconds"
-    return InOurUnit(
-        field,
-        number,
-        "tidemill calls it by another name" if number is not None and number == value else reason,
-        f"write {field}, in milliseconds",
-    )
+    if number is None:
+        return InOurUnit(field, None, "it could be in any unit", f"write {field}, in milliseconds")
+    same = "tidemill calls it by another name"
+    return InOurUnit(field, number, same if number == value else f"{field} says it in milliseconds")
 
 
 def _in_ms(value: Any, unit: str | None) -> float | None:

@@ -29,6 +29,7 @@ from planner.spec import (
     model_rules,
     patch_rules,
     patched_pods,
+    patched_values,
     performance_rules,
     pod_rules,
     volume_rules,
@@ -45,7 +46,7 @@ __all__ = ["broken_rules"]
 # With rules about other sections.
 OTHERS = (
     *(model_rules, engine_rules, attention_rules, cluster_rules, cost_rules, kubernetes_rules, volume_rules),
-    *(pod_rules, patch_rules, patched_pods, performance_rules),
+    *(pod_rules, patch_rules, patched_pods, patched_values, performance_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)

@@ -4,6 +4,7 @@ For the fix of a message only: a spec in which one of these stands is wrong, and
 """
 
 import re
+from fractions import Fraction
 from typing import Any
 
 from planner.facts.engines import ENGINES
@@ -14,6 +15,7 @@ __all__ = [
     "image",
     "numeral",
     "of_a_hundred",
+    "of_seconds",
     "pairs",
     "thousandths",
     "time_of_day",
@@ -28,6 +30,7 @@ __all__ = [
 LEAST_OF_A_HUNDRED = 2  # assumed: less is a share that is too large, and not a percentage
 MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
 WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?")
+PART = re.compile(r"(?P<number>[0-9]{1,9}\.[0-9]{1,9})(?P<unit>k|m|K|M|Ki|Mi)")  # 0.5k
 FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")
 THOUSANDTHS = re.compile(r"([0-9]{1,18})m")
 TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4])(?::(?P<minute>[0-5][0-9])(?::[0-5][0-9])?)?")
@@ -46,10 +49,13 @@ FALSEHOODS = {"no": False, "n": False, "off": False, "false": False, "0": False}
 
 
 def whole_number(value: Any) -> int | None:
-    """`"144"`, `144.0`, `1_000`, `1,000`, `32K`; None for anything else."""
+    """`"144"`, `144.0`, `1_000`, `1,000`, `32K`, `0.5k`; None for anything else."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     match = WHOLE.fullmatch(value) if isinstance(value, str) else None
+    if part := PART.fullmatch(value) if isinstance(value, str) else None:
+        number = Fraction(part["number"]) * UNITS[part["unit"]]
+        return int(number) if number.denominator == 1 else None
     return int(re.sub("[_, ]", "", match["digits"])[:MAX_DIGITS]) * UNITS[match["unit"]] if match else None
 
 
@@ -72,6 +78,12 @@ def engine_and_version(value: Any) -> tuple[str, str] | None:
     name = match["name"].casefold() if match else None
     known = next((each for each, facts in ENGINES.items() if each == name and facts.versions), None)
     return (known, match["version"]) if match and known else None
+
+
+def of_seconds(value: float, least: float) -> float | None:
+    """`0.05`, as the 50 milliseconds that so many seconds are; None where these are less than `least`, too."""
+    number = round(value * 1000, 9)
+    return None if number < least else int(number) if number == int(number) else number
 
 
 def thousandths(value: Any) -> float | None:

@@ -11,7 +11,7 @@ python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from planner.facts.terms import Overlap, Phase
+from planner.facts.terms import PHASES, Overlap, Phase
 from planner.problems.fix import close_to
 from planner.spec.container_resources import GPU_COUNTS, GPU_RESOURCES
 from planner.spec.declared import place_of
@@ -21,6 +21,7 @@ from planner.spec.schema import Spec
 
 __all__ = [
     "KUBERNETES_KEYS",
+    "OTHER_ENGINES",
     "as_we_say",
     "is_not_planned_yet",
     "of_the_server",
@@ -167,8 +168,10 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 
 def value_as_we_say(path: str, value: Any) -> Any:
     """Return our word for what is called `value` elsewhere; `value` itself where it is none of these."""
-    if value is True and path == "decode.overlap":
-        return OVERLAP_OF_PHASE["decode"]
+    phase = next((each for each in PHASES if path == f"{each}.overlap"), None)
+    is_on = value is True and phase == "decode"
+    if phase and (is_on or _plain(str(value)).casefold() in OVERLAP_WORDS):
+        return OVERLAP_OF_PHASE[phase]
     return OTHER_VALUES.get(path.rpartition(".")[2], {}).get(_plain(str(value)).casefold(), value)
 
 
@@ -185,6 +188,7 @@ OF_THE_SERVER = ("max_running_requests", "chunked_prefill_size")
 
 # Two micro-batches hide little of a decode step, as W102 says. vLLM's flag has no other form in any phase.
 OVERLAP_OF_PHASE: Mapping[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage", "mixed": "dual_batch"}
+OVERLAP_WORDS = ("tbo", "two_batch", "two_batch_overlap")
 OVERLAP_FLAGS = ("enable_two_batch_overlap", "two_batch_overlap", "tbo", "enable_dbo")
 
 LENGTHS = ("input_len", "output_len", "input_length", "output_length", "prompt_len", "isl", "osl")
@@ -273,7 +277,7 @@ WHY_NOT = {
     "gpu_memory_utilization": _MEMORY,
     "pipeline_parallel_size": _LAYERS,
     "enable_eplb": _EPLB,
-    "enable_dbo": _OVERLAP,
+    "enable_dbo": "overlap says it: dual_batch is what this flag turns on",
     "speculative_config": _DRAFTS,
     "num_speculative_tokens": _DRAFTS,
     # SGLang
@@ -330,6 +334,8 @@ NAMES_IN: Mapping[str, Mapping[str, str]] = {
     "operating_point.decode": _LOAD,
     "operating_point.mixed": _LOAD,
 }
+
+OTHER_ENGINES = ("trtllm", "trt_llm", "tensorrt_llm", "tensorrt", "lmdeploy", "tgi", "llama.cpp", "ollama", "mlc_llm")
 
 OTHER_NAMES = {  # of two keys for one field the later one here says it better
     # vLLM

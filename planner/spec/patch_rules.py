@@ -24,6 +24,7 @@ OF_SERVERS = ("finalizers", "ownerReferences", "generateName", "deletionTimestam
 DECIDED = {
     ("apiVersion",),
     ("kind",),
+    ("status",),
     ("metadata", "name"),
     ("metadata", "namespace"),
     ("spec", "replicas"),

@@ -16,10 +16,13 @@ from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, close_to, removal
 from planner.spec.container_resources import (
     GPU_COUNTS,
+    IB_DEVICES,
     QUANTITIES,
     has_two_sizes,
+    of_all_nodes,
     of_container,
     of_count,
+    of_ib_devices,
     of_kind,
     of_phase,
     rdma_said_by_key,
@@ -261,23 +264,16 @@ def _is_only_taint(given: Mapping[str, Any]) -> bool:
     return not given.get("key") and sum(toleration(key, value) is not None for key, value in given.items()) == 1
 
 
-def _of_prefill_and_decode(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The NICs that SGLang sends KV by, which are all of a node's here."""
-    written = next((given[key] for key in IB_DEVICES if isinstance(given.get(key), str)), "")
-    names = [name for each in written.split(",") if (name := each.strip())]
-    return {"kubernetes.nics.hca": names} if names else {}
-
-
 MODEL_KEYS = ("checkpoint", "config_digest", "weights_digest")
 RESOURCES = ("kubernetes.resources", "kubernetes.resources.unit", "kubernetes.resources.gateway")
-IB_DEVICES = ("disaggregation_ib_device", "disaggregation-ib-device")
 
 # What is said in a form of its own elsewhere: place of a key that we lack -> what its section says, as keys of ours.
 FORMS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "cluster.gpus": of_all_nodes,
     "kubernetes.hostPath": _of_folder,
     "PHASE.resources": of_phase,
     **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), of_count),
-    **dict.fromkeys((f"PHASE.{key}" for key in IB_DEVICES), _of_prefill_and_decode),
+    **dict.fromkeys((f"PHASE.{key}" for key in IB_DEVICES), of_ib_devices),
     **dict.fromkeys((f"kubernetes.resources.{key}" for key in QUANTITIES), of_container),
     **dict.fromkeys((f"{place}.{key}" for place in RESOURCES[1:] for key in QUANTITIES), of_kind),
     **dict.fromkeys((f"kubernetes.patches.{key}" for key in KUSTOMIZE_KEYS), said_by_kustomize),

@@ -8,7 +8,8 @@ A request's life, in the order of the files:
                        (keys.py says whether its client may ask, and how much)
     2. body.py         holds the body against what this server can do, refusing the rest by name
     3. calls.py        turns the body into prompts of token ids and sampling (with tokenizer.py); a chat's through
-                       conversation.py and the checkpoint's chat_template.py
+                       conversation.py and the checkpoint's chat_template.py; schemas.py tries the JSON
+                       schema of its answer, in the process that schema_trial.py is
     4. generation.py   follows each prompt from Prefill to its last token
     5. registry.py     knows the ranks and their state (rank_connection.py is one of them), router.py chooses two
     6. detokenizer.py  turns tokens into text that never breaks a character or a stop string (logprobs.py goes with it)

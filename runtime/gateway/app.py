@@ -28,13 +28,14 @@ from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_
 from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.embeddings import EmbeddingCall, check_room_to_embed, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation, check_room
-from runtime.gateway.http_errors import ApiError, unknown_model
+from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
 
 __all__ = ["Gateway", "create_app"]
@@ -56,6 +57,7 @@ class Gateway:
     """
 
     model: ServedModel
+    schemas: Schemas
     registry: Registry
     metrics: GatewayMetrics
     started: int
@@ -208,6 +210,7 @@ async def _answer(
     with ExitStack() as stack:
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
+        await _check_schema(request, call)
         generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
         stack.callback(_close, generation, spending, Begun(request, request_id, time.monotonic()))
         if not call.stream:
@@ -215,6 +218,16 @@ async def _answer(
             return JSONResponse(whole(dialect, choices, _usage(generation)), headers=headers)
         first = await while_connected(request, generation.next_delta())
         return EventStream(_events(dialect, generation, first, call), headers, stack.pop_all().close)
+
+
+async def _check_schema(request: Request, call: Call) -> None:
+    """Raise ApiError if the answer cannot be held to its JSON schema. All choices have the same."""
+    schema = call.requests[0].sampling.json_schema
+    if schema is None:
+        return
+    reason = await while_connected(request, request.app.state.gateway.schemas.why_refused(schema))
+    if reason is not None:
+        raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 
 def _close(generation: Generation, spending: Spending, begun: Begun) -> None:

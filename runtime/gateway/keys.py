@@ -87,6 +87,8 @@ class Account:
         """Begin a call that may need `num_tokens`, its prompts included. Raise ApiError if it is over a limit."""
         self.check_tokens()
         if self.limits is not None:
+            if self.limits.tokens_per_minute is None:
+                num_tokens = 0  # they are not counted, in case they have a limit later
             most = self.limits.max_requests
             if most is not None and self.num_requests + num_requests > most:
                 raise over_limit(f"{most:,} requests at a time", RETRY_S)
@@ -102,7 +104,8 @@ class Account:
         """Give back what a call had."""
         self.num_requests -= spending.num_requests
         self.num_streams -= spending.is_stream
-        self._num_tokens = max(self._num_tokens - (spending.num_tokens - num_used), 0.0)
+        if spending.num_tokens:
+            self._num_tokens = max(self._num_tokens - (spending.num_tokens - num_used), 0.0)
 
     def _count(self, tokens_per_minute: int) -> None:
         """Give back the tokens of the time since this was last asked."""

@@ -25,6 +25,7 @@ from runtime.gateway.keys import KeyRing
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import JsonLines
+from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
@@ -54,7 +55,8 @@ def run(launch: GatewayLaunch, address: str, keys: Path | None = None) -> None:
         serve_metrics(measured, address, launch.ports.metrics),
     ):
         registry = Registry(launch.kv_digest, launch.max_requests_per_rank, launch.stall_timeout_s)
-        gateway = Gateway(model, registry, GatewayMetrics(measured, model.name), int(time.time()), ring)
+        schemas = _schemas(launch, model)
+        gateway = Gateway(model, schemas, registry, GatewayMetrics(measured, model.name), int(time.time()), ring)
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, ranks))
 
@@ -63,6 +65,11 @@ def _load_model(launch: GatewayLaunch) -> ServedModel:
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
     return ServedModel(launch.model.name, launch.limits.max_request_tokens, load_tokenizer(folder))
+
+
+def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
+    file = resolve(launch.checkpoint.uri) / "tokenizer.json"
+    return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
 async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) -> None:
@@ -90,6 +97,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) ->
             await server.serve(sockets=[])  # it serves the connections that we take
             joining.cancel()
     finally:
+        gateway.schemas.close()
         await gateway.registry.close()
 
 

@@ -2,21 +2,37 @@
 
 The library is an extra, `tidemill[json]`; nothing else needs it. Both ends make the same grammar of a schema, whose
 text is what travels. White space is allowed where JSON allows it, but bounded: a small model may like it forever.
-Sources: llguidance `docs/json_schema.md` and `parser_limits`.
+
+The library bounds most of what a schema can cost, but not `multipleOf`: its automaton has a state for each remainder,
+and they are all visited before the first token. So both ends count them (`_num_remainders`). The count is a bound for
+schemas that are not made to get around it; what a schema really costs, the gateway tries (`gateway/schema_trial.py`).
+
+Sources: llguidance `docs/json_schema.md`, `parser_limits`, and `parser/src/json/numeric.rs` for `multipleOf`.
 """
 
 import importlib.util
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["ANY_OBJECT", "MAX_SCHEMA_BYTES", "is_installed", "json_matcher", "why_no_grammar"]
+__all__ = [
+    *("ANY_OBJECT", "MAX_SCHEMA_BYTES", "is_installed", "json_matcher", "read_vocabulary", "why_no_grammar"),
+    "why_over_limits",
+]
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_SCHEMA_BYTES = 64 * 1024  # assumed: over ten times what agents send
+MAX_REMAINDERS = 20_000  # measured: under 100 ms. A minute's seconds, cents and thousands have far fewer
 OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}  # assumed: an indented line
 MISSING = "it needs llguidance, which is not installed: pip install 'tidemill[json]'"
+SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # two of these beside each other hold together
 
 
 def is_installed() -> bool:
@@ -24,12 +40,26 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def why_no_grammar(schema: str) -> str | None:
-    """Return why no answer can be held to this schema, or None."""
+def why_over_limits(schema: str) -> str | None:
+    """Return why nobody shall make a grammar of this schema, or None. This takes milliseconds, whatever the schema."""
     if not is_installed():
         return MISSING
     if len(schema.encode()) > MAX_SCHEMA_BYTES:
         return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes"
+    try:
+        num_remainders = _num_remainders(msgspec.json.decode(schema))
+    except (msgspec.DecodeError, RecursionError) as error:
+        return f"its schema cannot be read as JSON: {error}"
+    if num_remainders > MAX_REMAINDERS:
+        return f"the values of multipleOf in its schema have together over {MAX_REMAINDERS:,} remainders"
+    return None
+
+
+def why_no_grammar(schema: str) -> str | None:
+    """Return why no answer can be held to this schema, or None. The library may take seconds to say."""
+    reason = why_over_limits(schema)
+    if reason is not None:
+        return reason
     import llguidance
 
     try:
@@ -46,7 +76,65 @@ def json_matcher(tokenizer: "llguidance.LLTokenizer", schema: str) -> "llguidanc
     return llguidance.LLMatcher(tokenizer, _grammar(schema), log_level=0)
 
 
+def read_vocabulary(file: Path, vocab_size: int, end_of_text: int | None) -> "llguidance.LLTokenizer":
+    """Read a tokenizer.json for matchers, which takes seconds for 129,280 tokens. Raise ValueError and its like."""
+    import llguidance
+
+    return llguidance.LLTokenizer(str(file), n_vocab=vocab_size, eos_token=end_of_text)
+
+
 def _grammar(schema: str) -> str:
     import llguidance
 
     return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
+
+
+def _num_remainders(schema: Any) -> int:
+    """Return about how many remainders the schema's numbers have, all of them together.
+
+    A number that is to be a multiple of 7 has seven, of 0.25 twenty-five. Where parts of the schema may hold of the
+    same number, it may have to be a multiple of all values that there are: of their least common multiple.
+    """
+    nodes = list(_objects(schema))
+    values = [Decimal(repr(node["multipleOf"])) for node in nodes if _is_number(node.get("multipleOf"))]
+    values = [abs(value) for value in values if value]
+    if not values:
+        return 0
+    if any(_holds_several(node) for node in nodes):
+        return _coefficient(values) * len(values)
+    return sum(_coefficient([value]) for value in values)
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in the schema, whatever it stands for."""
+    rest = [schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            yield node
+            rest.extend(node.values())
+        elif isinstance(node, list):
+            rest.extend(node)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _holds_several(node: dict[str, Any]) -> bool:
+    """Return whether several parts of the node may hold of one value."""
+    all_of, patterns = node.get("allOf"), node.get("patternProperties")
+    return (
+        sum(key in node for key in SEVERAL_AT_ONCE) > 1
+        or (isinstance(all_of, list) and len(all_of) > 1)
+        or (isinstance(patterns, dict) and len(patterns) + ("properties" in node) > 1)
+    )
+
+
+def _coefficient(values: list[Decimal]) -> int:
+    """Return the least common multiple of the values as an integer, without powers of ten: digits tell those."""
+    exponent = min(int(value.as_tuple().exponent) for value in values)
+    multiple = math.lcm(*(int(value.scaleb(-exponent)) for value in set(values)))
+    while multiple % 10 == 0:
+        multiple //= 10
+    return multiple

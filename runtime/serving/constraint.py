@@ -18,12 +18,13 @@ from torch import Tensor
 
 from runtime.checkpoint import read_json
 from runtime.errors import RequestFailure
-from runtime.protocol.json_grammar import is_installed, json_matcher, why_no_grammar
+from runtime.protocol.json_grammar import is_installed, json_matcher, read_vocabulary, why_no_grammar
 from runtime.serving.request import Constraint, Request
 
 __all__ = ["Constraints"]
 
 TOKENIZER = "tokenizer.json"
+MAX_FRESH = 32  # assumed: the callers of a rank have fewer; each takes some MiB
 
 
 class Constraints:
@@ -32,6 +33,7 @@ class Constraints:
     def __init__(self, checkpoint: Path, vocab_size: int) -> None:
         self._checkpoint, self._vocab_size = checkpoint, vocab_size
         self._tokenizers: dict[int, Any] = {}  # by the token that ends a text: one, unless gateways differ
+        self._fresh: dict[tuple[Any, ...], Any] = {}  # matchers at an answer's start, by schema and end of text
         end_of_text = _end_of_text(checkpoint)
         if is_installed() and end_of_text is not None and (checkpoint / TOKENIZER).exists():
             with contextlib.suppress(RequestFailure):  # the first request that needs it says why
@@ -53,20 +55,28 @@ class Constraints:
         return torch.from_numpy(allowed_V).to(torch.bool)
 
     def _new(self, schema: str, stop_ids: list[int]) -> Constraint:
+        """Copy the matcher of the schema's last request, which takes no time; or make one."""
+        fresh = self._fresh.get((schema, *stop_ids[:1]))
+        return Constraint((self._made(schema, stop_ids) if fresh is None else fresh).deep_copy())
+
+    def _made(self, schema: str, stop_ids: list[int]) -> Any:
         reason = why_no_grammar(schema)
         if reason is not None:
             raise RequestFailure(f"its answer cannot be held to a JSON schema: {reason}")
         if not stop_ids:
             raise RequestFailure("its answer must be JSON and has no token to end with")
-        return Constraint(json_matcher(self._tokenizer(stop_ids[0]), schema))
+        matcher = json_matcher(self._tokenizer(stop_ids[0]), schema)
+        _check(matcher)
+        self._fresh[schema, stop_ids[0]] = matcher
+        if len(self._fresh) > MAX_FRESH:
+            self._fresh.pop(next(iter(self._fresh)))
+        return matcher
 
     def _tokenizer(self, end_of_text: int) -> Any:
-        import llguidance
-
         file = self._checkpoint / TOKENIZER
         if end_of_text not in self._tokenizers:
             try:
-                made = llguidance.LLTokenizer(str(file), n_vocab=self._vocab_size, eos_token=end_of_text)
+                made = read_vocabulary(file, self._vocab_size, end_of_text)
             except (ValueError, RuntimeError, OSError) as error:
                 raise RequestFailure(f"{file.name} cannot be used for JSON: {error}") from None
             self._tokenizers = {end_of_text: made}

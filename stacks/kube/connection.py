@@ -135,7 +135,7 @@ def _about_kubeconfig(context: str | None, error: Exception) -> str:
     reason = " ".join(str(error).split()).removeprefix("Invalid kube-config file. ").rstrip(".")
     return (
         f"no usable {wanted} in the kubeconfig {place} ({reason}); "
-        "set KUBECONFIG to a valid file, and `context` to one of `kubectl config get-contexts`"
+        "set KUBECONFIG to a valid file, and the context to one of `kubectl config get-contexts`"
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 POLL_S = 0.1
+IN_USE = "address already in use"  # as the system says of a port
 STOP_TIMEOUT_S = 20.0
 
 
@@ -115,7 +116,9 @@ def follow(folder: RunFolder) -> Iterator[Record]:
             break
         time.sleep(POLL_S)
     if last is not None and last.failure is not None:
-        raise LocalError(f"R104 {folder.name} could not go on", last.failure, f"its logs are in {folder.path}")
+        taken = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there; "
+        fix = f"{taken if IN_USE in last.failure else ''}its logs are in {folder.path}"
+        raise LocalError(f"R104 {folder.name} could not go on", last.failure, fix)
 
 
 def stop(folder: RunFolder) -> None:

@@ -387,7 +387,7 @@ def wrong_kubeconfigs(control_plane, folder):
         "not there": (
             "/nonexistent",
             "no usable current context in the kubeconfig /nonexistent (No configuration found); "
-            "set KUBECONFIG to a valid file, and `context` to one of `kubectl config get-contexts`",
+            "set KUBECONFIG to a valid file, and the context to one of `kubectl config get-contexts`",
         ),
         "nobody answers": (
             variant("nobody", cluster={"server": "https://127.0.0.1:1"}),

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from planner.facts.digest import pretty_json
 from planner.manifests.render import KUSTOMIZATION, render_files
+from stacks.kube.manifest import OBJECTS
 from tests.cluster.cluster import NODE_GRACE_S
 from tests.cluster.deployed import Deployed, listing
 from tests.cluster.objects import Objects, assert_holds
@@ -205,14 +206,19 @@ def test_expert_parallelism_crosses_nodes(up):
 def test_applied_objects_equal_the_rendered_files(up):
     """Every object of `tidemill render` is in the state as it was rendered, and in the cluster; there are no others."""
     files = rendered(up)
-    inputs = [each.get("inputs", {}) for each in up.pulumi.resources() if "index:Occupants" not in each["type"]]
-    single = [each for each in inputs if "apiVersion" in each]
-    several = [manifest for each in inputs for manifest in each.values() if "apiVersion" in manifest]
-    applied = single + several
+    applied = [manifest for each in up.pulumi.resources() for manifest in manifests(each)]
 
     assert sorted(map(pretty_json, applied)) == sorted(map(pretty_json, files.values()))
     for name, document in files.items():
         assert_holds(live(up, document), document, name)
+
+
+def manifests(resource):
+    """Those of a resource of the state; none of a list or a component."""
+    inputs = resource.get("inputs", {})
+    if resource["type"] == OBJECTS:
+        return list(inputs.values())
+    return [inputs] if "apiVersion" in inputs else []
 
 
 def test_nobody_set_replicas(up):

@@ -1,8 +1,10 @@
-"""The names of Kubernetes' fields, as `planner/facts/kubernetes_fields.json` has them: type -> field -> its type.
+"""The fields of Kubernetes' objects, as `planner/facts/kubernetes_fields.json` has them: type -> field -> its type.
 
 From the schemas that Kubernetes publishes, as the package `kubernetes-validate` carries them, for the kinds that
-`tidemill render` writes. LeaderWorkerSet is not Kubernetes': its types stand here, and `tests/cluster` holds them
-against its CRD. Empty is the type of a value without fields of its own, such as a number or the map of labels.
+`tidemill render` writes. Types of other projects stand here; `tests/cluster` holds LeaderWorkerSet against its CRD.
+
+A type is one of these names, or a plain one (`text`, `bool`, `int32`, `int64`, `int or text`, `quantity`); `[T]` is a
+list of T, `{T}` a mapping of any keys to T, and empty what may be anything.
 """
 
 import json
@@ -21,8 +23,8 @@ KINDS = {
 }
 LEADER_WORKER_SET = {
     "LeaderWorkerSet": {
-        "apiVersion": "",
-        "kind": "",
+        "apiVersion": "text",
+        "kind": "text",
         "metadata": "ObjectMeta",
         "spec": "LeaderWorkerSetSpec",
         "status": "",
@@ -30,23 +32,41 @@ LEADER_WORKER_SET = {
     "LeaderWorkerSetSpec": {
         "leaderWorkerTemplate": "LeaderWorkerTemplate",
         "networkConfig": "NetworkConfig",
-        "replicas": "",
+        "replicas": "int32",
         "rolloutStrategy": "RolloutStrategy",
-        "startupPolicy": "",
+        "startupPolicy": "text",
     },
     "LeaderWorkerTemplate": {
         "leaderTemplate": "PodTemplateSpec",
         "persistentVolumeClaimRetentionPolicy": "StatefulSetPersistentVolumeClaimRetentionPolicy",
-        "restartPolicy": "",
-        "size": "",
+        "restartPolicy": "text",
+        "size": "int32",
         "subGroupPolicy": "SubGroupPolicy",
-        "volumeClaimTemplates": "PersistentVolumeClaim",
+        "volumeClaimTemplates": "[PersistentVolumeClaim]",
         "workerTemplate": "PodTemplateSpec",
     },
-    "NetworkConfig": {"subdomainPolicy": ""},
-    "RolloutStrategy": {"rollingUpdateConfiguration": "RollingUpdateConfiguration", "type": ""},
-    "RollingUpdateConfiguration": {"maxSurge": "", "maxUnavailable": "", "partition": ""},
-    "SubGroupPolicy": {"subGroupPolicyType": "", "subGroupSize": ""},
+    "NetworkConfig": {"subdomainPolicy": "text"},
+    "RolloutStrategy": {"rollingUpdateConfiguration": "RollingUpdateConfiguration", "type": "text"},
+    "RollingUpdateConfiguration": {"maxSurge": "int or text", "maxUnavailable": "int or text", "partition": "int32"},
+    "SubGroupPolicy": {"subGroupPolicyType": "text", "subGroupSize": "int32"},
+}
+
+OPERATED = {
+    "apiVersion": "text",
+    "kind": "text",
+    "metadata": "ObjectMeta",
+    "spec": "",
+    "status": "",
+}  # the rest is theirs
+OTHER_KINDS = LEADER_WORKER_SET | {"PodMonitor": OPERATED, "ComputeDomain": OPERATED}
+PLAIN = {
+    "IntOrString": "int or text",
+    "Quantity": "quantity",
+    "Time": "text",
+    "string": "text",
+    "boolean": "bool",
+    "integer": "int64",
+    "int32": "int32",
 }
 
 
@@ -54,7 +74,7 @@ def fields_page() -> str:
     """The file, a type a line."""
     folder = resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"v{VERSION}.0-local-strict"
     definitions = json.loads((folder / "_definitions.json").read_text(encoding="utf-8"))["$defs"]
-    types = dict(LEADER_WORKER_SET)
+    types = dict(OTHER_KINDS)
     for name in KINDS.values():
         _add(name, definitions, types)
     lines = (f"  {json.dumps(name)}: {json.dumps(types[name])}" for name in sorted(types))
@@ -65,19 +85,28 @@ def _add(name, definitions, types):
     """Add the type `name` and those of its fields to `types`."""
     fields = types.setdefault(_short(name), {})
     for field, schema in sorted(definitions[name]["properties"].items()):
-        of_field = _type_of(schema) if field != "status" else None
-        has_fields = of_field is not None and "properties" in definitions[of_field]
-        fields[field] = _short(of_field) if has_fields else ""
-        if has_fields and _short(of_field) not in types:
-            _add(of_field, definitions, types)
+        fields[field] = _type_of(schema, definitions, types) if field != "status" else ""
 
 
-def _type_of(schema):
-    """The definition that a field, or an item of it, is of; None for a plain value and for a map."""
-    if "$ref" in schema:
-        return schema["$ref"].rpartition("/")[2]
-    parts = [schema["items"]] if "items" in schema else schema.get("oneOf", []) + schema.get("anyOf", [])
-    return next(filter(None, map(_type_of, parts)), None)
+def _type_of(schema, definitions, types):
+    """Return the type of what `schema` is of, whose own fields are in `types` afterwards."""
+    if name := next((each["$ref"].rpartition("/")[2] for each in _alternatives(schema) if "$ref" in each), None):
+        if "properties" not in definitions[name]:
+            return PLAIN.get(_short(name), "")
+        if _short(name) not in types:
+            _add(name, definitions, types)
+        return _short(name)
+    if "items" in schema:
+        return f"[{_type_of(schema['items'], definitions, types)}]"
+    if "additionalProperties" in schema:
+        return f"{{{_type_of(schema['additionalProperties'], definitions, types)}}}"
+    kinds = schema.get("type", [])
+    kind = next((each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"), "")
+    return PLAIN.get(schema.get("format"), PLAIN.get(kind, ""))
+
+
+def _alternatives(schema):
+    return [schema, *schema.get("oneOf", []), *schema.get("anyOf", [])]
 
 
 def _short(name):

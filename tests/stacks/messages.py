@@ -19,7 +19,7 @@ from stacks.local import deployment, layout, record
 from stacks.local.record import Record, RunFolder
 from stacks.program.config import configured_plan
 
-__all__ = ["BROUGHT_ABOUT", "LOCAL_MESSAGES", "local_messages_page"]
+__all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_page"]
 
 LOCAL_MESSAGES = Path(__file__).parent / "messages.txt"
 HEAD = "Every message of what runs, asks or deploys, by rule. Written by `python -m tests.docs`."

@@ -1,10 +1,15 @@
 """The page of messages of what runs, asks or deploys."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import stacks
-from tests.stacks.messages import BROUGHT_ABOUT, LOCAL_MESSAGES, local_messages_page
+from stacks.local import deployment
+from stacks.local.errors import LocalError
+from tests.stacks.messages import BROUGHT_ABOUT, DEMO, LOCAL_MESSAGES, Folder, local_messages_page
 
 RULE = re.compile(r"\"(R\d{3}) ")
 STACKS = Path(stacks.__file__).parent
@@ -20,3 +25,14 @@ def test_every_rule_is_on_the_page():
     said = {rule for path in STACKS.rglob("*.py") for rule in RULE.findall(path.read_text())}
 
     assert said == set(BROUGHT_ABOUT)
+
+
+def test_a_port_that_is_taken_is_met_with_another_address():
+    """Two users of one machine can each have a deployment."""
+    failure = "cannot listen on 127.0.0.3:29501 (places): address already in use"
+    gone = Folder(lives=False, record=replace(DEMO, failure=failure))
+
+    with pytest.raises(LocalError) as caught:
+        list(deployment.follow(gone))
+
+    assert "--host" in caught.value.problems[0].message

@@ -58,6 +58,8 @@ def test_a_key_s_entry_lets_it_in(capsys, tmp_path):
     ("words", "meant"),
     [
         (["plna"], "did you mean plan?"),
+        (["help", "plan"], "did you mean --help?"),
+        (["version"], "did you mean --version?"),
         (["render", "spec.yaml", "--out", "folder"], "did you mean -o?"),
         (["plan", "spec.yaml", "--output=plan.json"], "did you mean -o?"),
         (["plan", "spec.yaml", "--format", "jsno"], "did you mean json?"),
@@ -68,3 +70,25 @@ def test_a_wrong_word_is_answered_with_the_one_that_was_meant(words, meant, caps
     """Commands, options and their values; exit 2."""
     assert cli.main(words) == 2
     assert meant in capsys.readouterr().err
+
+
+def test_a_watched_status_is_shown_when_it_changes(monkeypatch, capsys):
+    """Until Ctrl-C, which is no failure; the exit status is the last one's. It is no JSON document."""
+    moments = iter([1, 2, 3, "Ctrl-C"])
+    said = iter([("starting", 0), ("ready", 0), ("ready", 0), ("failed", 1)])
+
+    def show(_):
+        text, status = next(said)
+        print(text)
+        return status
+
+    def sleep(_):
+        if next(moments) == "Ctrl-C":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_status_now", show)
+    monkeypatch.setattr(cli.time, "sleep", sleep)
+
+    assert cli.main(["status", "--watch"]) == 1
+    assert capsys.readouterr().out.split() == ["starting", "ready", "failed"]
+    assert cli.main(["status", "--watch", "--format", "json"]) == 2

@@ -2,7 +2,9 @@
 
 import pytest
 
-from planner.estimate.unknown_fields import VERSION, unknown_fields_of
+from planner.estimate.unknown_fields import unknown_fields_of
+from planner.facts.kubernetes_types import VERSION
+from planner.spec.patched_values import patched_values_are_of_their_fields_types
 from planner.spec.pods import PATCHED_KINDS, PatchSpec
 from tests.docs import kubernetes_fields
 from tests.templates.gpu_plans import gpu_plan, rendered
@@ -19,6 +21,9 @@ def test_what_we_render_is_known(tmp_path):
     documents = [each for each in rendered(gpu_plan(tmp_path), **EVERYTHING) if each["kind"] in PATCHED_KINDS]
 
     assert [found for each in documents for found in unknown(each["kind"], each)] == []
+    assert not list(
+        patched_values_are_of_their_fields_types([{"kind": each["kind"], "patch": each} for each in documents], None)
+    )
     assert {"LeaderWorkerSet", "Deployment", "Service"} <= {each["kind"] for each in documents}
 
 
@@ -33,6 +38,7 @@ def test_what_we_render_is_known(tmp_path):
             None,
             "did you mean hostPath?",
         ),
+        ("PodMonitor", {"a": {"b": 1}}, "a", "remove it"),
         ("LeaderWorkerSet", {"spec": {"leaderWorkerTemplate": {"workerTemplate": {"foo": 1}}}}, None, "remove it"),
     ],
 )

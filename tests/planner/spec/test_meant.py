@@ -26,6 +26,33 @@ VOLUME = {"mount_path": "/models"}
 
 # What is written, and where; and what stands there once the fix is applied.
 MEANT = [
+    *(
+        (change, next(iter(change)), meant)
+        for change, meant in [
+            ({"slo.ttft_ms": "2s"}, 2000),
+            ({"slo.tpot_ms": "50ms"}, 50),
+            ({"prefill.ep_size": "EP2"}, 2),
+            ({"prefill.attention_tp": "TP2"}, 2),
+            ({"cluster.nodes": "3 nodes"}, 3),
+            ({"cluster.gpus_per_node": "2x"}, 2),
+            ({"decode.max_request_tokens": "0.5k"}, 500),
+            ({"cost.usd_per_gpu_hour": "$2"}, 2),
+        ]
+    ),
+    ({"traffic": {"input_tokens": "608B", "output_tokens": 1}}, "traffic.input_tokens", 608e9),
+    ({"traffic": {"input_tokens": 1, "output_tokens": "1.5G"}}, "traffic.output_tokens", 1.5e9),
+    (
+        {"traffic": {"input_tokens": 1, "output_tokens": 1, "cache_hit_rate": "56.3%"}},
+        "traffic.cache_hit_rate",
+        0.563,
+    ),
+    ({"cluster.gpu": OWN | {"fp8_tflops": "5 PFLOPS"}}, "cluster.gpu.fp8_tflops", 5000),
+    ({"cluster.gpu": OWN | {"memory_bandwidth": "1.8TB"}}, "cluster.gpu.memory_bandwidth", "1.8TB/s"),
+    ({"cluster": {"gpu": "h800", "nodes": 2, "gpus": 16}}, "cluster.gpus_per_node", 8),
+    ({"prefill.precision": "auto"}, "prefill.precision", None),
+    ({"prefill.kv_precision": "auto"}, "prefill.kv_precision", None),
+    ({"decode.overlap": "tbo"}, "decode.overlap", "five_stage"),
+    ({"kubernetes.load_rate": "3GiB/s"}, "kubernetes.load_rate", "3.221225GB/s"),
     ({"cluster.nodes": ["a", "b", "c"]}, "cluster.nodes.1", {"name": "b"}),
     ({"cluster.nodes": 22, "cluster.spares": "node-2"}, "cluster.spares", ["node-2"]),
     ({"cluster.nodes": 22, "cluster.spares": "node-2, node-3"}, "cluster.spares", ["node-2", "node-3"]),

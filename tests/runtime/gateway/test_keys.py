@@ -96,16 +96,20 @@ def test_a_key_has_so_many_requests_and_streams_at_a_time():
 
 
 def test_keys_change_without_a_restart(file, clock, caplog):
-    """A key that is gone is refused, one that stays keeps what it has begun; a broken file changes nothing."""
+    """A key that is gone is refused, one that stays keeps what it has begun; a broken file changes nothing.
+
+    Tokens that were used while there was no limit do not count when there is one.
+    """
     path = file(entry(max_streams=1), entry("old", "old"))
     ring = KeyRing(path)
-    ring.account_of(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=True)
-    file(entry(max_streams=1))
+    ring.account_of(f"Bearer {KEY}", PEER).begin(1, 900, is_stream=True)
+    file(entry(max_streams=1, tokens_per_minute=600))
     ring.account_of("Bearer old", PEER)
     clock[0] += keys.LOOK_S
 
     assert refused(lambda: ring.account_of("Bearer old", PEER)).status == 401
     assert refused(lambda: ring.account_of(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=True)).status == 429
+    ring.account_of(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=False)
     path.write_text("{")
     clock[0] += keys.LOOK_S
     assert ring.account_of(f"Bearer {KEY}", PEER).name == "team"

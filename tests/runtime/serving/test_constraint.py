@@ -12,8 +12,9 @@ import torch
 import runtime
 from runtime.errors import RequestFailure
 from runtime.protocol import json_grammar
-from runtime.protocol.json_grammar import ANY_OBJECT, MAX_SCHEMA_BYTES, why_no_grammar
+from runtime.protocol.json_grammar import ANY_OBJECT, MAX_SCHEMA_BYTES, json_matcher, why_no_grammar
 from runtime.protocol.messages import Sampling
+from runtime.serving import constraint
 from runtime.serving.constraint import Constraints
 from runtime.serving.request import Request
 from runtime.serving.sampling import sample
@@ -115,6 +116,40 @@ def test_a_schema_is_checked_in_one_line(schema, reason):
 
     assert (found is None) == (reason is None)
     assert reason is None or (reason in found and "\n" not in found)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_refused"),
+    [
+        ({"type": "integer", "multipleOf": 19_997}, False),
+        ({"type": "integer", "multipleOf": 99_991}, True),
+        ({"type": "integer", "multipleOf": 1_000_000}, False),
+        ({"allOf": [{"type": "integer", "multipleOf": number} for number in (101, 103, 107, 109)]}, True),
+        ({"type": "integer", "multipleOf": 1009, "anyOf": [{"multipleOf": 1013}]}, True),
+        ({"items": {"anyOf": [{"type": "integer", "multipleOf": 99}, {"type": "number", "multipleOf": 0.97}]}}, False),
+        ({"properties": {str(each): {"type": "number", "multipleOf": each} for each in (0.01, 7, 900, 1000)}}, False),
+        ({"properties": {str(each): {"type": "integer", "multipleOf": each} for each in range(9000, 9009)}}, True),
+        ({"properties": {"multipleOf": {"type": "string"}}, "required": ["multipleOf"]}, False),
+    ],
+)
+def test_remainders_are_counted_before_anything_is_made(schema, is_refused, monkeypatch):
+    """The library would visit each of them: four multiples at once kept a rank for minutes."""
+    monkeypatch.setattr("llguidance.LLMatcher.validate_grammar", lambda grammar: "")
+    reason = why_no_grammar(json.dumps(schema))
+
+    assert (reason is not None) == is_refused
+    assert not is_refused or "multipleOf" in reason
+
+
+def test_requests_of_one_schema_share_the_making_of_its_grammar(monkeypatch):
+    """Each goes on by itself. 128 choices of one call have one schema."""
+    constraints, made = Constraints(DEMO, VOCAB_SIZE), []
+    monkeypatch.setattr(constraint, "json_matcher", lambda *words: made.append(json_matcher(*words)) or made[-1])
+
+    first = go_on(constraints, request(), 3)
+
+    assert go_on(constraints, request(), 200)[:3] == first
+    assert len(made) == 1
 
 
 def test_without_the_library_it_is_named(monkeypatch):

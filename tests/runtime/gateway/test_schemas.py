@@ -1,0 +1,99 @@
+"""A schema costs its caller an answer, at worst, and nobody else anything."""
+
+import asyncio
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import runtime
+from runtime.gateway import schemas
+from runtime.gateway.http_errors import ApiError
+from runtime.gateway.schema_trial import TOO_DEAR
+from runtime.gateway.schemas import Schemas
+from runtime.protocol.json_grammar import ANY_OBJECT
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="llguidance is not installed")
+
+DEMO = Path(runtime.__file__).parent / "demo"
+SEVERAL_MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": number} for number in (101, 103, 107, 109)]}
+NESTED = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
+def refusals(asked, file=DEMO / "tokenizer.json"):
+    """Why each of the schemas is refused, all of them asked for at once."""
+
+    async def ask():
+        checked = Schemas(file, 4096, 1)
+        try:
+            texts = [schema if isinstance(schema, str) else json.dumps(schema) for schema in asked]
+            return await asyncio.gather(*map(checked.why_refused, texts))
+        finally:
+            checked.close()
+
+    return asyncio.run(ask())
+
+
+def test_what_an_answer_can_be_held_to_is_told():
+    """It is told in one line, also where only an answer's beginning shows it, and where making a grammar never ends."""
+    reasons = {
+        ANY_OBJECT: None,
+        json.dumps(NESTED): None,
+        json.dumps(SEVERAL_MULTIPLES): "over 20,000 remainders",
+        '{"$ref":"#"}': "NoExtensionBias",
+        '{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}': "NoExtensionBias",
+        json.dumps({"type": "string", "pattern": ".*" * 2000}): "lexer precomputation failed",
+        json.dumps({"type": "string", "pattern": "a?" * 3000}): "too many expressions",
+        json.dumps({"type": "object", "required": [f"k{number}" for number in range(5000)]}): TOO_DEAR,
+        '{"not": {}}': "Unimplemented keys",
+        json.dumps({"enum": ["日\n"]}): None,
+    }
+
+    for schema, found in zip(reasons, refusals(reasons), strict=True):
+        reason = reasons[schema]
+        assert (found is None) == (reason is None), schema
+        assert reason is None or (reason in found and "\n" not in found)
+
+
+def test_a_schema_is_tried_once():
+    """Agents send the same one again and again."""
+
+    async def ask():
+        checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
+        first = await checked.why_refused(ANY_OBJECT)
+        checked.close()
+        return first, await checked.why_refused(ANY_OBJECT)
+
+    assert asyncio.run(ask()) == (None, None)
+
+
+def test_a_process_that_ends_is_said(tmp_path):
+    """The next schema starts another."""
+    (tmp_path / "tokenizer.json").write_text("{")
+
+    with pytest.raises(ApiError, match="could not be checked") as error:
+        refusals([ANY_OBJECT], tmp_path / "tokenizer.json")
+    assert error.value.status == 503
+
+
+def test_so_many_are_tried_at_a_time(monkeypatch):
+    """Whoever comes then is told to come again."""
+    monkeypatch.setattr(schemas, "MAX_WAITING", 1)
+
+    with pytest.raises(ApiError, match="too many JSON schemas"):
+        refusals([ANY_OBJECT, NESTED])
+
+
+def test_a_caller_is_told_what_is_wrong_with_its_schema(gateway):
+    """It is the caller's mistake, so a 400, whether or not a rank is ready."""
+    schema = {"name": "a", "schema": {"$ref": "#"}}
+    asked = {"model": "org/tiny", "messages": [{"role": "user", "content": "mill"}]}
+
+    status, text = gateway.call(
+        "POST",
+        "/v1/chat/completions",
+        json.dumps(asked | {"response_format": {"type": "json_schema", "json_schema": schema}}),
+    )
+
+    assert (status, json.loads(text)["error"]["param"]) == (400, "response_format")
