@@ -34,12 +34,12 @@ ROUNDING = 1e-9
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # of max over mean, of the maps on the front
 COVERED = "replicas of each expert are in two failure domains"
 SHIFTS = (0.0, -0.5, -0.25, 0.25)  # of the numbers of replicas (`start.h`); tried at EP72 and EP144, alpha 0.6 to 1.2
-WAYS_ON = (None, None, SHIFTS[1], None)  # of kicks: None goes on from the best map, a shift begins anew
+WAYS_ON = (None, None, SHIFTS[2], None)  # of kicks: None goes on from the best map, a shift begins anew
 # How long is searched: assumed, as what the benchmark's goals of balance and of time leave room for.
 BETTER_THAN_EPLB = 1e-3  # where effort `fast` stops
-KICKS_AT_EP72 = 208
+KICKS_AT_EP72 = 240
 EP72_PAIRS = 72 * 288
-FEWER_KICKS = 3.5  # the power of size by which a larger map gets fewer
+FEWER_KICKS = 3.6  # the power of size by which a larger map gets fewer
 MAX_KICKS = 400
 KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
 RESCUES, RESCUE_KICKS = 12, 40  # a rescue that does not help soon may never help
