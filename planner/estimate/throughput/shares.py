@@ -1,4 +1,4 @@
-"""Which share of each expert's load each GPU carries, under each rule by which tokens choose among replicas.
+"""The share of each expert's load that each GPU carries, under each rule by which tokens choose among replicas.
 
 The rules and their formulas are in `expert_map/native/layer.h`, where the search counts whole maps by them. Here they
 are shares, because what drifts are experts.
