@@ -244,7 +244,7 @@ def test_only_cli_files_print(package):
 
 
 def test_only_the_compiler_knows_the_passes():
-    """A pass that calls another would hide the order. `experts.py` runs one pass alone: a map without a plan."""
+    """A pass that calls another would hide the order."""
     importers = {
         path.name
         for path in modules("planner")
@@ -252,4 +252,4 @@ def test_only_the_compiler_knows_the_passes():
         if name in PASSES and not module.startswith(("planner.expert_map.", "planner.placement."))
     }
 
-    assert importers == {"compiler.py", "experts.py"}
+    assert importers == {"compiler.py"}

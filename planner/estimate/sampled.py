@@ -34,16 +34,11 @@ def max_over_mean_sampled(
     """Return the expected max over mean of each MoE layer, within a single step of `num_pairs` token-expert pairs."""
     import numpy as np  # who only asks what is wrong waits not
 
-    from planner.expert_map.split import carried_under
-    from planner.expert_map.weigh import as_slots, count_replicas, gpu_loads, scale
+    from planner.expert_map.native import carried
+    from planner.expert_map.weigh import as_slots, scale
 
-    loads_LE = scale(loads)
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
-    if expert_map.split != "equal":
-        pairs = zip(loads_LE, slots_LGS, strict=True)
-        carried_LG = np.stack([carried_under(expert_map.split, *each, sizes.num_nodes) for each in pairs])
-    else:
-        carried_LG = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS)
+    carried_LG = carried(scale(loads), slots_LGS, expert_map.split, sizes.num_nodes)
     total_L = carried_LG.sum(axis=1, keepdims=True)
     shares_LG = np.divide(carried_LG, total_L, out=np.full_like(carried_LG, 1 / sizes.num_gpus), where=total_L > 0)
     fullest_L = _expected_fullest(shares_LG * num_pairs)

@@ -58,14 +58,13 @@ def bind(
 
     `within_nodes`: only maps that keep groups on nodes count. `are_covered`: only those with two replicas of each.
     """
-    num_gpus, per_gpu = sizes.num_gpus, sizes.slots_per_gpu
     bounds_KL = np.zeros((len(KINDS), len(loads_LE)))
-    bounds_KL[:4] = native.bounds(loads_LE, num_gpus, per_gpu)
+    bounds_KL[:4] = native.bounds(loads_LE, sizes)
     if split != "equal":
         bounds_KL[2:4] = 0  # of companions and pairs, whose shares are equal
     if are_covered:
-        bounds_KL[5] = native.largest_replicas(loads_LE, num_gpus, per_gpu, least=2)
-    mean_L = loads_LE.sum(axis=1) / num_gpus
+        bounds_KL[5] = native.bounds(loads_LE, sizes, least=2)[KINDS.index("replicas")]
+    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     ratios_KL = np.divide(bounds_KL, mean_L, out=np.zeros_like(bounds_KL), where=mean_L > 0)
     if within_nodes:
         ratios_KL[4] = fullest_node_bound(loads_LE, sizes) * (1 - ROUNDING)

@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.expert_map import native
 from planner.expert_map.types import FrontPoint, Policy, Sizes
-from planner.expert_map.weigh import Floats, Ints
+from planner.expert_map.weigh import Floats, Ints, count_replicas
 from planner.facts.gate import reached
 
 __all__ = ["front_of", "homes_of_groups", "knee", "num_crossings", "undominated"]
@@ -40,11 +40,12 @@ def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
 
 def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
     """Return max over mean and cross-node dispatch bytes of each map, as means of all layers."""
-    num_maps, num_layers = slots_QLGS.shape[:2]
-    carried, served = native.serve(loads_LE, slots_QLGS, sizes.num_nodes, sizes.num_groups, SOME_LOAD)
-    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
-    ratios_QL = np.divide(carried.max(axis=2), mean_L, out=np.ones((num_maps, num_layers)), where=mean_L > 0)
-    crossings_QL = _crossings_where_served(served.reshape(-1, *served.shape[2:]), sizes).reshape(num_maps, num_layers)
+    ratios_QL, crossings_QL = [], []
+    for slots_LGS in slots_QLGS:
+        carried_LG = native.carried(loads_LE, slots_LGS)
+        mean_L = carried_LG.mean(axis=1)
+        ratios_QL.append(np.divide(carried_LG.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0))
+        crossings_QL.append(num_crossings(loads_LE, slots_LGS, sizes))
     whole = _crossings_of_whole_groups(sizes)
     return tuple(
         FrontPoint(
@@ -59,14 +60,15 @@ def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequenc
 
 def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
     """Return how many nodes a token crosses to, on average, in each layer, `[L]`."""
-    _, served = native.serve(loads_LE, slots_LGS[None], sizes.num_nodes, sizes.num_groups, SOME_LOAD)
-    return _crossings_where_served(served[0], sizes)
-
-
-def _crossings_where_served(served: Floats, sizes: Sizes) -> Floats:
-    """Return the same, from what each node serves of each group, `[L, groups, M]`."""
-    crossings: Floats = reached(served, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
-    return crossings
+    num_layers, num_experts = loads_LE.shape
+    weights_LE = np.maximum(loads_LE, SOME_LOAD) / count_replicas(slots_LGS, num_experts)
+    slots_LMN = slots_LGS.reshape(num_layers, sizes.num_nodes, -1)
+    layers, nodes = np.ogrid[:num_layers, : sizes.num_nodes]
+    served_LPM = np.zeros((num_layers, sizes.num_groups, sizes.num_nodes))
+    groups_LMN = slots_LMN // (num_experts // sizes.num_groups)
+    np.add.at(served_LPM, (layers[..., None], groups_LMN, nodes[..., None]), weights_LE[layers[..., None], slots_LMN])
+    crossings_L: Floats = reached(served_LPM, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
+    return crossings_L
 
 
 def _crossings_of_whole_groups(sizes: Sizes) -> float:

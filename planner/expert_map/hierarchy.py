@@ -12,10 +12,11 @@ Source: github.com/deepseek-ai/EPLB (`rebalance_experts_hierarchical`).
 
 import numpy as np
 
+from planner.expert_map import native
 from planner.expert_map.types import Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["choose_policy", "experts_of_nodes", "fullest_node_bound"]
+__all__ = ["choose_policy", "eplb_fullest", "fullest_node_bound", "loads_of_groups", "on_nodes"]
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
@@ -34,11 +35,33 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
     )
 
 
-def experts_of_nodes(groups_LMP: Ints, num_experts: int, num_groups: int) -> Ints:
-    """Return the experts of each node, `[L, M, E / M]`, from the groups on each node, `[L, M, P]`."""
-    experts_per_group = num_experts // num_groups
-    experts = groups_LMP[..., None] * experts_per_group + np.arange(experts_per_group)
-    return experts.reshape(*groups_LMP.shape[:2], -1)
+def on_nodes(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Ints, Floats, Sizes]:
+    """Return every node of every layer as a problem of its own, from the groups on each node, `[L, M, P]`.
+
+    These are the experts of each node and their loads, `[L, M, E / M]`, and the sizes of a node.
+    """
+    experts_per_group = loads_LE.shape[1] // sizes.num_groups
+    experts_LMPF = groups_LMP[..., None] * experts_per_group + np.arange(experts_per_group)
+    experts_LMF = experts_LMPF.reshape(*groups_LMP.shape[:2], -1)
+    node_sizes = Sizes(sizes.num_slots // sizes.num_nodes, sizes.num_gpus // sizes.num_nodes)
+    return experts_LMF, np.take_along_axis(loads_LE[:, None], experts_LMF, axis=2), node_sizes
+
+
+def loads_of_groups(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, Sizes]:
+    """Return the load of each group, `[L, groups]`, and the sizes of packing groups on nodes."""
+    groups_LP: Floats = loads_LE.reshape(len(loads_LE), sizes.num_groups, -1).sum(axis=2)
+    return groups_LP, Sizes(sizes.num_groups, sizes.num_nodes)
+
+
+def eplb_fullest(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:
+    """Return the load of the fullest GPU in each layer of the published EPLB's map, `[L]`."""
+    if not within_nodes:
+        return native.pack(loads_LE, sizes, as_eplb=True)[1]
+    groups_LMP = native.pack(*loads_of_groups(loads_LE, sizes), as_eplb=True)[0]
+    _, loads_LMF, node_sizes = on_nodes(loads_LE, sizes, groups_LMP)
+    fullest_K = native.pack(loads_LMF.reshape(-1, loads_LMF.shape[2]), node_sizes, as_eplb=True)[1]
+    fullest_L: Floats = fullest_K.reshape(len(loads_LE), -1).max(axis=1)
+    return fullest_L
 
 
 def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
@@ -48,8 +71,7 @@ def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
     map reaches the highest such pair of the folded order: of the i + 1 heaviest groups two share a node, or one of
     them has a partner at least as heavy as the (i + 1)th lightest.
     """
-    num_layers = len(loads_LE)
-    groups_LG = np.sort(loads_LE.reshape(num_layers, sizes.num_groups, -1).sum(axis=2), axis=1)[:, ::-1]
+    groups_LG = np.sort(loads_of_groups(loads_LE, sizes)[0], axis=1)[:, ::-1]
     per_node = sizes.num_groups // sizes.num_nodes
     mean_L = loads_LE.sum(axis=1) / sizes.num_nodes
     if per_node == 2:

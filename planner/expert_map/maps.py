@@ -12,7 +12,7 @@ map for a window is never worse than the map for the mean. With a map in service
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,35 +20,29 @@ from planner.expert_map import native
 from planner.expert_map.bound import bind, bind_windows
 from planner.expert_map.domains import count_uncovered
 from planner.expert_map.front import front_of, knee, undominated
-from planner.expert_map.hierarchy import choose_policy, experts_of_nodes, fullest_node_bound
+from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, loads_of_groups, on_nodes
 from planner.expert_map.native import Search
 from planner.expert_map.problem import Problem
-from planner.expert_map.renew import on_their_nodes, renew
+from planner.expert_map.renew import prices_within_nodes, renew, search_windows
 from planner.expert_map.types import BoundKind, Effort, ExpertMap, FrontPoint, Policy, Sizes, WindowsOutcome
-from planner.expert_map.weigh import (
-    Floats,
-    Ints,
-    as_bounds,
-    as_ratios,
-    as_rows,
-    count_moves,
-    holds_everything,
-    slots_of_everything,
-)
+from planner.expert_map.weigh import Floats, Ints, as_bounds, as_ratios, as_rows, count_replicas, slots_of_everything
 
 __all__ = ["make_map"]
 
 GOOD_ENOUGH = 1.0008  # times the bound: what is left is less than the loads change between two steps
+ROUNDING = 1e-9
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # of max over mean, of the maps on the front
 COVERED = "replicas of each expert are in two failure domains"
+SHIFTS = (0.0, -0.5, -0.25, 0.25)  # of the numbers of replicas (`start.h`); tried at EP72 and EP144, alpha 0.6 to 1.2
+WAYS_ON = (None, None, SHIFTS[2], None)  # of kicks: None goes on from the best map, a shift begins anew
 # How long is searched: assumed, as what the benchmark's goals of balance and of time leave room for.
 BETTER_THAN_EPLB = 1e-3  # where effort `fast` stops
-NUM_STARTS = 4
-KICKS_AT_EP72 = 128
+KICKS_AT_EP72 = 240
 EP72_PAIRS = 72 * 288
-FEWER_KICKS = 2.7  # the power of size by which a larger map gets fewer
+FEWER_KICKS = 3.6  # the power of size by which a larger map gets fewer
 MAX_KICKS = 400
 KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
+RESCUES, RESCUE_KICKS = 12, 40  # a rescue that does not help soon may never help
 KICKS_ON = 40  # of the second step. Failure domains, EP144, 576 slots: 10, 24, 40 reach 1.031, 1.011, 1.006
 KICKS_NEAR = 6  # where tokens choose near replicas, which takes five times as long to count
 LARGE_KICK = 144 * 1152 * 8**2  # GPUs x slots x (slots a GPU)^2, beyond which a kick takes longer than it is worth
@@ -85,7 +79,7 @@ def make_map(problem: Problem, previous_LGS: Ints | None = None, keep_within: fl
     if previous_LGS is not None:
         nodes = {"within_nodes": first.within_nodes, "keeps_groups_whole": first.keeps_groups_whole}
         slots_LGS = renew(problem, previous_LGS, slots_LGS, keep_within, **nodes)
-        moved_slots = count_moves(slots_LGS, previous_LGS)
+        moved_slots = int((slots_LGS != previous_LGS).sum())
     if dispatch is not None and slots_LGS is not first.slots_LGS:
         (dispatch,) = front_of(problem.mean_loads, slots_LGS[None], problem.sizes, (first.policy,))
     rows = as_rows(slots_LGS)
@@ -102,24 +96,27 @@ def make_map(problem: Problem, previous_LGS: Ints | None = None, keep_within: fl
         moved_slots=moved_slots,
         front=first.front,
         dispatch=dispatch,
-        windows=_outcome(problem, first, slots_LGS) if len(problem.loads_WLE) > 1 else None,
+        windows=_outcome(problem, first, slots_LGS),
     )
 
 
-def _outcome(problem: Problem, first: _Found, slots_LGS: Ints) -> WindowsOutcome:
-    """Return what the map reaches in each window, and what any map could."""
+def _outcome(problem: Problem, first: _Found, slots_LGS: Ints) -> WindowsOutcome | None:
+    """Return what the map reaches in each of several windows, and what any map could; for equal shares."""
+    if len(problem.loads_WLE) == 1 or problem.split != "equal":
+        return None
     is_whole = first.keeps_groups_whole
     bounds = [as_bounds(bind(each, problem.sizes, within_nodes=is_whole)[0]) for each in problem.loads_WLE]
-    ratios = tuple(as_ratios(each) for each in problem.ratios(slots_LGS))
-    return WindowsOutcome(problem.quantile, ratios, tuple(bounds), as_ratios(problem.ratio(first.slots_LGS)))
+    ratios = tuple(as_ratios(each) for each in problem.ratios(slots_LGS, problem.loads_WLE))
+    of_mean_map = () if problem.quantile is None else as_ratios(problem.ratio(first.slots_LGS))
+    return WindowsOutcome(problem.quantile, ratios, tuple(bounds), of_mean_map)
 
 
 def _first_map(problem: Problem) -> _Found:
     """Return a map for the mean loads and equal shares; with failure domains, a packing with two replicas of each."""
     loads_LE, sizes = problem.mean_loads, problem.sizes
     if problem.domains:
-        slots_LGS = native.pack(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, least=2)
-        if holds_everything(sizes, loads_LE.shape[1]):
+        slots_LGS = native.pack(loads_LE, sizes, least=2)[0]
+        if problem.holds_everything:
             slots_LGS = slots_of_everything(len(loads_LE), sizes, loads_LE.shape[1])
         return _Found(slots_LGS, np.ones(len(loads_LE)), (), "global", COVERED)
     policy, reason = choose_policy(sizes, problem.policy)
@@ -142,7 +139,7 @@ def _bind(problem: Problem, first: _Found) -> tuple[Floats, tuple[BoundKind, ...
     if problem.is_plain:
         return first.bound_L, first.binding
     is_whole = first.keeps_groups_whole
-    if len(problem.loads_WLE) > 1:
+    if len(problem.counted) > 1:
         return bind_windows(problem.loads_WLE, problem.sizes, problem.num_counted, within_nodes=is_whole)
     are_covered = bool(problem.domains)
     return bind(problem.mean_loads, problem.sizes, within_nodes=is_whole, are_covered=are_covered, split=problem.split)
@@ -151,20 +148,16 @@ def _bind(problem: Problem, first: _Found) -> tuple[Floats, tuple[BoundKind, ...
 def _go_on(problem: Problem, first: _Found, bound_L: Floats) -> Ints:
     """Return the map after the second step, slots `[L, G, S]`."""
     sizes = problem.sizes
-    if problem.is_plain or holds_everything(sizes, problem.mean_loads.shape[1]):
+    if problem.is_plain or problem.holds_everything:
         return first.slots_LGS
     kicks = KICKS_ON if problem.split == "equal" else KICKS_NEAR
     is_large = sizes.num_gpus * sizes.num_slots * sizes.slots_per_gpu**2 > LARGE_KICK
     search = Search(
         enough_L=bound_L * GOOD_ENOUGH * problem.gpu_mean,
         num_kicks=0 if is_large or problem.effort == "fast" else kicks,
-        num_nodes=sizes.num_nodes,
-        split=problem.split,
-        allowed_LEG=on_their_nodes(problem, first.slots_LGS) if first.within_nodes else None,
-        domains=problem.domains,
-        num_counted=problem.num_counted,
+        prices_LEG=prices_within_nodes(problem, first.slots_LGS) if first.within_nodes else None,
     )
-    return native.improve(problem.loads_WLE.swapaxes(0, 1), first.slots_LGS, search)[0]
+    return search_windows(problem, first.slots_LGS, search)
 
 
 def _why_not_whole(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
@@ -178,23 +171,75 @@ def _why_not_whole(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
 
 
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Return slots `[L, G, S]`, with any expert on any GPU."""
-    num_experts = loads_LE.shape[1]
-    if holds_everything(sizes, num_experts):
-        return slots_of_everything(len(loads_LE), sizes, num_experts)
-    mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
-    return _solve(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, mean_L * bound_L * GOOD_ENOUGH, effort)
+    """Return slots `[L, G, S]`, with any expert on any GPU, searched for as long as the size allows.
 
-
-def _solve(loads_LE: Floats, num_gpus: int, per_gpu: int, enough_L: Floats, effort: Effort) -> Ints:
-    """Return slots `[L, G, S]`, searched for as long as the size allows."""
-    if effort == "fast":
-        return native.solve(loads_LE, num_gpus, per_gpu, enough_L, 1, 0, BETTER_THAN_EPLB)
-    num_pairs = num_gpus * num_gpus * per_gpu  # of a GPU and a slot: what one step looks at grows with them
+    A layer is done when it is near the bound and no worse than EPLB's; with effort `fast`, when it is better than
+    EPLB's. More starts have other numbers of replicas. A layer that stays worse than EPLB's begins anew.
+    """
+    num_layers, num_experts = loads_LE.shape
+    if sizes.slots_per_gpu >= num_experts:
+        return slots_of_everything(num_layers, sizes, num_experts)
+    start_LGS, eplb_L = native.pack(loads_LE, sizes, as_eplb=True)
+    has_twins_L = (np.diff(np.sort(start_LGS, axis=2), axis=2) == 0).any(axis=(1, 2))
+    start_LGS[has_twins_L] = native.pack(loads_LE[has_twins_L], sizes)[0]
+    eplb_L *= 1 + ROUNDING
+    done_L = np.minimum(loads_LE.sum(axis=1) / sizes.num_gpus * bound_L * GOOD_ENOUGH, eplb_L)
+    num_pairs = sizes.num_gpus * sizes.num_slots  # of a GPU and a slot: what one step looks at grows with them
     max_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MAX_KICKS
     num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** FEWER_KICKS), max_kicks)
-    num_starts = NUM_STARTS if num_pairs <= EP72_PAIRS else 2 if num_kicks else 1
-    return native.solve(loads_LE, num_gpus, per_gpu, enough_L, num_starts, num_kicks, 0.0)
+    num_starts = len(SHIFTS) if num_pairs <= EP72_PAIRS else 2 if num_kicks else 1
+    if effort == "fast":
+        done_L, num_kicks, num_starts = np.maximum(done_L, eplb_L * (1 - BETTER_THAN_EPLB)), 0, 1
+    found = native.improve(loads_LE[:, None], start_LGS, Search(done_L))
+    for shift in SHIFTS[1:num_starts]:
+        _try_again(loads_LE, sizes, *found, Search(done_L), shift)
+    kicks_left = num_kicks * num_layers
+    for turn, anew in enumerate(WAYS_ON):  # kicks that layers which are done did not need go to others
+        num_open = max(int((found[1] > done_L).sum()), 1)
+        kicks_of_each = kicks_left // num_open // (2 if turn < len(WAYS_ON) - 1 else 1)
+        kicks_left -= kicks_of_each * num_open
+        if kicks_of_each:
+            _try_again(loads_LE, sizes, *found, Search(done_L, kicks_of_each, turn), anew)
+    for turn in range(RESCUES):
+        _try_again(loads_LE, sizes, *found, Search(eplb_L, RESCUE_KICKS, turn), SHIFTS[turn % len(SHIFTS)])
+    return _even_pairs(loads_LE, found[0]) if sizes.slots_per_gpu == 2 else found[0]
+
+
+def _try_again(
+    loads_LE: Floats, sizes: Sizes, slots_LGS: Ints, fullest_L: Floats, search: Search, shift: float | None = None
+) -> None:
+    """Search again for layers whose fullest GPU carries more than enough, and write what is better over what was.
+
+    The search goes on from where they are, or begins from a packing with that `shift`.
+    """
+    (open_K,) = np.nonzero(fullest_L > search.enough_L)
+    if open_K.size:
+        loads_KE = loads_LE[open_K]
+        start_KGS = slots_LGS[open_K] if shift is None else native.pack(loads_KE, sizes, shift=shift)[0]
+        again = replace(search, enough_L=search.enough_L[open_K])
+        tried_KGS, tried_K = native.improve(loads_KE[:, None], start_KGS, again)
+        is_better_K = tried_K < fullest_L[open_K]
+        slots_LGS[open_K[is_better_K]], fullest_L[open_K[is_better_K]] = tried_KGS[is_better_K], tried_K[is_better_K]
+
+
+def _even_pairs(loads_LE: Floats, slots_LGS: Ints) -> Ints:
+    """Return maps of two slots a GPU whose replicas are paired anew: the heaviest with the lightest, and so on.
+
+    Of all ways to pair these replicas this leaves least on the fullest GPU, and on the two, three and more fullest
+    together: of any four, the heaviest with the lightest and the other two are the most even pairs. The less load there
+    is on GPUs other than the fullest, the fewer have to change when loads drift. Where an expert would be twice on a
+    GPU the layer stays as it is.
+    """
+    num_layers, num_gpus, _ = slots_LGS.shape
+    slots_LN = slots_LGS.reshape(num_layers, -1)
+    weights_LE = np.floor(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]))
+    weights_LN = np.take_along_axis(weights_LE, slots_LN, axis=1)
+    # by weight, then by expert
+    falling_LN = np.take_along_axis(slots_LN, np.lexsort((slots_LN, -weights_LN), axis=1), axis=1)
+    pairs_LGS = np.stack((falling_LN[:, :num_gpus], falling_LN[:, : num_gpus - 1 : -1]), axis=2)
+    fullest_L = [native.carried(loads_LE, each).max(axis=1) for each in (pairs_LGS, slots_LGS)]
+    is_better_L = (pairs_LGS[..., 0] != pairs_LGS[..., 1]).all(axis=1) & (fullest_L[0] <= fullest_L[1])
+    return np.where(is_better_L[:, None, None], pairs_LGS, slots_LGS)
 
 
 def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
@@ -213,19 +258,13 @@ def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[In
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
     """Return slots `[L, G, S]` with whole groups on nodes: each node of each layer is a problem of its own."""
-    num_layers, num_experts = loads_LE.shape
-    groups_LP = loads_LE.reshape(num_layers, sizes.num_groups, -1).sum(axis=2)
-    ones_L = np.ones(num_layers)
-    group_sizes = Sizes(sizes.num_groups, sizes.num_nodes)
-    groups_LMP = _solve_global(groups_LP, group_sizes, ones_L, effort)
-    experts_LMF = experts_of_nodes(groups_LMP, num_experts, sizes.num_groups)
-    loads_LMF = np.take_along_axis(loads_LE[:, None], experts_LMF, axis=2)
+    groups_LMP = _solve_global(*loads_of_groups(loads_LE, sizes), np.ones(len(loads_LE)), effort)
+    experts_LMF, loads_LMF, node_sizes = on_nodes(loads_LE, sizes, groups_LMP)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
-    node_mean_LM = loads_LMF.sum(axis=2) / (sizes.num_gpus // sizes.num_nodes)
+    node_mean_LM = loads_LMF.sum(axis=2) / node_sizes.num_gpus
     # a lighter node need not be more even than the heaviest can be
     bound_LM = np.maximum(node_mean_LM, (mean_L * bound_L)[:, None]) / np.where(node_mean_LM > 0, node_mean_LM, 1.0)
-    node_sizes = Sizes(sizes.num_slots // sizes.num_nodes, sizes.num_gpus // sizes.num_nodes)
     nodes_KF = experts_LMF.reshape(-1, experts_LMF.shape[2])
     local_KGS = _solve_global(loads_LMF.reshape(nodes_KF.shape), node_sizes, bound_LM.ravel(), effort)
     slots_KN = np.take_along_axis(nodes_KF, local_KGS.reshape(len(nodes_KF), -1), axis=1)
-    return slots_KN.reshape(num_layers, sizes.num_gpus, sizes.slots_per_gpu)
+    return slots_KN.reshape(len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu)

@@ -14,7 +14,7 @@ import numpy as np
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, as_rows, as_slots
 
-__all__ = ["as_experts", "as_numbers", "in_order", "order_by_load"]
+__all__ = ["as_experts", "as_numbers", "order_by_load"]
 
 Rows = Sequence[Sequence[int]]  # [L][N]
 
@@ -33,11 +33,6 @@ def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> 
     experts_LGE = inside_LGE + np.arange(0, num_experts, num_experts // num_groups)[:, None]
     order_LE: Ints = np.take_along_axis(experts_LGE, groups_LG[..., None], axis=1).reshape(num_layers, num_experts)
     return order_LE
-
-
-def in_order(loads_LE: Floats, order_LE: Ints) -> Floats:
-    """Return the loads in the order of the numbers; of one window or of several."""
-    return np.take_along_axis(loads_LE, order_LE, axis=-1)
 
 
 def as_numbers(rows: Rows, order_LE: Ints, sizes: Sizes) -> Ints:

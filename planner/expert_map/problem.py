@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from planner.expert_map.split import max_over_mean_under
+from planner.expert_map import native
 from planner.expert_map.types import Domains, Effort, Policy, Sizes, SplitRule
 from planner.expert_map.weigh import Floats, Ints, scale
 from planner.facts.loads import Loads
@@ -31,19 +31,29 @@ class Problem:
     sizes: Sizes
     effort: Effort = "refined"
     policy: Policy = "auto"
-    quantile: float = 1.0  # over windows
+    quantile: float | None = None  # over windows, that is made small; None: max over mean for their mean
     domains: Domains = ()
     split: SplitRule = "equal"
+
+    @cached_property
+    def counted(self) -> Floats:
+        """The windows that the map is for: all, or only their mean."""
+        return self.mean_loads[None] if self.quantile is None else self.loads_WLE
 
     @property
     def num_counted(self) -> int:
         """The number of windows that count: those in which a map is most even."""
-        return ceil(self.quantile * len(self.loads_WLE) - ROUNDING)
+        return 1 if self.quantile is None else ceil(self.quantile * len(self.loads_WLE) - ROUNDING)
 
     @property
     def is_plain(self) -> bool:
         """Whether any map goes: one window, equal shares, no failure domains."""
-        return len(self.loads_WLE) == 1 and not self.domains and self.split == "equal"
+        return len(self.counted) == 1 and not self.domains and self.split == "equal"
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether every GPU has a slot for every expert, so that there is nothing to search."""
+        return self.sizes.slots_per_gpu >= int(self.loads_WLE.shape[2])
 
     @cached_property
     def mean_loads(self) -> Floats:
@@ -52,20 +62,28 @@ class Problem:
 
     @property
     def gpu_mean(self) -> Floats:
-        """The mean load of a GPU in each layer, in any window."""
-        mean_L: Floats = self.loads_WLE.sum(axis=2).max(axis=0) / self.sizes.num_gpus
+        """The mean load of a GPU in each layer, in any window that the map is for."""
+        mean_L: Floats = self.counted.sum(axis=2).max(axis=0) / self.sizes.num_gpus
         return mean_L
-
-    def ratios(self, slots_LGS: Ints) -> Floats:
-        """Return max over mean in each window, `[W, L]`."""
-        return np.stack(
-            [max_over_mean_under(self.split, each, slots_LGS, self.sizes.num_nodes) for each in self.loads_WLE]
-        )
 
     def ratio(self, slots_LGS: Ints) -> Floats:
         """Return what the map is for, `[L]`: max over mean in the worst window that counts."""
-        ratio_L: Floats = np.sort(self.ratios(slots_LGS), axis=0)[self.num_counted - 1]
-        return ratio_L
+        return self.most_even(slots_LGS)[1]
+
+    def most_even(self, slots_LGS: Ints) -> tuple[Ints, Floats]:
+        """Return the windows in which the map is most even, `[L, num_counted]`, rising; and the worst ratio there."""
+        ratios_WL = self.ratios(slots_LGS, self.counted)
+        windows_LW = ratios_WL.argsort(axis=0, kind="stable")[: self.num_counted].T
+        worst_L: Floats = np.sort(ratios_WL, axis=0)[self.num_counted - 1]
+        return np.sort(windows_LW, axis=1), worst_L
+
+    def ratios(self, slots_LGS: Ints, loads_WLE: Floats) -> Floats:
+        """Return max over mean in each window, `[W, L]`; 1.0 without load."""
+        each = [native.carried(loads_LE, slots_LGS, self.split, self.sizes.num_nodes) for loads_LE in loads_WLE]
+        carried_WLG = np.stack(each)
+        mean_WL = carried_WLG.mean(axis=2)
+        ratios_WL: Floats = np.divide(carried_WLG.max(axis=2), mean_WL, out=np.ones_like(mean_WL), where=mean_WL > 0)
+        return ratios_WL
 
 
 def alike(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:

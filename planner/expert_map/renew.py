@@ -4,8 +4,15 @@ Every slot that gets another expert costs a copy of its weights, over the networ
 starts from the map in service and stops as soon as it is even enough. A layer that is good enough as it is stays. Where
 nothing near it is, the layer gets the fresh map, whose nodes and GPUs are numbered anew so that most stays where it is.
 
+Places have prices: nothing where the expert is, one elsewhere, and more away from its group's node if groups may be
+split. The search gains as much as it can for them.
+
 The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
 """
+
+from dataclasses import replace
+from itertools import combinations
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +20,19 @@ from numpy.typing import NDArray
 from planner.expert_map import native
 from planner.expert_map.domains import count_uncovered
 from planner.expert_map.front import homes_of_groups
-from planner.expert_map.native import Flags, Search
+from planner.expert_map.hierarchy import eplb_fullest
+from planner.expert_map.native import BARRED, Prices, Search
 from planner.expert_map.problem import Problem
 from planner.expert_map.types import Sizes
-from planner.expert_map.weigh import Floats, Ints, as_rows, holds_everything
+from planner.expert_map.weigh import Floats, Ints, as_rows
 
-__all__ = ["align", "match", "on_their_nodes", "part_repeats", "renew"]
+__all__ = ["align", "match", "part_repeats", "prices_within_nodes", "renew", "search_windows"]
 
+Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
 KICKS = 600  # assumed, as what the benchmark's goals of moves and of time leave room for; 300 left a layer in 150 out
+REPEATS, FEW_SETS = 4, 10  # of choosing the windows that count, and of ways to choose them; assumed
+AWAY = 2  # slots that one on another node counts as
 KICKS_IF_SLOW = 40  # where more than one window, failure domains or another split are looked at
 
 
@@ -45,13 +56,12 @@ def renew(
     """
     sizes, loads_LE = problem.sizes, problem.mean_loads
     enough_L = problem.ratio(fresh_LGS)
-    if len(problem.loads_WLE) == 1 and not holds_everything(sizes, loads_LE.shape[1]):
-        nodes = (sizes.num_nodes, sizes.num_groups) if within_nodes else (1, 1)
-        eplb_L = native.eplb_fullest(loads_LE, sizes.num_gpus, sizes.slots_per_gpu, *nodes)
+    if len(problem.counted) == 1 and not problem.holds_everything:
+        eplb_L = eplb_fullest(loads_LE, sizes, within_nodes=within_nodes)
         enough_L = np.maximum(enough_L, eplb_L / np.where(problem.gpu_mean > 0, problem.gpu_mean, 1.0))
     enough_L = enough_L * (1 + ROUNDING) * (1 + keep_within)
 
-    def is_enough(slots_LGS: Ints) -> NDArray[np.bool_]:
+    def is_enough(slots_LGS: Ints) -> Flags:
         is_even_L = problem.ratio(slots_LGS) <= enough_L * (1 + ROUNDING)
         is_covered_L = [
             not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)
@@ -60,7 +70,7 @@ def renew(
         return is_even_L & is_covered_L & is_whole_L
 
     choices = [previous_LGS, fresh_LGS]
-    if not holds_everything(sizes, loads_LE.shape[1]):  # else repeats cannot be parted
+    if not problem.holds_everything:  # else repeats cannot be parted
         num_nodes = sizes.num_nodes if within_nodes or problem.split != "equal" else 1
         start_LGS = part_repeats(loads_LE, previous_LGS, num_nodes)
         near_LGS = _search_near(problem, start_LGS, enough_L, within_nodes and not keeps_groups_whole, within_nodes)
@@ -73,45 +83,86 @@ def renew(
 
 
 def _search_near(problem: Problem, start_LGS: Ints, enough_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
+    """Return slots `[L, G, S]` near the start. Where groups may be split, an expert away from its group costs more."""
     may_spill = may_split and problem.is_plain
-    allowed_LEG = on_their_nodes(problem, start_LGS, only_most=may_spill) if within_nodes else None
+    prices_LEG = 1 - _held(problem, start_LGS).astype(np.uint8)
+    if may_spill:
+        homes_LE = homes_of_groups(problem.mean_loads, start_LGS, problem.sizes)
+        nodes_G = np.arange(problem.sizes.num_gpus) // (problem.sizes.num_gpus // problem.sizes.num_nodes)
+        prices_LEG[(homes_LE[..., None] != nodes_G) & (prices_LEG > 0)] = AWAY
+    elif within_nodes:
+        prices_LEG = np.maximum(prices_LEG, prices_within_nodes(problem, start_LGS))
     search = Search(
         enough_L=enough_L * problem.gpu_mean,
         num_kicks=0 if may_spill else KICKS if problem.is_plain else KICKS_IF_SLOW,
-        num_nodes=problem.sizes.num_nodes,
-        split=problem.split,
-        allowed_LEG=allowed_LEG,
-        domains=problem.domains,
-        num_counted=problem.num_counted,
-        in_service=True,
-        may_spill=may_spill,
+        prices_LEG=prices_LEG,
+        may_reseat=problem.is_plain and not within_nodes,
     )
-    return native.improve(problem.loads_WLE.swapaxes(0, 1), start_LGS, search)[0]
+    return search_windows(problem, start_LGS, search)
 
 
-def on_their_nodes(problem: Problem, slots_LGS: Ints, *, only_most: bool = False) -> Flags:
-    """Return where experts may go, `[L, E, G]`: to the GPUs of nodes that they are on.
+def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
+    """Return better maps, slots `[L, G, S]`, for the windows that count.
 
-    `only_most`: to those of the node with most slots of their group; and each GPU keeps what it holds.
+    For a quantile only some windows count: at first those where the start is most even, then other sets. They are
+    chosen anew while the map gets more even in others. The worst of them only ever falls, and with it the quantile.
+    The best of these searches is kept.
     """
-    num_nodes, num_experts = problem.sizes.num_nodes, problem.mean_loads.shape[1]
-    per_node = problem.sizes.num_gpus // num_nodes
-    held_LEG = np.zeros((len(slots_LGS), num_experts, problem.sizes.num_gpus), np.bool_)
+    search = replace(search, num_nodes=problem.sizes.num_nodes, split=problem.split, domains=problem.domains)
+    loads_LWE = problem.counted.swapaxes(0, 1)
+    if problem.num_counted == loads_LWE.shape[1]:
+        return native.improve(loads_LWE, start_LGS, search)[0]
+    best_LGS, best_L = start_LGS, problem.ratio(start_LGS)
+    for chosen_LK in (problem.most_even(start_LGS)[0], *_sets_of_windows(problem)):
+        slots_LGS = start_LGS
+        for _ in range(REPEATS):
+            chosen_LKE = np.take_along_axis(loads_LWE, chosen_LK[..., None], axis=1)
+            slots_LGS, _ = native.improve(chosen_LKE, slots_LGS, search)
+            was_LK, (chosen_LK, reached_L) = chosen_LK, problem.most_even(slots_LGS)
+            if (chosen_LK == was_LK).all():
+                break
+        best_LGS = np.where((reached_L < best_L)[:, None, None], slots_LGS, best_LGS)
+        best_L = np.minimum(reached_L, best_L)
+        if (best_L * problem.gpu_mean <= search.enough_L).all():
+            break
+    return best_LGS
+
+
+def _sets_of_windows(problem: Problem) -> list[Ints]:
+    """Return sets of windows that may count, `[L, num_counted]` each: all where they are few, else neighbours.
+
+    Neighbours are the windows most like the one or the other window.
+    """
+    loads_LWE, num_counted = problem.counted.swapaxes(0, 1), problem.num_counted
+    num_layers, num_windows, _ = loads_LWE.shape
+    if comb(num_windows, num_counted) <= FEW_SETS:
+        return [np.tile(each, (num_layers, 1)) for each in combinations(range(num_windows), num_counted)]
+    distances = [np.abs(loads_LWE - loads_LWE[:, [each]]).sum(axis=2) for each in range(num_windows)]
+    return [np.sort(each.argsort(axis=1, kind="stable")[:, :num_counted], axis=1) for each in distances]
+
+
+def _held(problem: Problem, slots_LGS: Ints) -> Flags:
+    """Return which experts each GPU holds, `[L, E, G]`."""
+    held_LEG = np.zeros((len(slots_LGS), problem.mean_loads.shape[1], problem.sizes.num_gpus), np.bool_)
     layers, gpus = np.ogrid[: len(slots_LGS), : problem.sizes.num_gpus]
     held_LEG[layers[..., None], slots_LGS, gpus[..., None]] = True
-    if only_most:
-        homes_LE = homes_of_groups(problem.mean_loads, slots_LGS, problem.sizes)
-        is_home_LEG: Flags = homes_LE[..., None] == np.arange(problem.sizes.num_gpus) // per_node
-        return held_LEG | is_home_LEG
-    on_LEM = held_LEG.reshape(len(slots_LGS), num_experts, num_nodes, per_node).any(axis=3)
-    return np.repeat(on_LEM, per_node, axis=2)
+    return held_LEG
 
 
-def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> NDArray[np.bool_]:
+def prices_within_nodes(problem: Problem, slots_LGS: Ints) -> Prices:
+    """Return prices that let experts go to the GPUs of nodes that they are on, and nowhere else, `[L, E, G]`."""
+    num_nodes = problem.sizes.num_nodes
+    per_node = problem.sizes.num_gpus // num_nodes
+    held_LEG = _held(problem, slots_LGS)
+    on_LEM = held_LEG.reshape(*held_LEG.shape[:2], num_nodes, per_node).any(axis=3)
+    return np.where(np.repeat(on_LEM, per_node, axis=2), 0, BARRED).astype(np.uint8)
+
+
+def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Flags:
     """Return for each layer whether every node holds only its own number of groups, `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1
-    is_whole_L: NDArray[np.bool_] = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
+    is_whole_L: Flags = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
     return is_whole_L
 
 

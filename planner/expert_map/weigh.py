@@ -4,7 +4,7 @@ Token counts become whole numbers below 2^44 a layer, kept in float64. Sums of t
 machine adds them up, and matrix products too; a quotient of two is rounded the same way everywhere (IEEE 754).
 
 Shapes, here and in the modules that work on all layers at once: L layers, E logical experts, N slots, G GPUs, S slots
-of one GPU, W windows of load; N = G x S.
+of one GPU, M nodes, P groups, W windows of load; N = G x S.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from planner.expert_map.types import Sizes
 
 __all__ = [
-    *("Floats", "Ints", "as_bounds", "as_ratios", "as_rows", "as_slots", "count_moves", "count_replicas", "gpu_loads"),
-    *("holds_everything", "max_over_mean", "scale", "slots_of_everything"),
+    *("Floats", "Ints", "as_bounds", "as_ratios", "as_rows", "as_slots", "count_replicas", "scale"),
+    "slots_of_everything",
 ]
 
 DIGITS = 6  # of a ratio
@@ -39,40 +39,11 @@ def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
     return scaled
 
 
-def gpu_loads(weights_LE: Floats, slots_LGS: Ints) -> Floats:
-    """Return the load of each GPU, `[L, G]`."""
-    layers = np.arange(len(slots_LGS))[:, None, None]
-    loads: Floats = weights_LE[layers, slots_LGS].sum(axis=2)
-    return loads
-
-
-def max_over_mean(loads_LE: Floats, slots_LGS: Ints) -> Floats:
-    """Return the load of the fullest GPU / mean of all, `[L]`, when tokens split equally; 1.0 without load."""
-    mean_L = loads_LE.sum(axis=1) / slots_LGS.shape[1]
-    fullest_L = gpu_loads(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]), slots_LGS).max(axis=1)
-    ratios: Floats = np.divide(fullest_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
-    return ratios
-
-
 def count_replicas(slots_LGS: Ints, num_experts: int) -> Ints:
     """Return how many slots hold each expert, `[L, E]`."""
     num_layers = len(slots_LGS)
     apart = slots_LGS.reshape(num_layers, -1) + num_experts * np.arange(num_layers)[:, None]
     return np.bincount(apart.ravel(), minlength=num_layers * num_experts).reshape(num_layers, num_experts)
-
-
-def count_moves(slots_LGS: Ints, previous_LGS: Ints) -> int:
-    """Return how many slots hold an expert that their GPU did not hold before, or not as often."""
-    keys = [_told_apart(each) for each in (slots_LGS, previous_LGS)]
-    return int((~(keys[0][..., :, None] == keys[1][..., None, :]).any(axis=3)).sum())
-
-
-def _told_apart(slots_LGS: Ints) -> Ints:
-    """Return numbers that are equal where an expert is, and is on its GPU for the same time."""
-    is_earlier = np.tri(slots_LGS.shape[2], k=-1, dtype=bool)
-    nth = ((slots_LGS[..., :, None] == slots_LGS[..., None, :]) & is_earlier).sum(axis=3)
-    told_apart: Ints = slots_LGS * slots_LGS.shape[2] + nth
-    return told_apart
 
 
 def as_rows(slots_LGS: Ints) -> tuple[tuple[int, ...], ...]:
@@ -95,12 +66,7 @@ def as_bounds(bound_L: Floats) -> tuple[float, ...]:
     return tuple((np.floor(bound_L * 10**DIGITS) / 10**DIGITS).tolist())
 
 
-def holds_everything(sizes: Sizes, num_experts: int) -> bool:
-    """Return whether every GPU has a slot for every expert, so that there is nothing to search."""
-    return sizes.slots_per_gpu >= num_experts
-
-
 def slots_of_everything(num_layers: int, sizes: Sizes, num_experts: int) -> Ints:
-    """Return the map for that case, `[L, G, S]`. Slots beyond one for each expert are filled but not needed."""
+    """Return the map where each GPU holds all experts, `[L, G, S]`. Slots beyond one for each are not needed."""
     slots = np.arange(sizes.slots_per_gpu) % num_experts
     return np.tile(slots, (num_layers, sizes.num_gpus, 1))

@@ -11,7 +11,17 @@ no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of th
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.expert_map import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule, balance, slots_bind
+from planner.expert_map import (
+    Domains,
+    Effort,
+    ExpertMap,
+    Policy,
+    Sizes,
+    SplitRule,
+    balance_windows,
+    mean_loads,
+    slots_bind,
+)
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
 from planner.facts.loads import Loads, read_loads
 from planner.facts.map_files import Map, MapFile, read_map
@@ -95,29 +105,9 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
 def make_map(job: ExpertsJob) -> ExpertMap:
     """Return the map for `job`."""
-    from planner.expert_map import windows as several  # needs numpy: who only asks what is wrong waits not
-
-    if len(job.windows) > 1 and job.quantile is not None:
-        return several.balance_windows(
-            job.windows, job.sizes, job.effort, job.policy, job.quantile, job.previous, job.keep_within
-        )
-    expert_map = balance(
-        job.loads,
-        job.sizes.num_slots,
-        job.sizes.num_gpus,
-        job.effort,
-        num_nodes=job.sizes.num_nodes,
-        num_groups=job.sizes.num_groups,
-        gate=job.sizes.gate,
-        policy=job.policy,
-        previous=job.previous,
-        keep_within=job.keep_within,
-        domains=job.domains,
-        split=job.split,
-    )
-    if len(job.windows) == 1 or job.split != "equal":
-        return expert_map
-    return replace(expert_map, windows=several.outcome_of_windows(expert_map, job.windows, job.sizes))
+    quantile = job.quantile if len(job.windows) > 1 else None
+    options = (job.previous, job.keep_within, job.domains, job.split)
+    return balance_windows(job.windows, job.sizes, job.effort, job.policy, quantile, *options)
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
@@ -185,11 +175,7 @@ def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Vio
 
 def _mean(windows: tuple[Loads, ...]) -> Loads:
     """Return the mean of several windows. A single one is returned as it is, without importing the search."""
-    if len(windows) == 1:
-        return windows[0]
-    from planner.expert_map.windows import mean_loads
-
-    return mean_loads(windows)
+    return windows[0] if len(windows) == 1 else mean_loads(windows)
 
 
 def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Violation:

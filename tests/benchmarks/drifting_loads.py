@@ -5,6 +5,7 @@ for, and experts no groups; numpy draws, as in the runs that the figures of the 
 """
 
 import math
+from collections import Counter
 from statistics import NormalDist
 
 import numpy as np
@@ -32,6 +33,13 @@ def max_over_mean(loads, slots, num_gpus):
     counts = np.stack([np.bincount(row, minlength=loads.shape[1]) for row in slots])
     carried = (loads / counts)[layers, slots].reshape(len(loads), num_gpus, -1).sum(axis=2)
     return carried.max(axis=1) / carried.mean(axis=1)
+
+
+def count_moves(slots, previous):
+    """Slots, `[layers, gpus, slots]`, whose GPU did not hold their expert before, or not as often."""
+    before, after = ([[Counter(gpu) for gpu in layer] for layer in each.tolist()] for each in (previous, slots))
+    layers = zip(before, after, strict=True)
+    return sum((new - old).total() for layer in layers for old, new in zip(*layer, strict=True))
 
 
 def _count(generator, alpha, uniform):

@@ -11,8 +11,7 @@ No times are compared: the reference is `eplb_reference.py`, which makes maps of
 
 import numpy as np
 
-from planner.expert_map.weigh import count_moves
-from tests.benchmarks.drifting_loads import drift, max_over_mean
+from tests.benchmarks.drifting_loads import count_moves, drift, max_over_mean
 from tests.benchmarks.expert_map_configs import ALPHAS, RHOS, SEEDS, ours_for, timed
 from tests.benchmarks.fewest_moves import fewest_moves
 from tests.planner.expert_map.eplb_reference import rebalance_experts

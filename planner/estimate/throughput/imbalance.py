@@ -89,7 +89,7 @@ def _carried(
     """Return each GPU's load and the variance of its drift, both `[L, G]`."""
     import numpy as np  # as above
 
-    from planner.expert_map.split import shares_under  # numpy, too
+    from planner.estimate.throughput.shares import shares_under  # numpy, too
 
     slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
     carried, variances = [], []

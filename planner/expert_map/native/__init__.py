@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.expert_map.native.build import LIBRARY, digest
-from planner.expert_map.types import Domains, SplitRule
+from planner.expert_map.types import Domains, Sizes, SplitRule
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = [
-    *("Search", "bounds", "change_seats", "eplb_fullest", "improve", "largest_replicas"),
-    *("pack", "serve", "solve", "spill"),
-]
+__all__ = ["BARRED", "Prices", "Search", "bounds", "carried", "improve", "pack", "spill"]
 
-Flags = NDArray[np.bool_]
+Prices = NDArray[np.uint8]  # [L, E, G]
+BARRED = 255  # the price of a place where an expert may not be
 SPLITS: dict[SplitRule, int] = {"equal": 0, "local_first": 1, "first_on_node": 2}
 
 
@@ -40,7 +38,7 @@ def _load() -> ctypes.CDLL:
 _library = _load()
 
 
-def _call(name: str, *arguments: Any) -> int:
+def _call(name: str, *arguments: Any) -> None:
     """Call a C function: whole numbers as int, floats as double, arrays by pointer, None as NULL."""
     converted = [
         ctypes.c_void_p(each.ctypes.data)
@@ -50,7 +48,7 @@ def _call(name: str, *arguments: Any) -> int:
         else each
         for each in arguments
     ]
-    return int(getattr(_library, name)(*converted))
+    getattr(_library, name)(*converted)
 
 
 def _floats(numbers: Floats) -> Floats:
@@ -61,25 +59,18 @@ def _ints(numbers: Any) -> Ints:
     return np.ascontiguousarray(numbers, dtype=np.int64)
 
 
-def solve(
-    loads_LE: Floats, num_gpus: int, per_gpu: int, enough_L: Floats, num_starts: int, num_kicks: int, better: float
-) -> Ints:
-    """Return maps from scratch, slots `[L, G, S]`, for one window of load and equal shares (`solve.h`).
+def pack(
+    loads_LE: Floats, sizes: Sizes, *, shift: float = 0.0, least: int = 1, as_eplb: bool = False
+) -> tuple[Ints, Floats]:
+    """Return first maps with `least` replicas of each expert or more, and what their fullest GPUs carry (`start.h`).
 
-    A layer is done when its fullest GPU carries `enough_L` and no more than EPLB's; or less than EPLB's by the share
-    `better`.
+    They are slots `[L, G, S]` and loads `[L]`. A negative `shift` favours experts with few replicas.
     """
-    slots_LGS = np.zeros((len(loads_LE), num_gpus, per_gpu), np.int64)
-    numbers = (*loads_LE.shape, num_gpus, per_gpu)
-    _call("solve", *numbers, _floats(loads_LE), _floats(enough_L), num_starts, num_kicks, float(better), slots_LGS)
-    return slots_LGS
-
-
-def pack(loads_LE: Floats, num_gpus: int, per_gpu: int, least: int) -> Ints:
-    """Return first maps with `least` replicas of each expert or more, slots `[L, G, S]` (`start.h`)."""
-    slots_LGS = np.zeros((len(loads_LE), num_gpus, per_gpu), np.int64)
-    _call("pack_maps", *loads_LE.shape, num_gpus, per_gpu, _floats(loads_LE), least, slots_LGS)
-    return slots_LGS
+    slots_LGS = np.zeros((len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu), np.int64)
+    fullest_L = np.zeros(len(loads_LE))
+    numbers = (*loads_LE.shape, *slots_LGS.shape[1:])
+    _call("pack_maps", *numbers, _floats(loads_LE), float(shift), least, int(as_eplb), slots_LGS, fullest_L)
+    return slots_LGS, fullest_L
 
 
 @dataclass(frozen=True)
@@ -88,28 +79,30 @@ class Search:
 
     enough_L: Floats  # what the fullest GPU may carry
     num_kicks: int = 0
+    turn: int = 0  # another one, other kicks
     num_nodes: int = 1
     split: SplitRule = "equal"
-    allowed_LEG: Flags | None = None  # where experts may go; None: anywhere
     domains: Domains = ()  # no expert may have all its replicas in one
-    num_counted: int = 1  # the windows in which the map is most even are those that count
-    in_service: bool = False  # few slots of the start are to change
-    may_spill: bool = False  # where nothing else is enough, experts go to nodes where they are not allowed
+    prices_LEG: Prices | None = None  # of places; None: any expert may go anywhere
+    may_reseat: bool = False  # one slot of some GPUs may change at once (`seats.h`)
 
 
-def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Flags]:
-    """Return better maps, slots `[L, G, S]`, and in which layers every expert is in two of the `domains`."""
+def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
+    """Return better maps, slots `[L, G, S]`, and what their fullest GPUs carry in the worst window, `[L]`.
+
+    A layer in which not every expert can be covered stays as it is.
+    """
     num_layers, num_windows, num_experts = loads_LWE.shape
-    slots_LGS, is_covered_L = np.zeros(start_LGS.shape, np.int64), np.zeros(num_layers, np.bool_)
-    allowed = None if search.allowed_LEG is None else np.ascontiguousarray(search.allowed_LEG, dtype=np.bool_)
+    slots_LGS, fullest_L = np.zeros(start_LGS.shape, np.int64), np.zeros(num_layers)
+    prices_LEG = None if search.prices_LEG is None else np.ascontiguousarray(search.prices_LEG)
     _call(
         "improve",
         *(num_layers, num_experts, *start_LGS.shape[1:], num_windows, search.num_nodes, SPLITS[search.split]),
-        *(len(search.domains), search.num_counted, search.num_kicks, int(search.in_service), int(search.may_spill)),
-        *(_floats(loads_LWE), _ints(start_LGS), allowed, _ints(search.domains or [[]])),
-        *(_floats(search.enough_L), slots_LGS, is_covered_L),
+        *(len(search.domains), search.num_kicks, search.turn, int(search.may_reseat)),
+        *(_floats(loads_LWE), _ints(start_LGS), prices_LEG, _ints(search.domains or [[]])),
+        *(_floats(search.enough_L), slots_LGS, fullest_L),
     )
-    return slots_LGS, is_covered_L
+    return slots_LGS, fullest_L
 
 
 def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) -> Ints:
@@ -120,44 +113,19 @@ def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) 
     return slots_QLGS
 
 
-def serve(
-    loads_LE: Floats, slots_QLGS: Ints, num_nodes: int, num_groups: int, some_load: float
-) -> tuple[Floats, Floats]:
-    """Return the load of each GPU, `[Q, L, G]`, and what each node serves of each group's load, `[Q, L, groups, M]`.
+def carried(loads_LE: Floats, slots_LGS: Ints, split: SplitRule = "equal", num_nodes: int = 1) -> Floats:
+    """Return the load of each GPU, `[L, G]`, each replica's part rounded down to a whole number (`layer.h`)."""
+    carried_LG = np.zeros(slots_LGS.shape[:2])
+    numbers = (*loads_LE.shape, *slots_LGS.shape[1:], num_nodes, SPLITS[split])
+    _call("carry_all", *numbers, _floats(loads_LE), _ints(slots_LGS), carried_LG)
+    return carried_LG
 
-    Experts without load count `some_load`, so that their groups are somewhere.
+
+def bounds(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
+    """Return lower bounds on the load of the fullest GPU by kind: mean, replicas, packing, pairs; `[4, L]`.
+
+    They hold for maps with `least` replicas of each expert or more.
     """
-    num_maps, num_layers, num_gpus, per_gpu = slots_QLGS.shape
-    carried = np.zeros((num_maps, num_layers, num_gpus))
-    served = np.zeros((num_maps, num_layers, num_groups, num_nodes))
-    numbers = (num_maps, *loads_LE.shape, num_gpus, per_gpu, num_nodes, num_groups)
-    _call("serve", *numbers, float(some_load), _floats(loads_LE), _ints(slots_QLGS), carried, served)
-    return carried, served
-
-
-def change_seats(loads_E: Floats, slots_GS: Ints, enough: float) -> Ints | None:
-    """Return a map that differs in one slot of a GPU at most, and where none carries more than `enough`, if found."""
-    slots = np.array(slots_GS, dtype=np.int64, order="C")
-    found = _call("change_seats", len(loads_E), *slots.shape, _floats(loads_E), float(enough), slots)
-    return slots if found else None
-
-
-def eplb_fullest(loads_LE: Floats, num_gpus: int, per_gpu: int, num_nodes: int, num_groups: int) -> Floats:
-    """Return the load of the fullest GPU in each layer of the published EPLB's map, `[L]`."""
-    fullest_L = np.zeros(len(loads_LE))
-    _call("eplb_fullest", *loads_LE.shape, num_gpus, per_gpu, num_nodes, num_groups, _floats(loads_LE), fullest_L)
-    return fullest_L
-
-
-def largest_replicas(loads_LE: Floats, num_gpus: int, per_gpu: int, least: int) -> Floats:
-    """Return a lower bound on the largest replica, `[L]`, with `least` replicas or more of each expert."""
-    largest_L = np.zeros(len(loads_LE))
-    _call("largest_replicas", *loads_LE.shape, num_gpus, per_gpu, _floats(loads_LE), least, largest_L)
-    return largest_L
-
-
-def bounds(loads_LE: Floats, num_gpus: int, per_gpu: int) -> Floats:
-    """Return lower bounds on the load of the fullest GPU by kind: mean, replicas, packing, pairs; `[4, L]`."""
     bounds_KL = np.zeros((4, len(loads_LE)))
-    _call("bounds", *loads_LE.shape, num_gpus, per_gpu, _floats(loads_LE), bounds_KL)
+    _call("bounds", *loads_LE.shape, sizes.num_gpus, sizes.slots_per_gpu, _floats(loads_LE), least, bounds_KL)
     return bounds_KL

@@ -93,21 +93,14 @@ static double largest_replica(const double *loads, int E, int G, int S, int leas
 {
     int *counts = zeros(E, sizeof(int));
     double most = 0.0;
-    replicate(loads, E, G * S, G, 0.0, least, counts);
+    replicate(loads, E, G * S, G, 0.0, least, 0, counts);
     for (int expert = 0; expert < E; expert++) most = larger(most, loads[expert] / counts[expert] * LESS);
     free(counts);
     return most;
 }
 
-// The largest replica of each layer, [L], where it is smallest, with at least `least` replicas of each expert.
-EXPORT void largest_replicas(int L, int E, int G, int S, const double *loads, int least, double *largest)
-{
-    for (int index = 0; index < L; index++)
-        largest[index] = largest_replica(loads + (size_t)index * E, E, G, S, least);
-}
-
-// Bounds by kind: mean, replicas, packing, pairs; [4][L].
-EXPORT void bounds(int L, int E, int G, int S, const double *loads, double *found)
+// Bounds by kind, with at least `least` replicas of each expert: mean, replicas, packing, pairs; [4][L].
+EXPORT void bounds(int L, int E, int G, int S, const double *loads, int least, double *found)
 {
     double *sorted = zeros(E, sizeof(double));
     int *order = zeros(E, sizeof(int));
@@ -115,7 +108,7 @@ EXPORT void bounds(int L, int E, int G, int S, const double *loads, double *foun
         double total = 0.0;
         rising(loads + (size_t)index * E, E, order);
         for (int expert = 0; expert < E; expert++) total += sorted[expert] = loads[(size_t)index * E + order[expert]];
-        double mean = total / G * LESS, replicas = largest_replica(sorted, E, G, S, 1);
+        double mean = total / G * LESS, replicas = largest_replica(sorted, E, G, S, least);
         double packing = out_of_reach(sorted, E, G, S, larger(mean, replicas), 0);
         found[index] = mean;
         found[L + index] = replicas;

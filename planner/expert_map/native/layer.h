@@ -4,8 +4,30 @@
 //     hand over   a slot passes from an expert with several replicas to another: the replicas of the one get heavier,
 //                 those of the other lighter
 //
-// Invariants after every step: no GPU holds an expert twice; a weight is what a replica carries, rounded down to a whole
+// Invariants after every step: no GPU holds an expert twice, unless it did at first; a weight is what a replica carries, rounded down to a whole
 // number; `carried` is the sum of a GPU's. Whole numbers keep sums exact however long the chain of steps is.
+//
+// Tokens come from all GPUs alike and split equally among replicas, or by one of two rules that look at places. A token's
+// replica is
+//     LOCAL_FIRST      one on its own GPU if there is one, else one on its own node, else any; of several of those, each
+//                      equally often
+//     FIRST_ON_NODE    one on its own GPU if there is one; else, if its node has replicas and others have some too, the
+//                      first on its node; else any, each equally often
+//
+// Of an expert with load w, R replicas and k of them on a node of p of the G GPUs, a replica on that node carries under
+// LOCAL_FIRST
+//
+//     w / G x (p / k + p x nodes without a replica / R)
+//
+// which is w / R wherever nodes with a replica have equally many. A GPU that holds the expert keeps its own tokens and
+// takes fewer of its neighbours', so that own GPU first changes no sum. Under FIRST_ON_NODE it does: unless all R are on
+// the node, where each carries w / R, the others there carry
+//
+//     w / G x (1 + p x nodes without a replica / R)        and the first p - k more parts of w / G
+//
+// Of the bounds for equal shares these hold for both rules: the mean, the largest replica, which carries at least w / R,
+// and those of groups and of coverage. Source of FIRST_ON_NODE: github.com/sgl-project/sglang, release 0.5.23,
+// python/sglang/srt/eplb/expert_location.py, _find_nearest_expert.
 //
 // Shapes: E experts, G GPUs of S slots each, W windows of load, M nodes.
 
@@ -15,7 +37,7 @@
 #include <string.h>
 
 enum { NONE = -1 };
-enum { EQUAL, LOCAL_FIRST, FIRST_ON_NODE };  // how tokens choose among replicas: see split.py
+enum { EQUAL, LOCAL_FIRST, FIRST_ON_NODE };  // how tokens choose among replicas
 
 typedef struct {
     int E, G, S, W, M, split;
@@ -24,8 +46,8 @@ typedef struct {
     double *weights_if_more; // [W][E] what it would carry with one replica more
     double *carried;         // [W][G]
     int *counts;             // [E] replicas
-    int *slots;              // [G][S] the expert there
-    int *homes;              // [E][G] the GPUs of its replicas: the first `counts` entries
+    int64_t *slots;          // [G][S] the expert there
+    int *homes;              // [E][G S] the GPUs of its replicas: the first `counts` entries
     unsigned char *held;     // [E][G] whether the GPU holds the expert
     int *near, *num_with;    // [E][M] replicas on each node, [E] nodes with one at least
 } Layer;
@@ -33,9 +55,9 @@ typedef struct {
 static inline double larger(double one, double other) { return one > other ? one : other; }
 static inline double smaller(double one, double other) { return one < other ? one : other; }
 static inline double whole(double number) { return (double)(int64_t)number; }  // rounded down: none is negative
-static inline int at(const Layer *layer, int gpu, int slot) { return layer->slots[gpu * layer->S + slot]; }
+static inline int at(const Layer *layer, int gpu, int slot) { return (int)layer->slots[gpu * layer->S + slot]; }
 static inline int holds(const Layer *layer, int expert, int gpu) { return layer->held[expert * layer->G + gpu]; }
-static inline const int *homes_of(const Layer *layer, int expert) { return layer->homes + (size_t)expert * layer->G; }
+static inline const int *homes_of(const Layer *layer, int expert) { return layer->homes + (size_t)expert * layer->G * layer->S; }
 
 static void *zeros(size_t count, size_t size)
 {
@@ -52,19 +74,12 @@ static Layer make_layer(int E, int G, int S, int W, int M, int split)
     layer.weights_if_more = zeros(W * experts, sizeof(double));
     layer.carried = zeros(W * gpus, sizeof(double));
     layer.counts = zeros(experts, sizeof(int));
-    layer.slots = zeros(gpus * S, sizeof(int));
-    layer.homes = zeros(experts * gpus, sizeof(int));
+    layer.slots = zeros(gpus * S, sizeof(int64_t));
+    layer.homes = zeros(experts * gpus * S, sizeof(int));
     layer.held = zeros(experts * gpus, 1);
     layer.near = zeros(experts * M, sizeof(int));
     layer.num_with = zeros(experts, sizeof(int));
     return layer;
-}
-
-static Layer like(const Layer *layer)
-{
-    Layer made = make_layer(layer->E, layer->G, layer->S, layer->W, layer->M, layer->split);
-    made.loads = layer->loads;
-    return made;
 }
 
 static void drop(Layer *layer)
@@ -123,66 +138,35 @@ static void come(Layer *layer, int expert, int gpu)
 {
     int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
     layer->num_with[expert] += (*near)++ == 0;
-    layer->homes[(size_t)expert * layer->G + layer->counts[expert]++] = gpu;
+    layer->homes[(size_t)expert * layer->G * layer->S + layer->counts[expert]++] = gpu;
     layer->held[expert * layer->G + gpu] = 1;
 }
 
 static void leave(Layer *layer, int expert, int gpu)
 {
     int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
-    int *homes = layer->homes + (size_t)expert * layer->G, replica = 0;
+    int *homes = layer->homes + (size_t)expert * layer->G * layer->S, replica = 0;
     layer->num_with[expert] -= --*near == 0;
     while (homes[replica] != gpu) replica++;
     homes[replica] = homes[--layer->counts[expert]];
     layer->held[expert * layer->G + gpu] = 0;
 }
 
-static void clear(Layer *layer)
+// Holds the map `slots`, [G][S], with each expert at least once.
+static void take(Layer *layer, const int64_t *slots)
 {
-    for (int gpu = 0; gpu < layer->G; gpu++)
-        for (int slot = 0; slot < layer->S; slot++) layer->held[at(layer, gpu, slot) * layer->G + gpu] = 0;
+    memset(layer->held, 0, (size_t)layer->E * layer->G);
     memset(layer->counts, 0, layer->E * sizeof(int));
     memset(layer->num_with, 0, layer->E * sizeof(int));
     memset(layer->near, 0, (size_t)layer->E * layer->M * sizeof(int));
     memset(layer->carried, 0, (size_t)layer->W * layer->G * sizeof(double));
-}
-
-// Holds the map `slots`, [G][S]: each expert at least once, and none twice on a GPU.
-static void take(Layer *layer, const int64_t *slots)
-{
-    clear(layer);
+    memcpy(layer->slots, slots, (size_t)layer->G * layer->S * sizeof(int64_t));
     for (int gpu = 0; gpu < layer->G; gpu++)
-        for (int slot = 0; slot < layer->S; slot++) {
-            layer->slots[gpu * layer->S + slot] = (int)slots[gpu * layer->S + slot];
-            come(layer, at(layer, gpu, slot), gpu);
-        }
+        for (int slot = 0; slot < layer->S; slot++) come(layer, at(layer, gpu, slot), gpu);
     for (int expert = 0; expert < layer->E; expert++) {
         weigh(layer, expert);
         carry(layer, expert, 1);
     }
-}
-
-static void keep(const Layer *layer, int64_t *slots)
-{
-    for (int place = 0; place < layer->G * layer->S; place++) slots[place] = layer->slots[place];
-}
-
-static void copy(Layer *target, const Layer *source)
-{
-    clear(target);
-    memcpy(target->weights, source->weights, (size_t)source->W * source->E * sizeof(double));
-    memcpy(target->weights_if_more, source->weights_if_more, (size_t)source->W * source->E * sizeof(double));
-    memcpy(target->carried, source->carried, (size_t)source->W * source->G * sizeof(double));
-    memcpy(target->counts, source->counts, source->E * sizeof(int));
-    memcpy(target->slots, source->slots, (size_t)source->G * source->S * sizeof(int));
-    memcpy(target->near, source->near, (size_t)source->E * source->M * sizeof(int));
-    memcpy(target->num_with, source->num_with, source->E * sizeof(int));
-    for (int expert = 0; expert < source->E; expert++)
-        for (int replica = 0; replica < source->counts[expert]; replica++) {
-            int gpu = homes_of(source, expert)[replica];
-            target->homes[(size_t)expert * source->G + replica] = gpu;
-            target->held[expert * source->G + gpu] = 1;
-        }
 }
 
 // Both steps: the expert in `slot` of `gpu` goes to `other`, if that is a GPU, and `comer` comes from there.

@@ -14,7 +14,7 @@
 // up is then tried one by one. No GPU gives up two slots.
 
 enum { PASSES = 8, ATTEMPTS = 16 };  // assumed, as what the benchmark's goals of moves and of time leave room for
-enum { IMPOSSIBLE = 1 << 30, BARRED = 1 << 30 };  // BARRED: a weight that nobody's room reaches
+enum { IMPOSSIBLE = 1 << 30, KEPT = 1 << 30 };  // KEPT: a weight that nobody's room reaches
 
 typedef struct {
     int G, S, num_ranks;
@@ -152,7 +152,7 @@ static int try_slots(Seats *seats, int *covering)
             for (int slot = 0; slot < seats->S; slot++) {
                 int was = seats->given[gpu];
                 if (was == NONE || seats->is_gone[gpu] || slot == was) continue;
-                if (seats->weights[gpu * seats->S + slot] == BARRED) continue;
+                if (seats->weights[gpu * seats->S + slot] == KEPT) continue;
                 seats->given[gpu] = slot;
                 int num_covering = cover_weights(seats, trial);
                 if (num_covering > fewest) {
@@ -229,12 +229,12 @@ static int seat(int64_t *slots, const Seats *seats, const int *old_counts, const
 static int bar(Seats *seats, int gpu, int slot)
 {
     int *here = seats->weights + gpu * seats->S, lightest = 0;
-    here[slot] = BARRED;
+    here[slot] = KEPT;
     if (seats->given[gpu] == NONE) return 1;
     for (int other = 1; other < seats->S; other++)
         if (here[other] < here[lightest]) lightest = other;
     seats->given[gpu] = lightest;
-    return !seats->is_gone[gpu] && here[lightest] != BARRED;
+    return !seats->is_gone[gpu] && here[lightest] != KEPT;
 }
 
 // Changes one slot of some GPUs so that none carries more than `enough`; returns whether that was found. If not, the
@@ -252,7 +252,7 @@ static int take_seats(Layer *layer, double enough)
     for (int gpu = 0; gpu < G; gpu++) left[gpu] = enough - carried[gpu];
     Seats seats = make_seats(layer, counts, weights, carried, enough);
     for (; tries > 0 && !found && try_slots(&seats, covering) < IMPOSSIBLE; tries--) {
-        keep(layer, slots);
+        memcpy(slots, layer->slots, (size_t)G * S * sizeof(int64_t));
         for (int gpu = 0; gpu < G; gpu++)
             if (seats.given[gpu] > covering[gpu]) covering[gpu] = seats.given[gpu];
         int without = seat(slots, &seats, layer->counts, counts, weights, left, covering, E);

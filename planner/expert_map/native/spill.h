@@ -12,14 +12,14 @@
 enum { MAX_SPILLS = 48 };          // a layer and level
 static const double HEAVIEST = 0.9;  // of what a GPU may carry: a replica that gets heavier leaves that much room; tried
 
-static int is_on(const Layer *layer, int expert, int node)
+static int is_whole_on(const Layer *layer, int expert, int node)
 {
     return layer->near[expert * layer->M + node] == layer->counts[expert];
 }
 
 // What a move costs: the load still to be moved counts twice, the load served elsewhere once, so that it pays to move as
 // much as is needed.
-static double price(double excess, double room, double load, double elsewhere)
+static double toll(double excess, double room, double load, double elsewhere)
 {
     return 2 * (larger(excess - load, 0.0) + larger(load - room, 0.0)) + elsewhere;
 }
@@ -31,15 +31,15 @@ static int find_spill(const Layer *layer, int full, double excess, const double 
     double least = 2 * excess, fullest_load = INFINITY;
     for (int node = 0; node < layer->M; node++)
         for (int place = full * per_node * layer->S; place < (full + 1) * per_node * layer->S && rooms[node] > 0; place++) {
-            int other = layer->slots[place];
-            double load = layer->loads[other] / (layer->counts[other] + 1), cost = price(excess, rooms[node], load, load);
-            if (cost < least && is_on(layer, other, full)) expert = other, to = node, least = cost;
+            int other = (int)layer->slots[place];
+            double load = layer->loads[other] / (layer->counts[other] + 1), cost = toll(excess, rooms[node], load, load);
+            if (cost < least && is_whole_on(layer, other, full)) expert = other, to = node, least = cost;
         }
     if (expert == NONE) return 0;
     double weight = layer->loads[expert] / (layer->counts[expert] + 1);
     for (int place = to * per_node * layer->S; place < (to + 1) * per_node * layer->S; place++) {
-        int gpu = place / layer->S, giver = layer->slots[place];
-        if (layer->counts[giver] == 1 || holds(layer, expert, gpu) || !is_on(layer, giver, to)) continue;
+        int gpu = place / layer->S, giver = (int)layer->slots[place];
+        if (layer->counts[giver] == 1 || holds(layer, expert, gpu) || !is_whole_on(layer, giver, to)) continue;
         double heavier = layer->loads[giver] / (layer->counts[giver] - 1);
         if (heavier > heaviest) continue;
         double most = layer->carried[gpu] - layer->weights[giver] + weight;
@@ -69,7 +69,7 @@ static int find_exchange(const Layer *layer, int full, double excess, const doub
                 for (int other = 0; other < S; other++) {
                     int light = at(layer, other_gpu, other);
                     double light_weight = layer->weights[light];
-                    double cost = price(excess, room, weight - light_weight, weight + light_weight);
+                    double cost = toll(excess, room, weight - light_weight, weight + light_weight);
                     if (cost >= least || holds(layer, light, gpu)) continue;
                     *best = (Step){gpu, slot, other_gpu, other, light};
                     least = cost;
@@ -97,15 +97,15 @@ static int spill_one(Layer *layer, double enough, double last, Step *step)
 }
 
 // Swaps among the GPUs of each node until none carries more than `enough`, or no swap helps.
-static void even_out_nodes(Layer *layer, double enough)
+static void even_out_nodes(Layer *layer, const Rules *rules)
 {
     int per_node = layer->G / layer->M;
     for (int first = 0; first < layer->G; first += per_node) {
         int end = first + per_node, hot = first + largest(layer->carried + first, per_node);
-        if (layer->carried[hot] > enough) even_out(layer, first, end, ROUNDS);
+        if (layer->carried[hot] > rules->enough) even_out(layer, rules, first, end);
         for (Step step;; make_step(layer, &step)) {
             hot = first + largest(layer->carried + first, per_node);
-            if (layer->carried[hot] <= enough || best_swap(layer, hot, first, end, &step) == layer->carried[hot]) break;
+            if (layer->carried[hot] <= rules->enough || find_swap(layer, rules, 0, hot, first, end, &step) == 0) break;
         }
     }
 }
@@ -117,20 +117,22 @@ EXPORT void spill(int L, int E, int G, int S, int M, int Q, const double *loads,
 {
     Layer layer = make_layer(E, G, S, 1, M, EQUAL);
     size_t size = (size_t)G * S;
+    size_t bytes = size * sizeof(int64_t);
     for (int index = 0; index < L; index++) {
         layer.loads = loads + (size_t)index * E;
         take(&layer, start + index * size);
-        keep(&layer, slots + index * size);
-        double carried = layer.carried[largest(layer.carried, G)];
+        memcpy(slots + index * size, layer.slots, bytes);
+        double carried = peak(&layer);
         for (int level = 0; level < Q; level++) {
-            double enough = levels[(size_t)level * L + index], last = levels[(size_t)(Q - 1) * L + index];
+            Rules rules = {.enough = levels[(size_t)level * L + index]};
+            double last = levels[(size_t)(Q - 1) * L + index];
             Step step;
-            for (int turn = 0; turn < MAX_SPILLS && spill_one(&layer, enough, last, &step);) turn++;
-            even_out_nodes(&layer, enough);
-            double now = layer.carried[largest(layer.carried, G)];
+            for (int turn = 0; turn < MAX_SPILLS && spill_one(&layer, rules.enough, last, &step);) turn++;
+            even_out_nodes(&layer, &rules);
+            double now = peak(&layer);
             if (now < carried) carried = now;
             else take(&layer, slots + ((size_t)level * L + index) * size);
-            keep(&layer, slots + ((size_t)(level + 1) * L + index) * size);
+            memcpy(slots + ((size_t)(level + 1) * L + index) * size, layer.slots, bytes);
         }
     }
     drop(&layer);

@@ -1,214 +1,112 @@
-// Where searches start: how many replicas each expert gets, and a first packing of them. Also EPLB's own map.
+// Where searches start: how many replicas each expert gets, and a first packing of them.
 //
 // Replicas: one redundant slot after the other goes to the expert with the highest load / (replicas + shift), the lower
 // expert first among equals. Without a shift the largest replica is as small as it can be. A negative shift favours
-// experts with few replicas, a positive one those with many. No expert gets more replicas than there are GPUs.
+// experts with few replicas, a positive one those with many. No expert gets more than `most` replicas.
 //
 // Packing: longest first, each to the GPU that carries least so far and has a free slot. Ours also leaves out GPUs that
-// hold the expert; EPLB's does not, and like the published code it decides in float32, where another rounding would
-// make another map.
+// hold the expert. EPLB's does not, and like the published code it decides in float32, where another rounding would make
+// another map.
 //
 // Sources: github.com/deepseek-ai/EPLB; longest processing time first, R. L. Graham 1969.
 
-typedef struct { int *gpus, size; const double *carried; } Heap;  // of GPUs: the lightest first, the lower among equals
+static double quotient(double load, double count, int as_eplb) { return as_eplb ? (float)load / (float)count : load / count; }
 
-static int is_before(const Heap *heap, int gpu, int other)
-{
-    const double *carried = heap->carried;
-    return carried[gpu] < carried[other] || (carried[gpu] == carried[other] && gpu < other);
-}
-
-// Moves the first GPU, whose load has risen, down to its place.
-static void sink(Heap *heap)
-{
-    if (heap->size == 0) return;
-    int gpu = heap->gpus[0], place = 0;
-    for (int child; (child = 2 * place + 1) < heap->size; place = child) {
-        if (child + 1 < heap->size && is_before(heap, heap->gpus[child + 1], heap->gpus[child])) child++;
-        if (!is_before(heap, heap->gpus[child], gpu)) break;
-        heap->gpus[place] = heap->gpus[child];
-    }
-    heap->gpus[place] = gpu;
-}
-
-static void remove_first(Heap *heap)
-{
-    heap->gpus[0] = heap->gpus[--heap->size];
-    sink(heap);
-}
-
-static void put(Heap *heap, int gpu)
-{
-    int place = heap->size++;
-    for (int parent; place > 0 && is_before(heap, gpu, heap->gpus[parent = (place - 1) / 2]); place = parent)
-        heap->gpus[place] = heap->gpus[parent];
-    heap->gpus[place] = gpu;
-}
-
-static void replicate(const double *loads, int E, int num_slots, int num_gpus, double shift, int least, int *counts)
+static void replicate(const double *loads, int E, int num_slots, int most, double shift, int least, int as_eplb, int *counts)
 {
     double *priorities = zeros(E, sizeof(double));
     for (int expert = 0; expert < E; expert++) {
         counts[expert] = least;
-        priorities[expert] = loads[expert] / (least + shift);
+        priorities[expert] = quotient(loads[expert], least + shift, as_eplb);
     }
     for (int left = num_slots - least * E; left > 0; left--) {
         int first = largest(priorities, E);
         counts[first]++;
-        priorities[first] = counts[first] < num_gpus ? loads[first] / (counts[first] + shift) : -1.0;
+        priorities[first] = counts[first] < most ? quotient(loads[first], counts[first] + shift, as_eplb) : -1.0;
     }
     free(priorities);
 }
 
-static void eplb_counts(const double *loads, int E, int num_slots, int *counts)
-{
-    double *priorities = zeros(E, sizeof(double));
-    for (int expert = 0; expert < E; expert++) {
-        counts[expert] = 1;
-        priorities[expert] = (float)loads[expert];
-    }
-    for (int left = num_slots - E; left > 0; left--) {
-        int first = largest(priorities, E);
-        counts[first]++;
-        priorities[first] = (float)loads[first] / (float)counts[first];
-    }
-    free(priorities);
-}
+typedef struct {
+    int G, S, *filled;  // slots of each GPU that are taken
+    const double *weights;
+    double *carried;
+    int64_t *slots;
+} Packing;
 
-// Writes EPLB's packing of these replicas, [G][S], and returns the load of its fullest GPU.
-static double eplb_slots(const double *loads, const int *counts, int E, int G, int S, int64_t *slots)
+static int is_on(const Packing *packing, int gpu, int64_t expert)
 {
-    double *falling = zeros(E, sizeof(double)), *carried = zeros(G, sizeof(double)), most = 0.0;
-    int *order = zeros(E, sizeof(int)), *filled = zeros(G, sizeof(int));
-    Heap heap = {zeros(G, sizeof(int)), G, carried};  // of the GPUs with room
-    for (int gpu = 0; gpu < G; gpu++) heap.gpus[gpu] = gpu;
-    for (int expert = 0; expert < E; expert++) falling[expert] = -((float)loads[expert] / (float)counts[expert]);
-    rising(falling, E, order);
-    for (int place = 0; place < E; place++)
-        for (int expert = order[place], replica = 0; replica < counts[expert]; replica++) {
-            int gpu = heap.gpus[0];
-            slots[gpu * S + filled[gpu]++] = expert;
-            carried[gpu] = (float)(carried[gpu] - falling[expert]);
-            if (filled[gpu] == S) remove_first(&heap);
-            else sink(&heap);
-        }
-    for (int gpu = 0; gpu < G; gpu++) {
-        double total = 0.0;
-        for (int slot = 0; slot < S; slot++) total += loads[slots[gpu * S + slot]] / counts[slots[gpu * S + slot]];
-        most = larger(most, total);
-    }
-    free(falling), free(carried), free(order), free(filled), free(heap.gpus);
-    return most;
+    int found = 0;
+    for (int slot = 0; slot < packing->filled[gpu]; slot++) found |= packing->slots[gpu * packing->S + slot] == expert;
+    return found;
 }
 
 // Frees a slot of a GPU that lacks the expert by passing its most similar expert on to a GPU with room; returns the GPU.
 // One exists: no expert has more replicas than there are GPUs, and of a full GPU's S experts at least two are not on
 // the GPU with room, which holds this one and at most S - 2 others.
-static int make_room(Layer *layer, int *filled, int expert)
+static int make_room(Packing *packing, int expert)
 {
-    int open = 0, best_gpu = NONE, best_slot = NONE;
+    int S = packing->S, open = 0, best = NONE;
     double least = INFINITY;
-    while (filled[open] == layer->S) open++;
-    for (int gpu = 0; gpu < layer->G; gpu++)
-        for (int slot = 0; slot < layer->S && filled[gpu] == layer->S && !holds(layer, expert, gpu); slot++) {
-            int other = at(layer, gpu, slot);
-            double change = fabs(layer->weights[other] - layer->weights[expert]);
-            if (change < least && !holds(layer, other, open)) best_gpu = gpu, best_slot = slot, least = change;
-        }
-    int other = at(layer, best_gpu, best_slot);
-    layer->slots[open * layer->S + filled[open]++] = other;
-    leave(layer, other, best_gpu);
-    come(layer, other, open);
-    layer->carried[best_gpu] -= layer->weights[other];
-    layer->carried[open] += layer->weights[other];
-    layer->slots[best_gpu * layer->S + best_slot] = expert;
-    return best_gpu;
+    while (packing->filled[open] == S) open++;
+    for (int place = 0; place < packing->G * S; place++) {
+        int64_t other = packing->slots[place];
+        double change = fabs(packing->weights[other] - packing->weights[expert]);
+        if (packing->filled[place / S] < S || change >= least) continue;
+        if (is_on(packing, place / S, expert) || is_on(packing, open, other)) continue;
+        best = place;
+        least = change;
+    }
+    int64_t other = packing->slots[best];
+    packing->slots[open * S + packing->filled[open]++] = other;
+    packing->carried[best / S] -= packing->weights[other];
+    packing->carried[open] += packing->weights[other];
+    packing->slots[best] = expert;
+    return best / S;
 }
 
-// Places `counts` replicas of each expert, at most as many as there are GPUs. For one window of load.
-static void pack(Layer *layer, const int *counts)
+// Writes a packing of these replicas, [G][S], and returns what its fullest GPU carries.
+static double pack(const double *loads, const int *counts, int E, int G, int S, int as_eplb, int64_t *slots)
 {
-    int E = layer->E, G = layer->G, *order = zeros(E, sizeof(int)), *filled = zeros(G, sizeof(int));
-    int *chosen = zeros(G, sizeof(int));
-    double *falling = zeros(E, sizeof(double));
-    Heap heap = {zeros(G, sizeof(int)), G, layer->carried};  // of the GPUs with room that did not just get the expert
-    clear(layer);
-    for (int gpu = 0; gpu < G; gpu++) heap.gpus[gpu] = gpu;
+    int *order = zeros(E, sizeof(int)), *chosen = zeros(G, sizeof(int));
+    double *weights = zeros(E, sizeof(double)), *falling = zeros(E, sizeof(double)), *spare = zeros(G, sizeof(double));
+    Packing packing = {G, S, zeros(G, sizeof(int)), weights, zeros(G, sizeof(double)), slots};
     for (int expert = 0; expert < E; expert++) {
-        layer->counts[expert] = counts[expert];
-        weigh(layer, expert);
-        layer->counts[expert] = 0;  // until they come
-        falling[expert] = -layer->weights[expert];
+        weights[expert] = quotient(loads[expert], counts[expert], as_eplb);
+        if (!as_eplb) weights[expert] = whole(weights[expert]);
+        falling[expert] = -weights[expert];
     }
     rising(falling, E, order);
     for (int place = 0; place < E; place++) {
         int expert = order[place], num_chosen = 0;
         for (int replica = 0; replica < counts[expert]; replica++) {
-            int gpu;
-            if (heap.size == 0) {
-                gpu = make_room(layer, filled, expert);
-            } else {
-                gpu = chosen[num_chosen++] = heap.gpus[0];
-                remove_first(&heap);
-                layer->slots[gpu * layer->S + filled[gpu]++] = expert;
-            }
-            come(layer, expert, gpu);
-            layer->carried[gpu] += layer->weights[expert];
+            int gpu = largest(spare, G);
+            if (spare[gpu] == -INFINITY) gpu = make_room(&packing, expert);
+            else slots[gpu * S + packing.filled[gpu]++] = expert;
+            packing.carried[gpu] += weights[expert];
+            if (as_eplb) packing.carried[gpu] = (float)packing.carried[gpu];
+            spare[gpu] = as_eplb && packing.filled[gpu] < S ? -packing.carried[gpu] : -INFINITY;
+            if (!as_eplb) chosen[num_chosen++] = gpu;
         }
         for (int number = 0; number < num_chosen; number++)
-            if (filled[chosen[number]] < layer->S) put(&heap, chosen[number]);
+            if (packing.filled[chosen[number]] < S) spare[chosen[number]] = -packing.carried[chosen[number]];
     }
-    free(order), free(filled), free(chosen), free(falling), free(heap.gpus);
+    memset(packing.carried, 0, G * sizeof(double));
+    for (int place = 0; place < G * S; place++) packing.carried[place / S] += loads[slots[place]] / counts[slots[place]];
+    double fullest = packing.carried[largest(packing.carried, G)];
+    free(order), free(chosen), free(weights), free(falling), free(spare), free(packing.filled), free(packing.carried);
+    return fullest;
 }
 
-static void pack_replicated(Layer *layer, double shift, int least)
+// Packs every layer with `least` replicas of each expert or more: slots, [L][G][S], and what the fullest GPU of each
+// layer carries, [L]. `as_eplb` makes it the map of the published EPLB.
+EXPORT void pack_maps(int L, int E, int G, int S, const double *loads, double shift, int least, int as_eplb,
+                      int64_t *slots, double *fullest)
 {
-    int *counts = zeros(layer->E, sizeof(int));
-    replicate(layer->loads, layer->E, layer->G * layer->S, layer->G, shift, least, counts);
-    pack(layer, counts);
+    int *counts = zeros(E, sizeof(int));
+    for (int index = 0; index < L; index++, loads += E, slots += G * S) {
+        replicate(loads, E, G * S, as_eplb ? G * S : G, shift, least, as_eplb, counts);
+        fullest[index] = pack(loads, counts, E, G, S, as_eplb, slots);
+    }
     free(counts);
-}
-
-static int is_among(const int64_t *slots, int end, int64_t expert)
-{
-    int found = 0;
-    for (int slot = 0; slot < end; slot++) found |= slots[slot] == expert;
-    return found;
-}
-
-// Swaps second replicas on a GPU, each for the most similar expert of a GPU that lacks it; returns whether none is left.
-static int swap_repeats(int64_t *slots, const double *loads, const int *counts, int G, int S)
-{
-    for (int gpu = 0; gpu < G; gpu++)
-        for (int slot = 1; slot < S; slot++) {
-            int64_t *here = slots + gpu * S, repeated = here[slot], *best = NULL;
-            double weight = loads[repeated] / counts[repeated], least = INFINITY;
-            if (!is_among(here, slot, repeated)) continue;
-            for (int other = 0; other < G; other++)
-                for (int place = 0; place < S && !is_among(slots + other * S, S, repeated); place++) {
-                    int64_t *there = slots + other * S + place;
-                    double change = fabs(loads[*there] / counts[*there] - weight);
-                    if (change < least && !is_among(here, S, *there)) best = there, least = change;
-                }
-            if (!best) return 0;
-            here[slot] = *best;
-            *best = repeated;
-        }
-    return 1;
-}
-
-// Holds EPLB's map with repeated experts parted, and returns the load of EPLB's fullest GPU. Holds a packing of our own
-// where swaps cannot part them, or where an expert has more replicas than there are GPUs.
-static double take_eplbs(Layer *layer)
-{
-    int *counts = zeros(layer->E, sizeof(int));
-    int64_t *slots = zeros((size_t)layer->G * layer->S, sizeof(int64_t));
-    eplb_counts(layer->loads, layer->E, layer->G * layer->S, counts);
-    double most = eplb_slots(layer->loads, counts, layer->E, layer->G, layer->S, slots);
-    int fits = counts[0] <= layer->G;
-    for (int expert = 1; expert < layer->E; expert++) fits &= counts[expert] <= layer->G;
-    if (fits && swap_repeats(slots, layer->loads, counts, layer->G, layer->S)) take(layer, slots);
-    else pack_replicated(layer, 0.0, 1);
-    free(counts), free(slots);
-    return most;
 }

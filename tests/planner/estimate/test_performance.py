@@ -100,4 +100,4 @@ def test_the_plan_explains_a_layer(capsys):
     assert "attention 1     6" in drawn
     assert max(map(len, text.splitlines())) <= 80
     assert drawn.count("compute") == 2
-    assert "73,7" in text
+    assert "73,6" in text

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import balance, native
+from planner.expert_map import Sizes, balance, native
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from tests.benchmarks.drifting_loads import drift, max_over_mean
@@ -62,7 +62,7 @@ def test_max_over_mean_is_between_perfect_and_all_on_one(problem):
 
 def replicate(loads, num_slots, num_gpus):
     """The replicas of each expert in the first map."""
-    (slots,) = native.pack(np.array([loads]), num_gpus, num_slots // num_gpus, least=1)
+    (slots,), _ = native.pack(np.array([loads]), Sizes(num_slots, num_gpus))
     return np.bincount(slots.ravel(), minlength=len(loads))
 
 
@@ -99,7 +99,7 @@ def test_hot_experts_get_the_redundant_slots():
 def test_packing_makes_room_rather_than_holding_an_expert_twice(problem):
     """When only the GPU that holds an expert has a free slot, another expert moves there."""
     loads, num_slots, num_gpus = problem
-    (slots,) = native.pack(scale([loads]), num_gpus, num_slots // num_gpus, least=1)
+    (slots,), _ = native.pack(scale([loads]), Sizes(num_slots, num_gpus))
 
     assert all(len(set(gpu)) == len(gpu) for gpu in slots.tolist())
 

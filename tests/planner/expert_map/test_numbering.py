@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, consecutive_domains
-from planner.expert_map.windows import balance_windows
+from planner.expert_map import Sizes, balance, balance_windows, consecutive_domains
 
 SIZES = Sizes(num_slots=32, num_gpus=8, num_nodes=2, num_groups=4)
 NUM_EXPERTS = 12

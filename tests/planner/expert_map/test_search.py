@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import native
-from planner.expert_map.native import Search
+from planner.expert_map.native import BARRED, Search
 from planner.expert_map.native import build as native_build
-from planner.expert_map.split import carried_under
+from planner.expert_map.types import Sizes
+from tests.planner.expert_map.split_reference import carried_under
 
 FREE = 0.2  # slots that a step without cost counts as
 
@@ -44,17 +45,17 @@ class Case:
         """Whether every expert is where it may be, once on a GPU, and in two domains of every partition."""
         experts = range(self.loads.shape[1])
         holders = [[gpu for gpu, held in enumerate(gpus) if expert in held] for expert in experts]
-        allowed = self.search.allowed_LEG
+        prices = self.search.prices_LEG[0]
         return (
             all(holders)
             and all(len(set(held)) == len(held) for held in gpus)
-            and (allowed is None or all(allowed[0, expert, gpu] for expert in experts for gpu in holders[expert]))
+            and all(prices[expert, gpu] < BARRED for expert in experts for gpu in holders[expert])
             and all(len({domains[gpu] for gpu in on}) > 1 for domains in self.search.domains for on in holders)
         )
 
-    def num_changed(self, gpus):
-        """How many slots hold an expert that their GPU did not hold at first."""
-        return sum(len(set(now) - set(before)) for now, before in zip(gpus, self.gpus, strict=True))
+    def price(self, gpus):
+        """What all experts cost where they are."""
+        return sum(int(self.search.prices_LEG[0, expert, gpu]) for gpu, held in enumerate(gpus) for expert in held)
 
     def steps(self, gpus, worst, hot):
         """Every map that one step makes of this one, GPU by GPU.
@@ -68,6 +69,7 @@ class Case:
                 after = [list(held) for held in gpus]
                 after[hot][slot], after[gpu][other] = gpus[gpu][other], gpus[hot][slot]
                 yield after
+        for gpu in range(len(gpus)):
             for slot, comer in product(slots, range(self.loads.shape[1]) if gpu == hot else gpus[hot]):
                 after = [list(held) for held in gpus]
                 after[gpu][slot] = comer
@@ -84,9 +86,7 @@ class Case:
             if set(one) != set(other) or (moved & set(one) and not only_swaps)
         ]
         most = self.carried(after)[:, touched].max()
-        if not self.search.in_service:
-            return top - most
-        cost = max(self.num_changed(after) - self.num_changed(before), FREE)
+        cost = max(self.price(after) - self.price(before), FREE)
         return (top - max(most, self.search.enough_L[0])) / cost if most < top else 0.0
 
 
@@ -116,17 +116,18 @@ def cases(draw):
     windows = draw(st.integers(1, 3))
     one_window = st.lists(st.integers(0, 1000), min_size=num_experts, max_size=num_experts)
     loads = draw(st.lists(one_window, min_size=windows, max_size=windows))
-    start = native.pack(np.array(loads[:1], dtype=float), num_gpus, per_gpu, least=1)[0].tolist()
+    start = native.pack(np.array(loads[:1], dtype=float), Sizes(num_gpus * per_gpu, num_gpus))[0][0].tolist()
     domains = draw(st.sampled_from([(), (tuple(range(num_gpus)),), (tuple(gpu // 2 for gpu in range(num_gpus)),)]))
-    share, random = draw(st.sampled_from([0.5, 1.0])), draw(st.randoms(use_true_random=False))
-    allowed = [[expert in held or random.random() < share for held in start] for expert in range(num_experts)]
+    possible, random = (
+        draw(st.sampled_from([[0], [1], [0, 1, 2], [0, 1, BARRED]])),
+        draw(st.randoms(use_true_random=False)),
+    )
+    prices = [[0 if expert in held else random.choice(possible) for held in start] for expert in range(num_experts)]
     search = Search(
         enough_L=np.array([draw(st.floats(0.5, 1.5)) * max(map(sum, loads)) / num_gpus]),
         num_nodes=num_nodes,
         split=draw(st.sampled_from(["equal", "local_first", "first_on_node"])),
-        allowed_LEG=np.array([allowed]),  # also where all is allowed: else the quick search would do it
-        num_counted=windows,
-        in_service=draw(st.booleans()),
+        prices_LEG=np.array([prices], dtype=np.uint8),  # also where all is free: else the quick search would do it
     )
     case = Case(np.array(loads, dtype=float), start, search)
     covered = replace(case, search=replace(search, domains=domains))
@@ -137,14 +138,14 @@ def cases(draw):
 @given(cases())
 def test_the_search_makes_the_steps_that_counting_everything_anew_finds(case):
     """A descent of the compiled search ends no higher than the slow one, and keeps to every constraint."""
-    (found,), (is_covered,) = native.improve(case.loads[None], np.array([case.gpus]), case.search)
+    (found,), (fullest,) = native.improve(case.loads[None], np.array([case.gpus]), case.search)
     expected = slowly(case)
     ours, theirs = case.carried(found.tolist()).max(), case.carried(expected).max()
 
     assert case.may_be(found.tolist())
-    assert is_covered
+    assert fullest == ours
     assert ours == theirs or max(ours, theirs) <= case.search.enough_L[0]
-    assert case.search.in_service or [set(held) for held in found.tolist()] == [set(held) for held in expected]
+    assert case.search.prices_LEG.any() or [set(held) for held in found.tolist()] == [set(held) for held in expected]
 
 
 def test_a_library_built_from_other_sources_is_refused(monkeypatch):

@@ -6,9 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from planner.expert_map import Sizes, balance
+from planner.expert_map import Sizes, balance, balance_windows
 from planner.expert_map.front import front_of, homes_of_groups, num_crossings
-from planner.expert_map.windows import balance_windows
 from planner.facts.drawn import draw_loads
 from planner.facts.gate import Gate
 from tests.benchmarks.drifting_loads import max_over_mean

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, consecutive_domains, count_uncovered
-from planner.expert_map.split import carried_under
+from planner.expert_map.native import carried
+from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
+from tests.planner.expert_map.split_reference import carried_under
 
 RULES = ("local_first", "first_on_node")
 
@@ -55,6 +57,8 @@ def test_what_gpus_carry_is_what_sources_send(split, problem):
     mean = sum(loads) / num_gpus or 1.0
 
     assert carried_under(split, np.array(loads, dtype=float), gpus, num_nodes) == pytest.approx(slowly)
+    (scaled,), (ours,) = scale([loads]), carried(scale([loads]), gpus[None], split, num_nodes)
+    assert ours == pytest.approx(carried_under(split, scaled, gpus, num_nodes), abs=num_slots)
     assert expert_map.split == split
     assert expert_map.max_over_mean[0] == pytest.approx(slowly.max() / mean if sum(loads) else 1.0, abs=2e-6)
     assert expert_map.bound[0] <= expert_map.max_over_mean[0] + 1e-6

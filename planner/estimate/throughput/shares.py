@@ -1,0 +1,48 @@
+"""The share of each expert's load that each GPU carries, under each rule by which tokens choose among replicas.
+
+The rules and their formulas are in `expert_map/native/layer.h`, where the search counts whole maps by them. Here they
+are shares, because what drifts are experts.
+"""
+
+import numpy as np
+
+from planner.expert_map.types import SplitRule
+from planner.expert_map.weigh import Floats, Ints
+
+__all__ = ["shares_under"]
+
+
+def shares_under(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes: int) -> Floats:
+    """Return which share of each expert's load each GPU carries under a rule, `[G, E]`; each expert's add up to 1."""
+    copies_GE = np.zeros((len(slots_GS), num_experts))
+    for gpu, experts in enumerate(slots_GS):
+        np.add.at(copies_GE[gpu], experts, 1)
+    if split == "equal":
+        equal_GE: Floats = copies_GE / np.maximum(copies_GE.sum(axis=0), 1)
+        return equal_GE
+    copies_MPE = copies_GE.reshape(num_nodes, -1, num_experts)
+    shares_MPE = _first_on_node(copies_MPE) if split == "first_on_node" else _local_first(copies_MPE)
+    return shares_MPE.reshape(copies_GE.shape)
+
+
+def _local_first(copies_MPE: Floats) -> Floats:
+    """Return what each GPU carries of each expert under `local_first`, `[M, P, E]`, from its copies there."""
+    near_ME = copies_MPE.sum(axis=1)
+    without_E = (near_ME == 0).sum(axis=0)
+    of_a_node = 1 / len(copies_MPE)
+    share_ME = of_a_node * (1 / np.maximum(near_ME, 1) + without_E / np.maximum(near_ME.sum(axis=0), 1))
+    shares_MPE: Floats = copies_MPE * share_ME[:, None]
+    return shares_MPE
+
+
+def _first_on_node(copies_MPE: Floats) -> Floats:
+    """Return the same under `first_on_node`, from parts of 1 / G: each is the tokens of one GPU."""
+    holds_MPE = copies_MPE > 0
+    near_ME, num_E = copies_MPE.sum(axis=1), copies_MPE.sum(axis=(0, 1))
+    without_ME = (~holds_MPE).sum(axis=1)  # GPUs of each node that do not hold the expert
+    to_first_ME = np.where((near_ME > 0) & (near_ME < num_E), without_ME, 0)
+    to_any_E = (without_ME - to_first_ME).sum(axis=0)
+    is_first_MPE = holds_MPE & (holds_MPE.cumsum(axis=1) == 1)
+    parts_MPE = holds_MPE + is_first_MPE * to_first_ME[:, None] + copies_MPE * (to_any_E / np.maximum(num_E, 1))
+    shares_MPE: Floats = parts_MPE / (copies_MPE.shape[0] * copies_MPE.shape[1])
+    return shares_MPE
