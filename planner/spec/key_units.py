@@ -13,6 +13,7 @@ an average is another notion.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from planner.problems.fix import Fix, removal
@@ -65,17 +66,22 @@ def in_our_unit(key: str, section: Mapping[str, Any], fields: Collection[str]) -
 
     A field that stands there as well, or that a key before it says, is given already.
     """
+    meant = _meant(key, section.get(key), fields)
+    if meant is None:
+        return None
     given = {each: each for each in fields if section.get(each) is not None}
-    for other, value in section.items():
-        plain = str(other).lstrip("-").replace("-", "_").casefold()
-        found = _a_day(plain, value) or _in_milliseconds(plain, value)
-        if found.field not in fields or found.field == plain:
-            continue
-        if other == key:
-            return _beside(found, given[found.field]) if found.field in given else found
-        if found.value is not None:
+    for other, value in takewhile(lambda item: item[0] != key, section.items()):
+        found = _meant(str(other), value, fields)
+        if found is not None and found.value is not None:
             given.setdefault(found.field, str(other))
-    return None
+    return _beside(meant, given[meant.field]) if meant.field in given else meant
+
+
+def _meant(key: str, value: Any, fields: Collection[str]) -> InOurUnit | None:
+    """Return which field `key` says in another unit, whatever stands beside it."""
+    plain = key.lstrip("-").replace("-", "_").casefold()
+    found = _a_day(plain, value) or _in_milliseconds(plain, value)
+    return found if found.field in fields and found.field != plain else None
 
 
 def _beside(found: InOurUnit, other: str) -> InOurUnit:

@@ -27,6 +27,7 @@ NO_PASSES = {
     "largest_step_field": "names a field of the spec",
     "slots_bind": "reads a map",
     "max_over_mean_sampled": "adds a figure to a map",
+    "missed_promises": "compares figures of a plan with its spec",
 }
 
 # Fields of a plan that its text leaves out.

@@ -156,7 +156,6 @@ def networks(value):
             template(containers=[{"name": "gateway", "resources": {"requests": {"cpu": "abc"}}}]),
             "resources.requests.cpu must be a quantity, and is 'abc'",
         ),
-        (template(nodeSelector="x"), "nodeSelector must be a map, and is 'x'"),
         (networks("[bad"), "k8s.v1.cni.cncf.io/networks must be a JSON list, and is '[bad'"),
         (networks("[1]"), "must be a map, and is 1"),
     ],
