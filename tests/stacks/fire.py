@@ -1,7 +1,8 @@
 """Mutated bytes for every port of a deployment that really runs: `python -m tests.stacks.fire 2000` brings one up.
 
 What is sent to a port is what it is there for, and then changed: frames of the runtime's protocol, HTTP requests, and
-for the ports of torch's store and of gloo what their own libraries say first. Others' requests go on meanwhile.
+for gloo's ports what its own library says first. Others' requests go on meanwhile. The port of torch's store is closed
+once a unit's ranks have joined.
 """
 
 import json
@@ -26,7 +27,7 @@ from tests.stacks.deployments import HOSTS, Tidemill, listening, wait_until
 
 __all__ = ["fire", "launch_files", "survives", "texts"]
 
-PATIENCE_S = 0.05  # for an answer; torch's store and gloo wait for more
+PATIENCE_S = 0.05  # for an answer; gloo waits for more
 PROMPTS = ["A storm came up from the south", "Why is the sea salt?", "Bread needs flour, water"]
 HELLO = Hello("stranger", "decode", 0, 1, "node-9", 9, "sha256:unit", "sha256:kv", "127.0.0.1", 29600)
 HANDOVER = Handover("mutated", "sha256:kv", [5, 6, 8], [5, 3, 80], "bf16", 6, Sampling(2, 1.0, 0.9, 3, [1]))
@@ -39,12 +40,6 @@ HTTP = [
     b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n"
     + f"Content-Length: {len(BODY)}\r\n\r\n".encode()
     + BODY,
-]
-STORE = [
-    b"\x00\xce\xf7\x85\x3c",  # VALIDATE and its number
-    b"\x00\xce\xf7\x85\x3c\x01" + (4).to_bytes(8, "little") + b"here" + (1).to_bytes(8, "little") + b"1",  # SET
-    b"\x00\xce\xf7\x85\x3c\x04" + (2**40).to_bytes(8, "little") + b"key",  # a key that never ends
-    b"\x07" * 64,
 ]
 GLOO = [(number).to_bytes(8, "little") for number in (0, 1, 2**63)]  # a pair's number, which both ends agreed on
 
@@ -124,8 +119,7 @@ def _ammunition(kind: str, launch: dict[str, dict], number: int, seed: int) -> I
         payload = bytes(math.prod(HANDOVER.shape) * NUMBER_BYTES[dtype])
         yield from mutated_frames(handover, payload, number, seed)
     else:
-        spoken = {"rendezvous": STORE, "gloo": GLOO}.get(kind, HTTP)
-        yield from mutated_bytes(spoken, number, seed)
+        yield from mutated_bytes(GLOO if kind == "gloo" else HTTP, number, seed)
 
 
 def _send(host: str, port: int, data: bytes) -> None:
