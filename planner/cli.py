@@ -45,6 +45,7 @@ from planner.problems.errors import (
     TidemillError,
     Violation,
 )
+from planner.problems.warned import warnings_json
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
@@ -61,7 +62,6 @@ __all__ = [
     "run",
     "wants_json",
     "warn",
-    "warnings_json",
 ]
 
 EXIT_STATUSES = (
@@ -107,12 +107,11 @@ def reported(command: Callable[[], int], words: Sequence[str]) -> int:
     try:
         status = _told(command, words)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output, `head` for example, has seen enough: nothing failed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # of stdout: commands report those of their files
-        print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
+            print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
+            return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -387,11 +386,6 @@ def warn(warnings: Sequence[Problem]) -> None:
     """Say the warnings of a plan that is carried out, each on a line of stderr."""
     for problem in warnings:
         print(f"warning: {problem}", file=sys.stderr)
-
-
-def warnings_json(warnings: Sequence[Problem]) -> dict[str, Any]:
-    """Return the key of `--format json` that holds `warnings`; none where there are none, as in `validate`."""
-    return {"warnings": [problem.as_json() for problem in warnings]} if warnings else {}
 
 
 def print_json(document: Any) -> None:

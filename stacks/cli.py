@@ -33,7 +33,6 @@ from planner.cli import (
     run,
     wants_json,
     warn,
-    warnings_json,
 )
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
@@ -41,6 +40,7 @@ from planner.plan.given import read_given
 from planner.plan.loaded import LoadedPlan
 from planner.problems.errors import CallError, InfeasibleError, SpecError, Violation
 from planner.problems.printable import printable
+from planner.problems.warned import warnings_json
 from planner.schedule.schedule import NOT_EXECUTED
 from stacks.local.api_key import new_key
 from stacks.local.deployment import (
@@ -100,9 +100,8 @@ def _add_local_commands(commands: Any) -> None:
         "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
     )
     status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
-    status.set_defaults(command=_status)
-
     status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
+    status.set_defaults(command=_status)
 
     doctor = add_command(
         commands,

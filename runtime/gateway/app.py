@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.gateway.body import MAX_CHOICES
 from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import Bodies, EventStream, while_connected
-from runtime.gateway.embeddings import EmbeddingCall, check_room_to_embed, embeddings_json, read_embeddings
+from runtime.gateway.embeddings import EmbeddingCall, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
 from runtime.gateway.keys import Account, KeyRing, Spending
@@ -134,7 +134,7 @@ async def embeddings(request: Request) -> Response:
     account: Account = request.state.account
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
-        check_room_to_embed(1, gateway.registry, gateway.metrics)
+        check_room(1, gateway.registry.room_to_embed(), gateway.registry, gateway.metrics)
         asked = await _in_thread(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
@@ -255,7 +255,7 @@ def _refuse_early(num_choices: int, gateway: Gateway) -> None:
     """
     room = gateway.registry.room()
     if num_choices > (MAX_CHOICES if room is None else room):
-        check_room(num_choices, gateway.registry, gateway.metrics)
+        check_room(num_choices, room, gateway.registry, gateway.metrics)
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:

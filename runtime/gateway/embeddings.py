@@ -19,13 +19,14 @@ from uuid import uuid4
 
 from runtime.gateway.body import EmbeddingsBody, parse_body
 from runtime.gateway.calls import ServedModel, check_model, num_prompts, prompts_of
-from runtime.gateway.http_errors import invalid, overloaded, rank_failed, unavailable
+from runtime.gateway.generation import check_room
+from runtime.gateway.http_errors import invalid, rank_failed
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Answer, Rank
 from runtime.gateway.registry import Registry
 from runtime.protocol.messages import Abort, Embed, Embedding
 
-__all__ = ["AskedEmbeddings", "EmbeddingCall", "check_room_to_embed", "embeddings_json", "read_embeddings"]
+__all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddings"]
 
 MAX_INPUTS = 2048  # OpenAI's
 VALUE_BYTES = 4
@@ -51,23 +52,12 @@ def read_embeddings(raw: bytes, model: ServedModel) -> AskedEmbeddings:
     if num_prompts(body.input) > MAX_INPUTS:
         raise invalid(f"input has over {MAX_INPUTS:,} prompts", "input")
     prompts = prompts_of(body.input, model, "input")
+    longest = model.max_request_tokens - 1  # ranks count one more, which a prompt's answer would begin with
     for prompt_ids in prompts:
-        if (
-            len(prompt_ids) >= model.max_request_tokens
-        ):  # ranks count one more, which a prompt's answer would begin with
-            said = f"this model takes prompts of at most {model.max_request_tokens - 1:,} tokens"
+        if len(prompt_ids) > longest:
+            said = f"this model takes prompts of at most {longest:,} tokens"
             raise invalid(f"{said}, this one has {len(prompt_ids):,}", "input", "context_length_exceeded")
     return AskedEmbeddings(prompts, body.encoding_format == "base64")
-
-
-def check_room_to_embed(num_asked: int, registry: Registry, metrics: GatewayMetrics) -> None:
-    """Raise ApiError if nobody can embed so many more prompts now."""
-    room = registry.room_to_embed()
-    if room is None:
-        raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
-    if num_asked > room:
-        metrics.rejected.inc(num_asked)
-        raise overloaded(num_asked, room, metrics.pace.wait_s(registry.num_requests(), num_asked - room))
 
 
 def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
@@ -86,7 +76,7 @@ class EmbeddingCall:
 
     def __init__(self, prompts: list[list[int]], registry: Registry, metrics: GatewayMetrics) -> None:
         """Send every prompt off. Raise ApiError when nobody can take them."""
-        check_room_to_embed(len(prompts), registry, metrics)
+        check_room(len(prompts), registry.room_to_embed(), registry, metrics)
         self._metrics = metrics
         self._answers: dict[str, asyncio.Future[bytes]] = {}  # in the order of the prompts
         self._ranks: dict[str, Rank] = {}

@@ -54,7 +54,7 @@ class Generation:
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
         """Begin all prompts of the call. Raise ApiError when nobody can take them."""
-        check_room(len(call.requests), registry, metrics)
+        check_room(len(call.requests), registry.room(), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
         self._num_token_ids = tokenizer.num_token_ids
@@ -125,9 +125,8 @@ class Generation:
             self._arrivals.put_nowait((index, message))
 
 
-def check_room(num_requests: int, registry: Registry, metrics: GatewayMetrics) -> None:
-    """Raise ApiError if nobody can take so many more requests now."""
-    room = registry.room()
+def check_room(num_requests: int, room: int | None, registry: Registry, metrics: GatewayMetrics) -> None:
+    """Raise ApiError if there is no `room` for so many more requests, or None because no units are ready."""
     if room is None:
         raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
     if num_requests > room:

@@ -25,9 +25,9 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runtime.launch import digest_of
 from tests.benchmarks.gateway_stubs import KV_DIGEST, Stream
 from tests.benchmarks.goals import Goals
+from tests.runtime.launch_documents import gateway_launch
 from tests.stacks.deployments import CHECKPOINT
 
 HOST = "127.79.2.1"
@@ -68,26 +68,20 @@ def main():
 def gateway(max_requests):
     """The gateway on core 0, with its ranks on core 1, where we are too."""
     os.sched_setaffinity(0, {1})
-    config = subprocess.check_output(["sha256sum", CHECKPOINT / "config.json"], text=True).split()[0]
-    launch = {
-        "version": 2,
-        "kind": "gateway",
-        "kv_digest": KV_DIGEST,
-        "model": {"name": "m"},
-        "checkpoint": {"uri": str(CHECKPOINT), "config_digest": f"sha256:{config}", "weights_digest": None},
-        "limits": {
-            "max_requests": max_requests,
-            "max_request_tokens": MAX_REQUEST_TOKENS,
-            "max_batch_tokens": MAX_REQUEST_TOKENS,
-            "kv_tokens": MAX_REQUEST_TOKENS,
-        },
-        "max_queued_requests": 0,
-        "stall_timeout_s": 150,
-        "ports": PORTS,
-    }
+    launch = gateway_launch(
+        CHECKPOINT,
+        PORTS,
+        kv_digest=KV_DIGEST,
+        model__name="m",
+        limits__max_requests=max_requests,
+        limits__max_request_tokens=MAX_REQUEST_TOKENS,
+        limits__max_batch_tokens=MAX_REQUEST_TOKENS,
+        limits__kv_tokens=MAX_REQUEST_TOKENS,
+        max_queued_requests=0,
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "gateway.json"
-        file.write_text(json.dumps(launch | {"launch_digest": digest_of(launch)}))
+        file.write_text(json.dumps(launch))
         words = [sys.executable, "-m", "runtime", "gateway", "--launch", file, "--address", HOST]
         process = subprocess.Popen(["taskset", "-c", "0", *words], stderr=subprocess.DEVNULL)
         ranks = None

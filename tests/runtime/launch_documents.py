@@ -1,6 +1,7 @@
 """A small valid launch file as a document, and its digests computed anew after a change."""
 
 import copy
+import hashlib
 import json
 
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, digest_of
@@ -59,6 +60,13 @@ def sealed(document, **changes):
         document["unit_digest"] = digest_of({key: document[key] for key in UNIT_DIGEST_KEYS})
         document["kv_digest"] = digest_of({key: document[key] for key in KV_DIGEST_KEYS})
     return resealed(document)
+
+
+def gateway_launch(checkpoint, ports, **changes):
+    """A gateway's launch file for the checkpoint in a folder, with `changes` as `sealed` takes them."""
+    digest = hashlib.sha256((checkpoint / "config.json").read_bytes()).hexdigest()
+    of_checkpoint = {"uri": str(checkpoint), "config_digest": f"sha256:{digest}", "weights_digest": None}
+    return sealed(GATEWAY, checkpoint=of_checkpoint, ports=ports, **changes)
 
 
 def resealed(document):

@@ -67,7 +67,7 @@ def test_a_file_has_an_end(tmp_path):
 
 
 def test_all_contradictions_of_a_file_are_said_at_once():
-    """By the keys that the file has: GLM-4.7-Flash may say its dense layers by a list, and this file has none."""
+    """They name the keys that the file has: GLM-4.7-Flash may list its dense layers, and this file does not."""
     config = next(each for each in PUBLISHED if each["model_type"] == "deepseek_v3")
     wrong = {"first_k_dense_replace": 80, "num_experts_per_tok": 300, "n_group": 5}
     reason = model_of(config | wrong | {"model_type": "glm4_moe_lite"}, "config.json").reason
@@ -77,7 +77,7 @@ def test_all_contradictions_of_a_file_are_said_at_once():
 
 
 def test_all_that_a_multimodal_file_lacks_is_said_at_once():
-    """Of the tower and of the text model."""
+    """The tower's and the text model's."""
     config = next(each for each in PUBLISHED if each["model_type"] == "qwen3_vl_moe")
     text = {key: value for key, value in config["text_config"].items() if key != "num_experts"}
     vision = {key: value for key, value in config["vision_config"].items() if key != "depth"}

@@ -25,10 +25,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import runtime
 from runtime.gateway.tokenizer import load_tokenizer
-from runtime.launch import digest_of
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Embed, FromGateway, Hello, Logprobs, Prefill, State, Token
 from tests.ports import free_ports
+from tests.runtime.launch_documents import gateway_launch
 
 ADDRESS = "127.0.0.1"
 BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
@@ -156,26 +156,20 @@ def start_gateway(write_checkpoint, tmp_path_factory):
     def start(ports=None, wait=True, open_files=None, keys=None) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")
         ports = dict(zip(("http", "registry", "metrics"), free_ports(3), strict=True)) | (ports or {})
-        config = checkpoint / "config.json"
-        config_digest = subprocess.check_output(["sha256sum", config], text=True).split()[0]
-        launch = {
-            "version": 2,
-            "kind": "gateway",
-            "kv_digest": KV_DIGEST,
-            "model": {"name": "org/tiny"},
-            "checkpoint": {"uri": str(checkpoint), "config_digest": f"sha256:{config_digest}", "weights_digest": None},
-            "limits": {
-                "max_requests": MAX_REQUESTS,
-                "max_request_tokens": MAX_REQUEST_TOKENS,
-                "max_batch_tokens": 256,
-                "kv_tokens": 4096,
-            },
-            "max_queued_requests": MAX_QUEUED_REQUESTS,
-            "stall_timeout_s": STALL_TIMEOUT_S,
-            "ports": ports,
-        }
+        launch = gateway_launch(
+            checkpoint,
+            ports,
+            kv_digest=KV_DIGEST,
+            model__name="org/tiny",
+            limits__max_requests=MAX_REQUESTS,
+            limits__max_request_tokens=MAX_REQUEST_TOKENS,
+            limits__max_batch_tokens=256,
+            limits__kv_tokens=4096,
+            max_queued_requests=MAX_QUEUED_REQUESTS,
+            stall_timeout_s=STALL_TIMEOUT_S,
+        )
         launch_file = folder / "gateway.launch.json"
-        launch_file.write_text(json.dumps(launch | {"launch_digest": digest_of(launch)}))
+        launch_file.write_text(json.dumps(launch))
         log_file = folder / "log"
         environment = os.environ | {"PYTHONPATH": str(Path(runtime.__file__).parents[1])}
         words = ["--launch", launch_file, "--address", ADDRESS]

@@ -207,7 +207,7 @@ def test_when_all_are_being_answered_a_client_is_refused(serve):
 
 
 def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
-    """With 64 descriptors. Others are answered at once, the log stays short, and the process small."""
+    """Others are answered at once with 64 descriptors, the log stays short, and the process small."""
     gateway = start_gateway(open_files=OPEN_FILES)
     before = gateway.memory_mib()
     said = (b"", b"GET / HT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{")
@@ -229,7 +229,7 @@ def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
 
 
 def test_callers_that_are_no_ranks_hold_no_rank_up(start_gateway, join, until):
-    """With 64 descriptors, and 200 silent connections to the ranks' port, a rank joins; the log stays short."""
+    """A rank joins with 64 descriptors and 200 silent connections to the ranks' port; the log stays short."""
     gateway = start_gateway(open_files=OPEN_FILES)
     idle = [socket.create_connection((ADDRESS, gateway.ports["registry"]), timeout=PATIENCE_S) for _ in range(200)]
     try:

@@ -31,7 +31,7 @@ def declared(plan):
 
 
 def declared_of(plan, slow="units"):
-    """Of any plan; the resource of one name takes its time."""
+    """This holds for any plan; the resource of one name takes its time."""
     found = []
 
     class Mocks(pulumi.runtime.Mocks):

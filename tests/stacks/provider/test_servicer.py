@@ -289,7 +289,7 @@ def test_a_unit_is_one_resource(fake, servicer, unit):
 
 
 def test_an_object_of_a_unit_that_somebody_deleted_is_named(fake, servicer, unit):
-    """By its key, and made again; the unit is gone only when all are."""
+    """Its key names it, and it is made again; the unit is gone only when all are."""
     del fake.objects["/api/v1/namespaces/demo/services/decode-0"]
     found = to_plain(look(servicer, together()).inputs)
 
