@@ -5,11 +5,11 @@ keeps the contract: results on stdout, everything else on stderr, one JSON docum
 0, 1, 2 or 3, never a traceback for what a user can cause. Commands print, or raise TidemillError; one whose result is
 itself bad news returns its exit status.
 
-This file prints and decides nothing. It alone looks at a clock, to say how long a map took: no result depends on it.
+This file prints and decides nothing. What one command alone needs is imported there, so that the others do not wait for
+it. It alone looks at a clock, to say how long a map took: no result depends on it.
 """
 
 import argparse
-import errno
 import os
 import sys
 import time
@@ -18,36 +18,32 @@ from contextlib import suppress
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, get_args
-
-from pydantic.json_schema import GenerateJsonSchema
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from planner.compiler import Fit, check_fit, compile_plan, deployable_from
-from planner.estimate.throughput.calibration import read_calibration
 from planner.expert_map import ExpertMap
-from planner.experts.answer import answer_json, answer_text
-from planner.experts.experts import ExpertsJob, check_call, make_map, with_one_more_slot
 from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
 from planner.facts.map_files import FILE_TYPES, Engine, export_map, without_output
 from planner.plan.given import read_given
-from planner.plan.performance_text import explained
-from planner.plan.plan import Plan
 from planner.plan.previous import read_previous
-from planner.plan.text import plan_text
 from planner.problems.calls import Parser
 from planner.problems.errors import (
     CallError,
     InfeasibleError,
-    OutputError,
     Problem,
     SpecError,
     TidemillError,
     Violation,
 )
+from planner.problems.output import require_writable, write_result
 from planner.problems.warned import warnings_json
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
+
+if TYPE_CHECKING:
+    from planner.experts.experts import ExpertsJob
+    from planner.plan.plan import Plan
 
 __all__ = [
     "add_command",
@@ -58,6 +54,7 @@ __all__ = [
     "main",
     "new_parser",
     "print_json",
+    "read_spec",
     "reported",
     "run",
     "wants_json",
@@ -198,7 +195,8 @@ def _add_experts(commands: Any) -> None:
         commands,
         "experts",
         "make an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat.",
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat. "
+        "With --from URL instead, save the loads that running ranks have recorded (see experts --from= --help).",
     )
     add_options(experts)
     add_format(experts)
@@ -247,7 +245,7 @@ def _validate(arguments: argparse.Namespace) -> None:
     fits: dict[Path, Fit] = {}
     for path in arguments.specs:
         try:
-            fits[path] = check_fit(_read_spec(path))
+            fits[path] = check_fit(read_spec(path))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if arguments.format == "text":
@@ -272,7 +270,7 @@ def _print_fits(fits: Mapping[Path, Fit]) -> None:
         print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
 
 
-def _read_spec(path: Path) -> ResolvedSpec:
+def read_spec(path: Path) -> ResolvedSpec:
     """Return the spec at `path`. Raises CallError for a plan, of which every key would be a mistake in a spec."""
     given = read_given(path)
     if isinstance(given, ResolvedSpec):
@@ -282,20 +280,26 @@ def _read_spec(path: Path) -> ResolvedSpec:
 
 
 def _schema(_: argparse.Namespace) -> None:
+    from pydantic.json_schema import GenerateJsonSchema
+
     print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
 
 
 def _plan(arguments: argparse.Namespace) -> None:
+    from planner.estimate.throughput.calibration import read_calibration
+    from planner.plan.performance_text import explained
+    from planner.plan.text import plan_text
+
     if arguments.export and not arguments.output:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_previous(arguments.previous) if arguments.previous else None
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
-    spec = _read_spec(arguments.spec)
+    spec = read_spec(arguments.spec)
     if arguments.output:
-        _require_writable(arguments.output)
+        require_writable(arguments.output)
     plan = compile_plan(spec, previous, calibration)
     if arguments.output:
-        _write(arguments.output, pretty_json(plan.as_json()))
+        write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
         _export_maps(plan, arguments.export, arguments.output)
     if arguments.format == "json":
@@ -306,40 +310,43 @@ def _plan(arguments: argparse.Namespace) -> None:
             print(f"\n{explained(plan)}")
 
 
-def _export_maps(plan: Plan, engine: Engine, output: Path) -> None:
+def _export_maps(plan: "Plan", engine: Engine, output: Path) -> None:
     """Write a file for each phase beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
     for layout in plan.layouts:
         path = output.with_name(f"{output.stem}.{layout.phase}.{engine}.{FILE_TYPES[engine]}")
         rows = plan.expert_maps[layout.phase].physical_to_logical
-        _write(path, export_map(engine, rows, layout.ep_size, plan.model.num_dense_layers))
+        write_result(path, export_map(engine, rows, layout.ep_size, plan.model.num_dense_layers))
         print(f"{path}: the expert map of {layout.phase} for {engine}", file=sys.stderr)
 
 
 def _experts(arguments: argparse.Namespace) -> None:
+    from planner.experts.answer import answer_json, answer_text
+    from planner.experts.experts import check_call, make_map, with_one_more_slot
+
     job = check_call(call_from(arguments))
     if arguments.output:
-        _require_writable(arguments.output)
+        require_writable(arguments.output)
     began = time.perf_counter()
     expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)
     answer = with_one_more_slot(job, expert_map)
     document = answer_json(job, answer)
     if arguments.output:
-        _write(arguments.output, _map_file(arguments, job, expert_map, document))
+        write_result(arguments.output, _map_file(arguments, job, expert_map, document))
     if arguments.format == "json":
         print_json(document | {"seconds": seconds})
     else:
         print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
 
 
-def _map_file(arguments: argparse.Namespace, job: ExpertsJob, expert_map: ExpertMap, document: Any) -> str:
+def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: ExpertMap, document: Any) -> str:
     if arguments.export is None:
         return pretty_json(document)
     return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, job.first_layer)
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    from planner.manifests.folder import write_folder  # these two need Jinja: who only validates should not wait for it
+    from planner.manifests.folder import write_folder
     from planner.manifests.render import render_files
 
     plan = deployable_from(arguments.given, arguments.previous)
@@ -351,27 +358,6 @@ def _render(arguments: argparse.Namespace) -> None:
         print_json(told | warnings_json(plan.warnings))
     else:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
-
-
-def _require_writable(path: Path) -> None:
-    """Raise OutputError where `path` surely cannot be written, before anybody waits for what would stand in it."""
-    if path.is_dir():
-        raise _unwritable(path, os.strerror(errno.EISDIR))
-    if not path.parent.is_dir():
-        raise _unwritable(path, os.strerror(errno.ENOTDIR if path.parent.exists() else errno.ENOENT))
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _unwritable(path, os.strerror(errno.EACCES))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from None
-
-
-def _unwritable(path: Path, reason: str) -> OutputError:
-    return OutputError([Violation("", None, "S904 must be a writable file", reason, "choose another").at(str(path))])
 
 
 def _report(problems: Sequence[Problem], *, as_json: bool) -> None:

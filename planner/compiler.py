@@ -1,56 +1,50 @@
-"""Spec in, plan out: the passes, top to bottom. The only file that knows their order.
+"""Spec in, plan out: the passes, top to bottom. The only file that knows their order; estimates come last, and are made
+in `plan/estimated.py`.
 
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from planner.cluster.inventory import nodes_for
-from planner.cost.cost import plan_cost
 from planner.estimate.coverage import (
-    FailureDomains,
     MeanOf,
     failure_domains,
     require_coverage,
     require_covered,
     unknown_before_placement,
 )
-from planner.estimate.failures import report_failures
-from planner.estimate.links import expected_traffic
-from planner.estimate.performance import predict_phases, require_points_fit
-from planner.estimate.promises import missed_promises
-from planner.estimate.sampled import max_over_mean_sampled
-from planner.estimate.throughput.calibration import Calibration
+from planner.estimate.points import require_points_fit
 from planner.estimate.warnings import warnings_of
-from planner.expert_map import Domains, ExpertMap, Sizes, balance, slots_bind
+from planner.expert_map import Domains, ExpertMap, balance, slots_bind
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
-from planner.layout.working_memory import largest_step_field
 from planner.placement import check_room, place_units
-from planner.plan.decided import DecidedPlan
+from planner.plan.decided import DecidedPlan, Grounds
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
-from planner.plan.loaded import LoadedPlan
-from planner.plan.plan import Plan
 from planner.plan.previous import PreviousPlan, read_previous
 from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
-from planner.problems.fix import applied
 from planner.schedule.schedule import plan_schedule
+from planner.schedule.starts import start_times
 from planner.search.auto import decide
-from planner.search.decision import DEFAULT, Decision
 from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
+
+if TYPE_CHECKING:
+    from planner.estimate.throughput.calibration import Calibration
+    from planner.plan.plan import Plan
 
 __all__ = ["Fit", "check_fit", "compile_plan", "deployable_from"]
 
@@ -66,48 +60,21 @@ class Fit:
     warnings: tuple[Problem, ...]
 
 
-@dataclass(frozen=True)
-class Grounds:
-    """What a plan is decided by, and its estimates are made from."""
-
-    loads: Loads  # of experts
-    places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
-
-
 def compile_plan(
-    spec: ResolvedSpec, previous: PreviousPlan | None = None, calibration: Calibration | None = None
-) -> Plan:
+    spec: ResolvedSpec, previous: PreviousPlan | None = None, calibration: "Calibration | None" = None
+) -> "Plan":
     """The plan for `spec`, near the `previous` one: units stay where they were, and few slots of expert maps change.
 
     Predictions are corrected by `calibration`, a user's own measurements.
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
+    from planner.plan.estimated import with_estimates  # who only validates should not wait for its imports
+
     choice = decide(spec, _memory_of, _layout_of)
-    spec = choice.spec
-    decided, grounds = _decided(spec, previous)
-    layouts, memory, maps = decided.layouts, decided.memory, decided.expert_maps
-    traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
-    outlooks = predict_phases(spec, layouts, memory, maps, grounds.loads, calibration)
-    missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
-    decided = replace(decided, warnings=(*decided.warnings, *missed))
-    return Plan(
-        **vars(decided),
-        written=_with_defaults(spec, choice.decisions),
-        inputs=spec.inputs,
-        model=spec.model,
-        gpu=spec.gpu,
-        phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
-        decisions=choice.decisions,
-        search=choice.search,
-        cost=plan_cost(spec.written, decided.schedule, decided.units),
-        one_more_slot=_one_more_slot(spec, layouts, grounds, maps),
-        sampled=_sampled(spec, layouts, maps, grounds.loads),
-        places=grounds.places,
-        traffic=traffic,
-        outlooks=outlooks,
-        failures=report_failures(spec, layouts, decided.units, maps),
-    )
+    decided, grounds = _decided(choice.spec, previous)
+    one_more_slot = _one_more_slot(choice.spec, decided, grounds)
+    return with_estimates(decided, choice, grounds, one_more_slot, calibration)
 
 
 def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
@@ -116,7 +83,7 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     Raises SpecError, CallError or InfeasibleError when the file deploys nothing.
     """
     given = read_given(path)
-    if isinstance(given, LoadedPlan):
+    if not isinstance(given, ResolvedSpec):
         if previous is not None:
             rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
             violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
@@ -159,7 +126,7 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
     require_points_fit(spec, memory)
-    schedule = plan_schedule(spec.written, placement.units)
+    schedule = plan_schedule(spec.written, placement.units, start_times(spec, layouts, memory))
     maps = {each.phase: _map_near(previous, spec, each, grounds) for each in layouts}
     require_covered(spec, maps)
     refusals = runtime_refusals(spec)
@@ -175,12 +142,6 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
         warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
     )
     return decided, grounds
-
-
-def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """The spec's data with the defaults that were taken, as one would write it."""
-    defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
-    return applied(spec.document.data, defaults)
 
 
 def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
@@ -222,31 +183,12 @@ def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
     return min(each.nodes_per_unit for each in layouts) <= largest
 
 
-def _sampled(
-    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], maps: Mapping[Phase, ExpertMap], loads: Loads
-) -> dict[Phase, tuple[float, ...]]:
-    """Max over mean of the largest step that the limits allow, of all groups of a unit that share attention."""
-    sampled = {}
-    for each in layouts:
-        section = spec.phase(each.phase)
-        tokens = int(getattr(section, largest_step_field(each.phase))) * each.dp_size
-        sizes = Sizes(each.num_physical_experts, each.ep_size, each.nodes_per_unit)
-        pairs = tokens * spec.model.num_experts_per_token
-        sampled[each.phase] = max_over_mean_sampled(maps[each.phase], loads, sizes, pairs)
-    return sampled
-
-
-def _one_more_slot(
-    spec: ResolvedSpec,
-    layouts: Sequence[PhaseLayout],
-    grounds: Grounds,
-    maps: Mapping[Phase, ExpertMap],
-) -> dict[Phase, ExpertMap]:
+def _one_more_slot(spec: ResolvedSpec, decided: DecidedPlan, grounds: Grounds) -> dict[Phase, ExpertMap]:
     """The maps with one more slot a GPU, of the phases whose slots bind."""
     return {
         each.phase: _map_for(spec, each, grounds, more_slots=each.ep_size)
-        for each in layouts
-        if slots_bind(maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
+        for each in decided.layouts
+        if slots_bind(decided.expert_maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
     }
 
 

@@ -23,13 +23,20 @@ from math import fsum
 from typing import NamedTuple
 
 from planner.cost.bill import Bill, bill, rates_of, supplies_of
-from planner.cost.day import HOUR_MINUTES, Stretch, TimesOfDay, demand_shares, nodes_on, stretches_between
+from planner.cost.day import (
+    Stretch,
+    TimesOfDay,
+    demand_shares,
+    entry_starts,
+    nodes_on,
+    stretches_between,
+)
 from planner.cost.income import MILLION, sales_of
+from planner.facts.day import HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import DaySchedule
 from planner.spec.cost import CostSpec, CurrencySpec
-from planner.spec.hours import DAY_MINUTES
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
@@ -161,9 +168,9 @@ def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> 
     free = rates_of(cost)
     if cost.freed_usd_per_gpu_hour is not None:
         free = TimesOfDay.always(cost.freed_usd_per_gpu_hour)
-    hourly = range(0, DAY_MINUTES, HOUR_MINUTES) if spec.traffic and spec.traffic.profile else ()
+    entries = entry_starts(spec.traffic.profile if spec.traffic else None)
     rates = chain([free], (each.usd_per_gpu_hour for each in supplies), (each.factor for each in sales))
-    stretches = stretches_between([*hourly, *on.starts, *(start for line in rates for start in line.starts)])
+    stretches = stretches_between([*entries, *on.starts, *(start for line in rates for start in line.starts)])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
     priced = []
     for stretch, share in zip(stretches, shares, strict=True):

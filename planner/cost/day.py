@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Generic, TypeVar
 
+from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.schedule.schedule import DaySchedule
-from planner.spec.hours import DAY_MINUTES
-from planner.spec.traffic import HOURS
 
-__all__ = ["HOUR_MINUTES", "Stretch", "TimesOfDay", "demand_shares", "nodes_on", "stretches_between"]
-
-HOUR_MINUTES = DAY_MINUTES // HOURS
+__all__ = ["Stretch", "TimesOfDay", "demand_shares", "entry_starts", "nodes_on", "stretches_between"]
 
 Value = TypeVar("Value")
 NodesOn = Mapping[Phase, int]
@@ -63,11 +60,6 @@ class Stretch:
         return self.minutes / HOUR_MINUTES
 
 
-def minute_of(at: str) -> int:
-    """Return the minutes from midnight of `HH:MM`."""
-    return HOUR_MINUTES * int(at[:2]) + int(at[3:])
-
-
 def stretches_between(starts: Iterable[int]) -> tuple[Stretch, ...]:
     """Cut the day at each of `starts`, and at midnight."""
     cuts = sorted({0, *starts})
@@ -85,12 +77,16 @@ def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int
     return TimesOfDay.written(steps, {})
 
 
-def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
-    """Return the share of the day's tokens in each of `stretches`, which begin at each hour at least.
+def entry_starts(profile: Sequence[float] | None) -> range:
+    """Return the minutes at which the entries of a profile begin; midnight without one."""
+    return range(0, DAY_MINUTES, DAY_MINUTES // len(profile or [1.0]))
 
-    Demand is even within an hour, and over the day without a profile. Shares add up to 1.
+
+def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
+    """Return the share of the day's tokens in each of `stretches`, which begin at each of `entry_starts` at least.
+
+    Demand is even within an entry of the profile, and over the day without one. Shares add up to 1.
     """
-    if profile is None:
-        return tuple(each.minutes / DAY_MINUTES for each in stretches)
-    total = fsum(profile)
-    return tuple(profile[each.start // HOUR_MINUTES] / total * each.hours for each in stretches)
+    entries = profile or [1.0]
+    total, minutes = fsum(entries), DAY_MINUTES // len(entries)
+    return tuple(entries[each.start // minutes] / total * each.minutes / minutes for each in stretches)

@@ -1,33 +1,32 @@
-"""What a day's traffic asks of each phase, hour by hour, and how much of it the units that are on can serve.
+"""What a day's traffic asks of each phase, hour by hour or finer, and how much of it the units that are on can serve.
 
     prefill          prompt tokens that no cache has          decode, mixed    tokens of output
 
-Demand is even within an hour. A load is demand over what units make at their operating point. Above 1 they must work
-on more requests at a time, or use more of their saturated rate, than the point says.
+Demand is even within an entry of the profile. A load is demand over what units make at their operating point. Above 1
+they must work on more requests at a time, or use more of their saturated rate, than the point says.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cost.day import HOUR_MINUTES, TimesOfDay, demand_shares, stretches_between
+from planner.cost.day import TimesOfDay, demand_shares, entry_starts, stretches_between
+from planner.facts.day import MINUTE_S, hh_mm
 from planner.facts.terms import Phase
 from planner.schedule.schedule import DaySchedule
-from planner.spec.traffic import HOURS, TrafficSpec
+from planner.spec.traffic import TrafficSpec
 
 __all__ = ["PhaseLoad", "loads_of_day"]
-
-MINUTE_S = 60
 
 
 @dataclass(frozen=True)
 class PhaseLoad:
-    """The hour in which a phase is fullest. Rates are tokens/s of all units that are on then."""
+    """The time at which a phase is fullest. Rates are tokens/s of all units that are on then."""
 
     phase: Phase
     at: str
     asked_per_s: float
     served_per_s: float
-    lowest: float  # load of the emptiest hour
+    lowest: float  # load when it is emptiest
 
     @property
     def load(self) -> float:
@@ -45,14 +44,14 @@ def loads_of_day(
     on = TimesOfDay.always(dict(num_units))
     if schedule is not None:
         on = TimesOfDay.written(((step.at, step.num_units) for step in schedule.steps), {})
-    stretches = stretches_between([*range(0, HOURS * HOUR_MINUTES, HOUR_MINUTES), *on.starts])
+    stretches = stretches_between([*entry_starts(traffic.profile), *on.starts])
     shares = demand_shares(traffic.profile, stretches)
     found = []
     for phase, rate in tokens_per_s.items():
         loads = [
             PhaseLoad(
                 phase=phase,
-                at=f"{each.start // HOUR_MINUTES:02}:{each.start % HOUR_MINUTES:02}",
+                at=hh_mm(each.start),
                 asked_per_s=traffic.tokens_of(phase) * share / (each.minutes * MINUTE_S),
                 served_per_s=on.at(each.start)[phase] * rate,
                 lowest=0.0,

@@ -15,7 +15,7 @@ distributed/device_communicators/all2all.py, model_executor/layers/fused_moe/all
 
 from planner.spec.phase import PhaseSpec
 
-__all__ = ["MAX_DISPATCHED_TOKENS", "dispatched_tokens", "queue_variables"]
+__all__ = ["MAX_DISPATCHED_TOKENS", "dispatched_tokens", "queue_variables", "step_tokens"]
 
 # A rank's tokens are counted in a word where 1,024 means that all have come.
 MAX_DISPATCHED_TOKENS = 1024
@@ -24,7 +24,12 @@ DEFAULT_DEPTH = 1024
 
 def dispatched_tokens(phase: PhaseSpec) -> int:
     """Return the most tokens of a decode step that one GPU dispatches: those of its group, shared by its GPUs."""
-    return -(-phase.max_requests // phase.attention_tp)
+    return -(-step_tokens(phase) // phase.attention_tp)
+
+
+def step_tokens(phase: PhaseSpec) -> int:
+    """Return the most tokens of a decode step of a group: one of each request, and its drafts."""
+    return phase.max_requests * (1 + phase.draft_tokens)
 
 
 def queue_variables(num_tokens: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planner.engines import sglang
-from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens
+from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens, step_tokens
 from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
@@ -105,12 +105,13 @@ def _shared_tokens(spec: ResolvedSpec) -> Found:
 
 def _tokens_of_groups(spec: ResolvedSpec) -> Found:
     """Each GPU keeps room for all tokens of its group."""
-    if "decode" in spec.phases and spec.phase("decode").max_requests > MAX_DISPATCHED_TOKENS:
+    if "decode" in spec.phases and step_tokens(spec.phase("decode")) > MAX_DISPATCHED_TOKENS:
         yield from _too_many_tokens(spec, "decode", MAX_DISPATCHED_TOKENS)
 
 
 def _too_many_tokens(spec: ResolvedSpec, phase: Phase, most: int) -> Found:
     section = spec.phase(phase)
+    most //= 1 + section.draft_tokens
     if section.ep_size > section.attention_tp:
         rule = f"S746 must be at most {most:,} to run on {spec.written.engine_name}"
         reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"

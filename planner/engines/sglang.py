@@ -24,8 +24,9 @@ answers what it has begun, and then ends them all.
 Sources: github.com/sgl-project/sglang 0.5.23, python/sglang/srt: arg_groups/parallel_hook.py (sizes, dispatch),
 arg_groups/memory_hook.py, model_executor/pool_configurator.py (requests), layers/moe/token_dispatcher/deepep.py,
 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py and layers/moe/moe_runner (what computes dispatched experts),
-batch_overlap/operations_strategy.py, entrypoints/http_server.py and engine.py, managers/tokenizer_manager.py (drain),
-observability/metrics_collector.py; sglang-router 0.3.2, sglang_router/router_args.py.
+batch_overlap/operations_strategy.py, arg_groups/speculative_hook.py and disaggregation/prefill.py (drafts),
+entrypoints/http_server.py and engine.py, managers/tokenizer_manager.py (drain), observability/metrics_collector.py;
+sglang-router 0.3.2, sglang_router/router_args.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -113,6 +114,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_experts(phase, unit),
         *_memory(phase, unit.phase, known, model.page_tokens),
         *(_states(phase) if model.keeps_states else ()),
+        *_drafts(spec),
         *_handover(spec, unit.phase),
         ("--enable-metrics",),
     )
@@ -247,6 +249,18 @@ def _states(phase: PhaseSpec) -> Iterator[Option]:
     """
     yield ("--disable-radix-cache",)
     yield "--max-mamba-cache-size", str(phase.max_requests * (phase.ep_size // phase.attention_tp))
+
+
+def _drafts(spec: Spec) -> Iterator[Option]:
+    """Yield how tokens are drafted: one after the other, by the MTP module of the same checkpoint.
+
+    Prefill is told it too: it computes the module's KV of prompts, and sends it with what the first draft follows from.
+    """
+    if spec.draft_tokens:
+        yield "--speculative-algorithm", "EAGLE"
+        yield "--speculative-num-steps", str(spec.draft_tokens)
+        yield "--speculative-eagle-topk", "1"
+        yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # with the token that they follow
 
 
 def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:

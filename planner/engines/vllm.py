@@ -19,7 +19,8 @@ KV goes from prefill to decode by NIXL. Its router has to be told each pod by it
 `five_stage`.
 
 Sources: github.com/vllm-project/vllm 0.33.0, vllm: engine/arg_utils.py, config/{parallel,cache,kv_transfer,vllm}.py,
-distributed/eplb/eplb_state.py, v1/metrics/loggers.py, envs.py, entrypoints; vllm-router 0.1.17, README and
+distributed/eplb/eplb_state.py, v1/metrics/loggers.py, envs.py, entrypoints; there at 0a5110ef,
+docs/features/nixl_connector_compatibility.md (drafts alike in both phases); vllm-router 0.1.17, README and
 vllm_router/router_args.py.
 """
 
@@ -29,7 +30,7 @@ from math import ceil
 from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
-from planner.engines.deep_ep import queue_variables
+from planner.engines.deep_ep import queue_variables, step_tokens
 from planner.engines.sglang import captured_batches
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
@@ -88,6 +89,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_parallel(phase, unit),
         *_experts(phase, unit.phase, moves_experts=model.replicas),
         *_memory(phase, unit.phase, known, model.page_tokens),
+        *_drafts(spec),
         *_handover(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
     )
@@ -172,10 +174,17 @@ def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> I
     yield "--kv-cache-memory-bytes", str(known.kv_bytes)
     yield "--block-size", str(page_tokens)
     yield "--max-num-seqs", str(phase.max_requests)
-    tokens = phase.max_requests if name == "decode" else max(phase.max_batch_tokens, phase.max_requests)
+    tokens = step_tokens(phase) if name == "decode" else max(phase.max_batch_tokens, step_tokens(phase))
     yield "--max-num-batched-tokens", str(tokens)
     if name != "prefill":
-        yield "--cudagraph-capture-sizes", *map(str, captured_batches(phase.max_requests))
+        sizes = (size * (1 + phase.draft_tokens) for size in captured_batches(phase.max_requests))  # in tokens
+        yield "--cudagraph-capture-sizes", *map(str, sizes)
+
+
+def _drafts(spec: Spec) -> Iterator[Option]:
+    """Yield how tokens are drafted, which prefill and decode have to agree on."""
+    if spec.draft_tokens:
+        yield "--speculative-config", _json(method="mtp", num_speculative_tokens=spec.draft_tokens)
 
 
 def _handover(phase: Phase) -> Iterator[Option]:
@@ -188,7 +197,7 @@ def _queues(phase: PhaseSpec, name: Phase) -> dict[str, str]:
     """Room for a decode step's tokens of a whole group: vLLM does not share them between the GPUs of the group."""
     if name != "decode" or phase.ep_size == phase.attention_tp:
         return {}
-    return queue_variables(phase.max_requests)
+    return queue_variables(step_tokens(phase))
 
 
 def _pods(spec: Spec) -> Iterator[Option]:

@@ -6,7 +6,6 @@ say when a point is derived so.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from planner.cluster.domains import domain_size
 from planner.estimate.throughput.engines import engine_model
@@ -15,16 +14,11 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import work_of
-from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.spec.check import ResolvedSpec
-from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
-from planner.spec.undecided import AUTO
 
-__all__ = ["case_of", "operating_point", "unit_shape"]
-
-OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where nobody says: assumed
+__all__ = ["case_of", "unit_shape"]
 
 
 def case_of(
@@ -44,7 +38,7 @@ def case_of(
     work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
     assert machine is not None
     assert work is not None
-    tokens = point.step_tokens if phase == "prefill" else point.requests
+    tokens = point.step_tokens if phase == "prefill" else point.requests * point.step_queries
     return Case(
         phase=phase,
         machine=machine,
@@ -55,32 +49,10 @@ def case_of(
         imbalance=imbalance_at(tokens / layout.attention_tp * model.num_experts_per_token),
         exchange=exchange,
         point=point,
-        kv_bytes_per_token=model.one_of(layout.attention_tp).kv_bytes_per_token(KV_BYTES[kv]),
+        gpus_per_node=layout.ranks_per_node,
+        whole_kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[kv]),
+        kv_bytes_per_token=spec.loaded_model.one_of(layout.attention_tp).kv_bytes_per_token(KV_BYTES[kv]),
     )
-
-
-def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
-    """Return the spec's point of a phase, or one that its limits allow; `kv_room` is what memory has room for."""
-    written = getattr(spec.written.operating_point, phase)
-    section = spec.phase(phase)
-    if written is not None:
-        return _written_point(section, dict(written), kv_room)
-    half = max(section.max_request_tokens // 2, 1)
-    room = half if kv_room is None else min(half, max(kv_room // section.max_requests, 1))
-    output = max(round(half * OUTPUT_SHARE), 1)
-    points = {
-        "decode": OperatingPoint(requests=section.max_requests, kv_tokens=room, is_derived=True),
-        "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=half, is_derived=True),
-        "mixed": OperatingPoint(
-            requests=section.max_requests,
-            kv_tokens=room,
-            step_tokens=section.max_batch_tokens,
-            prompt_tokens=max(half - output, 1),
-            output_tokens=output,
-            is_derived=True,
-        ),
-    }
-    return points[phase]
 
 
 def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
@@ -93,13 +65,3 @@ def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
         slots_per_gpu=layout.slots_per_gpu,
         num_experts=layout.num_logical_experts,
     )
-
-
-def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
-    """Return the point that is written; what it leaves to the planner is what limits and memory allow."""
-    if numbers.get("step_tokens", AUTO) == AUTO:
-        numbers["step_tokens"] = section.max_batch_tokens
-    if numbers.get("requests") == AUTO:
-        room = section.max_requests if kv_room is None else kv_room // numbers["kv_tokens"]
-        numbers["requests"] = max(min(section.max_requests, room), 1)
-    return OperatingPoint(**numbers)

@@ -41,7 +41,7 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
-from planner.layout.working_memory import largest_step_field
+from planner.layout.working_memory import largest_step_tokens
 from planner.spec.check import ResolvedSpec
 from planner.spec.precision import wide_bytes
 
@@ -101,7 +101,7 @@ def expected_traffic(
         domains = nvlink_domains(alike, gpu, spec.cluster.gpus_per_node)
         shares, layer = _gpu_shares(loads, maps[layout.phase], layout.ep_size, limiting_groups(spec.model))
         section = spec.phase(layout.phase)
-        of_group = int(getattr(section, largest_step_field(layout.phase)))
+        of_group = largest_step_tokens(layout.phase, section)
         tokens = -(-of_group // layout.attention_tp)
         result_bytes = of_group * spec.model.hidden_size * wide_bytes(layout.precision)
         links: list[LinkLoad] = []

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.estimate.case import case_of, operating_point, unit_shape
+from planner.estimate.case import case_of, unit_shape
+from planner.estimate.points import operating_point
 from planner.estimate.throughput.calibration import Calibration, Correction, calibrated
 from planner.estimate.throughput.copies import away_share, expected_copies
 from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.predict import Prediction, predict
+from planner.estimate.throughput.predict import Case, Prediction, predict
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown
 from planner.expert_map import ExpertMap
@@ -21,11 +22,9 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import message_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
-from planner.problems.errors import InfeasibleError, Violation
-from planner.problems.fix import nearest
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["PhaseOutlook", "predict_phases", "require_points_fit"]
+__all__ = ["PhaseOutlook", "predict_phases"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class PhaseOutlook:
     gpus_per_node: int  # that a unit uses
     kv_tokens_in_use: int
     correction: Correction | None = None  # by a user's own measurements
+    case: Case | None = None  # what was asked, for whoever asks about other points
 
 
 def predict_phases(
@@ -52,26 +52,6 @@ def predict_phases(
     kv_rooms = {each.phase: each.kv_tokens for each in memory}
     points = {each.phase: operating_point(spec, each.phase, kv_rooms.get(each.phase)) for each in layouts}
     return tuple(_outlook(spec, each, points[each.phase], maps, loads, calibration) for each in layouts)
-
-
-def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
-    """Raise InfeasibleError where a GPU has no room for the KV of an operating point."""
-    wrong = [
-        spec.problem(_too_much_kv(each, point))
-        for each in memory
-        if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
-        and not point.is_derived
-    ]
-    if wrong:
-        raise InfeasibleError(wrong)
-
-
-def _too_much_kv(memory: MemoryPlan, point: OperatingPoint) -> Violation:
-    fitting = memory.kv_tokens // round(point.kv_tokens)
-    rule = f"S711 must have KV for all of them, {memory.kv_tokens:,} tokens fit"
-    reason = f"{point.requests:,} requests of {point.kv_tokens:,} tokens have {point.requests * point.kv_tokens:,}"
-    fix = nearest(fitting) if fitting else "write fewer kv_tokens"
-    return Violation(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)
 
 
 def _outlook(
@@ -92,18 +72,23 @@ def _outlook(
     case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, layout, pairs))
     case = replace(case, unit=unit)
     worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MOST_LASTING)
-    evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout))
+    evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout, point))
     correction = None
     if calibration is not None:
         case, evidence, correction = calibrated(case, evidence, calibration)
     prediction = predict(case, evidence, worst, with_spans=True)
-    return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction)
+    return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction, case)
 
 
-def _unmeasured(model: Model, layout: PhaseLayout) -> str | None:
-    """Return what the tables of operators lack: they are of latent attention over all tokens, and of matmuls in FP8."""
+def _unmeasured(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str | None:
+    """Return what the tables of operators lack: they are of latent attention over all tokens, and of matmuls in FP8.
+
+    Their decode has one query a request.
+    """
     if not all(isinstance(each, LatentAttention) and not each.is_sparse for each in model.attentions):
         return "this attention"
+    if point.draft_tokens and layout.phase != "prefill":
+        return "steps that verify drafts"
     return None if layout.precision == "fp8" else f"matmuls in {layout.precision}"
 
 

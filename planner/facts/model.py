@@ -79,12 +79,14 @@ class Model:
     quantisation: Quantisation = UNQUANTISED
     ties_embeddings: bool = False  # one matrix reads tokens and makes logits
     num_streams: int = 1  # residual streams, which hyper-connections mix before and after each half of a layer
-    num_mtp_layers: int = 0  # not planned: no pass reads it yet
+    num_mtp_layers: int = 0
+    draft_layer: Layer | None = None  # that of an MTP module, where its shape is known
+    drafts: bool = False  # whether the last of `layers` is that of an MTP module
     tower_weights: int = 0  # of encoders for images and sound
 
     def __hash__(self) -> int:
         """Leave out the layers, which are many: searches ask for the same model's weights again and again."""
-        return hash((self.source, self.hidden_size, self.vocab_size))
+        return hash((self.source, self.hidden_size, self.vocab_size, self.drafts))
 
     @property
     def num_layers(self) -> int:
@@ -166,6 +168,8 @@ class Model:
         yield Matrix("norms", self.hidden_size, "wide"), 2 * self.num_layers + 1
         yield Matrix("embedding", self.vocab_size * self.hidden_size, "wide"), 1 if self.ties_embeddings else 2
         yield Matrix("towers", self.tower_weights, "wide"), 1
+        if self.drafts:
+            yield Matrix("dense", 2 * self.hidden_size * self.hidden_size, "wide"), 1  # eh_proj
         if self.num_streams > 1:
             yield from self._stream_mixers()
 
@@ -196,10 +200,20 @@ class Model:
         """Return the model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
         return _one_of(self, num_gpus) if num_gpus > 1 else self
 
+    def with_drafts(self) -> "Model":
+        """Return the model with one MTP module as a last layer, as engines load it to draft tokens.
+
+        The module is a layer like the main model's, and a projection of a state and an embedding to one state. It has
+        the main model's embedding and head. Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md.
+        """
+        assert self.draft_layer is not None
+        return replace(self, layers=(*self.layers, self.draft_layer), drafts=True)
+
     def with_layers(self, change: Callable[[Layer], Layer]) -> "Model":
         """Return the model with another layer for each kind of them."""
         changed = {layer: change(layer) for layer in self.kinds}
-        return replace(self, layers=tuple(changed[layer] for layer in self.layers))
+        draft = None if self.draft_layer is None else change(self.draft_layer)
+        return replace(self, layers=tuple(changed[layer] for layer in self.layers), draft_layer=draft)
 
     def _stream_mixers(self) -> Iterator[tuple[Matrix, int]]:
         """Yield hyper-connections: before and after each half of a layer, and before the head.

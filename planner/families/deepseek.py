@@ -50,6 +50,10 @@ class LatentShapes(Shapes):
         num_moe = self.num_hidden_layers - self.num_dense
         return layers_of(self.attention, self.num_dense, Dense(self.intermediate_size), [self.experts()] * num_moe)
 
+    def draft_layer(self) -> Layer | None:
+        """Return the layer of an MTP module, which is like the main model's last."""
+        return self.layers()[-1] if self.num_nextn_predict_layers else None
+
     def experts(self) -> Experts:
         """Return the FFN of each MoE layer."""
         return Experts(

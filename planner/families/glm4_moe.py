@@ -50,6 +50,10 @@ class Glm4MoeShapes(Shapes):
         num_moe = sum(self._is_moe())
         return layers_of(self.attention, self.first_k_dense_replace, Dense(self.intermediate_size), [experts] * num_moe)
 
+    def draft_layer(self) -> Layer | None:
+        """Return the layer of an MTP module, which is like the main model's last."""
+        return self.layers()[-1] if self.num_nextn_predict_layers else None
+
     def attention(self, index: int) -> GroupedAttention:
         """Return the attention of each layer; its output has no bias."""
         return GroupedAttention(

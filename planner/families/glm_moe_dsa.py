@@ -30,6 +30,9 @@ class GlmMoeDsaShapes(IndexedShapes):
             return wrong
         return None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
 
+    def draft_layer(self) -> None:
+        """Return None: whether an MTP module has an indexer of its own is not known here."""
+
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`; None where it reads what an earlier layer's picked."""
         return super().indexer(index) if self._has_indexer(index) else None

@@ -23,6 +23,8 @@ class _Sparse(BaseModel):
     sparse_attention_freq: PerLayer[Entry]
     sparse_num_index_heads: Count
     sparse_index_dim: Size
+    sparse_topk_blocks: Count
+    sparse_block_size: Size
 
 
 class MiniMaxM3Shapes(Shapes):
@@ -40,6 +42,8 @@ class MiniMaxM3Shapes(Shapes):
     layer_types: PerLayer[str] | None = None
     index_n_heads: Count = 4
     index_head_dim: Size = 128
+    index_topk_blocks: Count = 16
+    index_block_size: Size = 128
     num_mtp_modules: int = Field(default=0, ge=0, le=MAX_LAYERS)
 
     def broken(self) -> str | None:
@@ -96,8 +100,13 @@ class MiniMaxM3Shapes(Shapes):
     def _indexer(self) -> BlockIndexer:
         sparse = self.sparse_attention_config
         if sparse:
-            return BlockIndexer(sparse.sparse_num_index_heads, sparse.sparse_index_dim)
-        return BlockIndexer(self.index_n_heads, self.index_head_dim)
+            return BlockIndexer(
+                sparse.sparse_num_index_heads,
+                sparse.sparse_index_dim,
+                sparse.sparse_topk_blocks,
+                sparse.sparse_block_size,
+            )
+        return BlockIndexer(self.index_n_heads, self.index_head_dim, self.index_topk_blocks, self.index_block_size)
 
     def _is_sparse(self, index: int) -> bool:
         if self.layer_types is not None:

@@ -69,6 +69,10 @@ class Shapes(BaseModel):
         """Return the attention of layer `index`."""
         raise NotImplementedError
 
+    def draft_layer(self) -> Layer | None:
+        """Return the layer of an MTP module; None where there is none, or where its shape is not known."""
+        return None
+
     def more(self) -> dict[str, Any]:
         """Return what the family has besides, as fields of `Model`."""
         return {}
@@ -86,6 +90,7 @@ class Shapes(BaseModel):
             quantisation=file.quantisation,
             ties_embeddings=self.tie_word_embeddings,
             tower_weights=file.tower_weights,
+            draft_layer=self.draft_layer(),
             **{"num_mtp_layers": self.num_nextn_predict_layers} | self.more(),
         )
 

@@ -137,7 +137,7 @@ def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[Me
 
 def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     """Whether or not it fits."""
-    model, gpu = checked.model.one_of(layout.attention_tp), checked.gpu_of(layout.phase)
+    model, gpu = checked.loaded_model.one_of(layout.attention_tp), checked.gpu_of(layout.phase)
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
     kv_value = KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]

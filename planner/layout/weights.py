@@ -12,7 +12,7 @@ Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
     slot        58 x 44.04 M with an FP32 scale for each 128 x 128 block              2.554 GB
 so EP144 with two slots a GPU holds 20.1 + 2 x 2.554 = 25.2 GB.
 
-Norms are left out: 0.002 % of the whole. MTP layers are not loaded.
+Norms are left out: 0.002 % of the whole. An MTP module is loaded where tokens are drafted: it is a layer more.
 
 What a precision says of each part, as the checkpoints are made that are named so:
     fp8         all matrices in FP8

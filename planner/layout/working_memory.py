@@ -30,7 +30,7 @@ from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
 
-__all__ = ["activation_bytes", "buffer_bytes", "largest_step_field"]
+__all__ = ["activation_bytes", "buffer_bytes", "largest_step_field", "largest_step_tokens"]
 
 MAX_IMBALANCE = 1 + 1.564  # of tokens received, over their mean
 
@@ -75,11 +75,17 @@ def largest_step_field(phase: Phase) -> str:
     return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
+def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
+    """Return how many tokens one rank computes in one step, at most, without those of decode beside a chunk."""
+    return _answering_tokens(spec) if phase == "decode" else spec.max_batch_tokens
+
+
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     """Return the activation bytes of one rank's largest step."""
-    tokens: int = getattr(spec, largest_step_field(layout.phase))
-    tokens += spec.max_requests if layout.phase == "mixed" else 0  # one token of each request beside a chunk
-    at_once, answers = _at_once(tokens, layout), min(tokens, spec.max_requests)
+    answering = _answering_tokens(spec)
+    tokens = largest_step_tokens(layout.phase, spec)
+    tokens += answering if layout.phase == "mixed" else 0  # those of each request beside a chunk
+    at_once, answers = _at_once(tokens, layout), min(tokens, answering)
     result = wide_bytes(layout.precision)
     streams = 2 * model.num_streams + 1  # before and after attention, and what the experts read
     stream = streams * tokens * model.hidden_size * result
@@ -95,6 +101,11 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     return stream + ahead + max(attention, dense, experts, head)
 
 
+def _answering_tokens(spec: PhaseSpec) -> int:
+    """Return the tokens whose next ones a step of decode says: one of each request, and its drafts."""
+    return spec.max_requests * (1 + spec.draft_tokens)
+
+
 def _at_once(tokens: int, layout: PhaseLayout) -> int:
     """Return how many of a step's tokens a rank computes and dispatches together: with overlap, the larger half."""
     return tokens if layout.overlap == "none" else -(-tokens // 2)
@@ -107,7 +118,7 @@ def _attention_values(model: Model, phase: Phase, tokens: int, max_request_token
 
 def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:
     """Pairs of a token and an expert that one rank computes at once, at most, when each dispatches `tokens`."""
-    requests = _at_once(spec.max_requests, layout)
+    requests = _at_once(_answering_tokens(spec), layout)
     in_all_slots = layout.slots_per_gpu * layout.dp_size * requests  # low latency: room for the whole unit
     if layout.phase == "decode":
         return in_all_slots
@@ -158,7 +169,7 @@ def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     if layout.dp_size == 1:
         return NCCL_BYTES
     normal = _normal_bytes(model.hidden_size, layout.ep_size)
-    requests = _at_once(spec.max_requests, layout)
+    requests = _at_once(_answering_tokens(spec), layout)
     low_latency = _in_granules(_low_latency_bytes(model.hidden_size, layout.num_physical_experts, requests))
     dispatch = {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
     return NCCL_BYTES + WORKSPACE_BYTES + dispatch

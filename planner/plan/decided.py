@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from planner.estimate.coverage import FailureDomains
 from planner.expert_map import ExpertMap
 from planner.facts import names
+from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
@@ -24,7 +26,15 @@ from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
 from planner.spec.schema import Spec
 
-__all__ = ["DecidedPlan"]
+__all__ = ["DecidedPlan", "Grounds"]
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What a plan is decided by, and its estimates are made from."""
+
+    loads: Loads  # of experts
+    places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
 
 
 @dataclass(frozen=True)
@@ -144,9 +154,11 @@ def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
         "mean_nodes": schedule.mean_nodes,
         "mean_nodes_taken": schedule.mean_nodes_taken,
         "released_node_hours_per_day": schedule.released_node_hours,
-    }
+        "released_gpu_hours_per_day": schedule.released_gpu_hours,
+    } | ({"batch_queue": schedule.batch_queue} if schedule.batch_queue else {})
 
 
 def _step_json(step: Step) -> dict[str, Any]:
     counts = {f"{phase}_units": number for phase, number in step.num_units.items()}
-    return {"at": step.at, "minutes": step.minutes, "nodes": step.num_nodes, "units": list(step.units)} | counts
+    racks = {"free_racks": step.free_racks} if step.free_racks is not None else {}
+    return {"at": step.at, "minutes": step.minutes, "nodes": step.num_nodes, "units": list(step.units)} | counts | racks

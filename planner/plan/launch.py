@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 6
+KV_WIRE_VERSION = 7
 # A rank on a CPU compiles before it is ready, and its unit's collectives end a step after 120 s (STEP_TIMEOUT in
 # `runtime/expert_parallel/group.py`). The rest is for its word, which comes every 10 s.
 CPU_STALL_S = 150
@@ -82,7 +82,7 @@ def launch_documents(
     dtype = _kv_dtype(spec.written)
     known = Known(
         checkpoint=_checkpoint(spec),
-        kv_bytes_per_token=spec.model.kv_bytes_per_token(KV_BYTES[dtype]),
+        kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[dtype]),
         kv_tokens={plan.phase: plan.kv_tokens for plan in memory},
         kv_bytes={plan.phase: plan.kv_bytes for plan in memory},
         expert_maps={phase: _expert_map(each) for phase, each in maps.items()},

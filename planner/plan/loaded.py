@@ -41,13 +41,12 @@ from planner.schedule.schedule import switches_units
 from planner.spec.check import mistakes_in
 from planner.spec.schema import Spec
 
-__all__ = ["LoadedPlan", "Rows", "is_plan", "load_plan", "read_plan"]
+__all__ = ["LoadedPlan", "Rows", "load_plan", "read_plan"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
 NO_PLAN = "S906 must be a plan that tidemill plan -o wrote"
 WRITE_ONE = "write one with tidemill plan -o"
-ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
     "list_type": "a list",
@@ -186,15 +185,6 @@ def read_plan(path: Path) -> LoadedPlan:
     except OSError as error:
         raise _refused(path, "S905 must be a readable plan", error.strerror or str(error)) from None
     return load_plan(content, path)
-
-
-def is_plan(content: bytes) -> bool:
-    """Whether `content` is a plan, right, wrong or torn, and no spec: a JSON object with keys that only plans have."""
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError):
-        return content.lstrip().startswith(b"{") and any(f'"{key}":'.encode() in content for key in ONLY_IN_PLANS)
-    return isinstance(data, dict) and not data.keys().isdisjoint(ONLY_IN_PLANS)
 
 
 def load_plan(content: bytes, path: Path) -> LoadedPlan:

@@ -12,7 +12,7 @@ from planner.spec.operating_point import SloSpec
 __all__ = ["demand_json", "performance_json"]
 
 POINTS = {
-    "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "utilisation"),
+    "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "cache_read_gbps", "utilisation"),
     "decode": ("requests", "kv_tokens"),
     "mixed": ("requests", "kv_tokens", "step_tokens", "prompt_tokens", "output_tokens"),
 }
@@ -46,6 +46,13 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
             "scaled": list(found.evidence.scaled),
         },
     }
+    if found.cache_read_bytes_per_s:
+        document["cache_reads"] = {
+            "bytes_per_s_per_node": _round(found.cache_read_bytes_per_s),
+            "ms_per_prompt": _round(found.cache_read_seconds * MILLI),
+        }
+    if found.point.draft_tokens:
+        document["drafts"] = _drafts(found)
     if (hits := found.tokens_per_s_with_hits) is not None:
         document["tokens_per_s_per_node_with_hits"] = _estimate(hits.times(outlook.gpus_per_node))
     if outlook.correction is not None:
@@ -67,6 +74,18 @@ def demand_json(load: PhaseLoad) -> dict[str, Any]:
 def _point(found: Prediction) -> dict[str, Any]:
     point = asdict(found.point)
     return {field: point[field] for field in POINTS[found.phase]} | {"derived": found.point.is_derived}
+
+
+def _drafts(found: Prediction) -> dict[str, Any]:
+    """Return what an MTP module takes of a step and, where it drafts, what it brings."""
+    point = found.point
+    document: dict[str, Any] = {"draft_tokens": point.draft_tokens, "ms": _round(found.step.drafts * MILLI)}
+    if found.phase == "prefill":
+        return document
+    return document | {
+        "acceptance_rate": point.acceptance_rate,
+        "tokens_per_step_and_request": _round(point.accepted_tokens),
+    }
 
 
 def _latencies(found: Prediction) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from planner.plan.plan import Plan
 
 __all__ = ["explained", "performance_text"]
 
-MICRO = 1e6
+MICRO, GIGA, BITS_PER_BYTE = 1e6, 1e9, 8
 NAME_WIDTH = 16
 MARKS = {"attention 1": "a", "attention 2": "A", "gate": "g", "shared expert": "s", "experts": "E", "sum": "+"}
 LINK_MARKS = {"dispatch": "D", "combine": "C"}
@@ -27,12 +27,13 @@ def performance_text(plan: Plan) -> str:
     """The rates and latencies of each phase, with the range that their evidence gives them."""
     rows: list[tuple[str, ...]] = [("tokens/s", "a GPU", "a node", "from", "to", "ms", "from", "to")]
     notes: list[str] = []
+    kv_rooms = {each.phase: each.kv_tokens for each in plan.memory}
     for outlook in plan.outlooks:
         if outlook.prediction is None:
             notes += filled(f"{outlook.phase.capitalize()} is not predicted: {outlook.why_not}.")
             continue
         rows += _rows(outlook, outlook.prediction)
-        notes += _notes(outlook, outlook.prediction)
+        notes += _notes(outlook, outlook.prediction, kv_rooms.get(outlook.phase))
         notes += _promises(plan, outlook.prediction)
     for load in plan.demand:
         notes += _load(load)
@@ -63,7 +64,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:,.1f}"
 
 
-def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
+def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
     point = found.point
     at = {
         "decode": f"{point.requests:,} requests per rank or group, of {point.kv_tokens:,} tokens of KV",
@@ -74,12 +75,19 @@ def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
     origin = ", as its limits allow, since the spec has no operating_point" if point.is_derived else ""
     used = f" at utilisation {point.utilisation:g}" if point.utilisation < 1 else ""
     users = f", {1 / found.tpot_seconds.mid:,.1f} tokens/s a user" if found.tpot_seconds else ""
-    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}{users}: {at}{origin}.")
+    unit = f"{found.tokens_per_s_per_gpu.mid * found.num_gpus:,.0f} tokens/s a unit"
+    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}, {unit}{users}: {at}{origin}.")
     if (hits := found.tokens_per_s_with_hits) is not None and point.cache_hit_rate:
         counted = hits.times(outlook.gpus_per_node).mid
         yield from filled(
             f"Counting the {point.cache_hit_rate * 100:g} % of tokens that caches hold: {counted:,.0f} tokens/s a node."
         )
+    yield from _read(found)
+    yield from _drafted(found)
+    yield from _rarely(found)
+    if found.phase != "prefill":
+        share = "" if kv_room is None else f", {outlook.kv_tokens_in_use / kv_room * 100:.0f} % of what fits"
+        yield from filled(f"KV in use is {outlook.kv_tokens_in_use:,} tokens per rank or group{share}.")
     binding = found.binding
     worth = f"Improving {binding.resource} by 10 % would bring {binding.gain * 100:.1f} % more"
     yield from filled(f"The fullest GPU carries {found.imbalance.gpus:.2f} times the mean. {worth}.")
@@ -89,6 +97,35 @@ def _notes(outlook: PhaseOutlook, found: Prediction) -> Iterator[str]:
             f"{changed.error_before:.1%} and is now {changed.error_after:.1%}."
         )
     yield from filled(f"The range is that wide because {_reason(found)}.")
+
+
+def _read(found: Prediction) -> Iterator[str]:
+    point, reads = found.point, found.cache_read_bytes_per_s
+    if reads:
+        yield from filled(
+            f"A node reads {reads / GIGA:,.2f} GB/s of cached KV, of {point.cache_read_gbps / BITS_PER_BYTE:,.1f} GB/s "
+            f"that its storage gives; a prompt's takes {_ms(found.cache_read_seconds)} ms."
+        )
+
+
+def _drafted(found: Prediction) -> Iterator[str]:
+    point = found.point
+    if found.phase == "prefill" or not point.draft_tokens:
+        return
+    drafts = "1 draft" if point.draft_tokens == 1 else f"{point.draft_tokens} drafts"
+    yield from filled(
+        f"A step of {found.step.seconds * 1e3:,.1f} ms verifies {drafts} a request, each right with "
+        f"{point.acceptance_rate * 100:g} % after others that are: {point.accepted_tokens:.2f} tokens a step."
+    )
+
+
+def _rarely(found: Prediction) -> Iterator[str]:
+    """Say the latencies that one in a hundred exceeds."""
+    if found.ttft_99_seconds is not None:
+        queue = "" if found.point.utilisation < 1 else ", without waiting, since a saturated phase has no mean wait"
+        yield from filled(f"One prompt in a hundred takes {_ms(found.ttft_99_seconds.mid)} ms or more{queue}.")
+    if found.tpot_99_seconds is not None:
+        yield from filled(f"One step in a hundred takes {_ms(found.tpot_99_seconds.mid)} ms a token or more.")
 
 
 def _reason(found: Prediction) -> str:
@@ -128,11 +165,12 @@ def _explained(found: Prediction, timeline: LayerTimeline, count: int) -> Iterat
     names = dict.fromkeys(name for spans in step.spans for name in spans)
     rows += [(name, *(f"{spans.get(name, 0.0) * MICRO:,.1f}" for spans in step.spans)) for name in names]
     yield table(rows)
+    drafts = f"drafts {step.drafts * 1e3:,.2f}, " if step.drafts else ""
     whole, exposed = timeline.seconds * MICRO, timeline.exposed * MICRO
     yield from filled(
         f"A layer takes {whole:,.1f} us, of which {exposed:,.1f} wait for exchanges. {count} such layers "
         f"{timeline.seconds * count * 1e3:,.2f} ms, dense layers {step.dense_layers * 1e3:,.2f}, head "
-        f"{step.head * 1e3:,.2f}, host {step.host * 1e3:,.2f}: a step of {step.seconds * 1e3:,.2f} ms."
+        f"{step.head * 1e3:,.2f}, {drafts}host {step.host * 1e3:,.2f}: a step of {step.seconds * 1e3:,.2f} ms."
     )
     yield from _drawn(timeline, len(step.spans))
 

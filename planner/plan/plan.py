@@ -16,6 +16,7 @@ from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
 from planner.estimate.links import PhaseTraffic
 from planner.estimate.performance import PhaseOutlook
+from planner.estimate.uptime import Uptime
 from planner.expert_map import ExpertMap
 from planner.facts.catalog import ASSUMED, Gpu
 from planner.facts.digest import digest_of
@@ -56,6 +57,7 @@ class Plan(DecidedPlan):
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
     failures: tuple[FailureReport, ...]
+    uptime: Uptime | None  # none where the spec does not ask
 
     @cached_property
     def _document(self) -> dict[str, Any]:
@@ -128,6 +130,8 @@ class Plan(DecidedPlan):
             sections["performance"] = {each.phase: performance_json(each, self.spec.slo) for each in self.outlooks}
         if self.demand:
             sections["demand"] = {each.phase: demand_json(each) for each in self.demand}
+        if self.uptime:
+            sections["uptime"] = _uptime_json(self.uptime)
         if self.traffic:
             sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
         return sections
@@ -194,6 +198,13 @@ def _placement_json(placement: Placement) -> dict[str, Any]:
         "unusable_nodes": dict(placement.unusable),
         "spares": list(placement.spares),
     }
+
+
+def _uptime_json(uptime: Uptime) -> dict[str, Any]:
+    phases = {
+        each.phase: {key: value for key, value in asdict(each).items() if key != "phase"} for each in uptime.phases
+    }
+    return asdict(uptime) | {"phases": phases, "failures_per_day": uptime.failures_per_day}
 
 
 def _failures_json(report: FailureReport) -> dict[str, Any]:

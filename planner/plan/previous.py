@@ -6,10 +6,13 @@ A map of other sizes than the new plan's is no start for its maps.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.plan.loaded import Rows, read_plan
+
+if TYPE_CHECKING:
+    from planner.plan.loaded import Rows
 
 __all__ = ["PreviousPlan", "read_previous"]
 
@@ -19,9 +22,9 @@ class PreviousPlan:
     """The nodes of earlier units, by name, and the phases' maps."""
 
     nodes: Mapping[str, Sequence[str]]
-    maps: Mapping[Phase, Rows]
+    maps: "Mapping[Phase, Rows]"
 
-    def map_for(self, layout: PhaseLayout, num_layers: int) -> Rows | None:
+    def map_for(self, layout: PhaseLayout, num_layers: int) -> "Rows | None":
         """The phase's map, where it has as many layers and slots and holds the same experts; else None."""
         rows = self.maps.get(layout.phase, [])
         experts = set(range(layout.num_logical_experts))
@@ -33,5 +36,7 @@ class PreviousPlan:
 
 def read_previous(path: Path) -> PreviousPlan:
     """The plan in the file at `path`. Raises CallError when it is none."""
+    from planner.plan.loaded import read_plan  # who plans afresh should not wait for a plan's checks
+
     plan = read_plan(path)
     return PreviousPlan({unit.name: unit.nodes for unit in plan.deployable.units}, plan.maps)

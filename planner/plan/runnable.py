@@ -88,6 +88,10 @@ def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
             reason = "the bundled runtime gives each rank its own requests so far: attention is data-parallel only"
             yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
         yield from _kv_in_another_type(phase, spec)
+        if drafts := spec.phase(phase).draft_tokens:
+            reason = "the bundled runtime verifies no drafts so far: a step gives each request one token"
+            fix = Fix("nearest: 0, or write engine: sglang or vllm", ({HERE: 0},))
+            yield Violation(f"{phase}.draft_tokens", drafts, "S734 must be 0 to run", reason, fix)
         precision = spec.phase(phase).precision
         if precision not in PRECISIONS:
             rule, reason = f"S731 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"

@@ -18,13 +18,14 @@ from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.cost_text import cost_text
+from planner.plan.day_text import day_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
 from planner.plan.search_text import search_text
+from planner.plan.uptime_text import uptime_text
 from planner.problems.errors import Problem
 from planner.problems.printable import printable
-from planner.schedule.schedule import NOT_EXECUTED
 from planner.search.decision import DEFAULT
 from planner.spec.phase import PhaseSpec
 from planner.spec.pods import PatchSpec
@@ -53,12 +54,13 @@ def plan_text(plan: Plan) -> str:
         _memory,
         _units,
         _placement,
-        _schedule,
+        day_text,
         cost_text,
         expert_maps_text,
         _traffic,
         performance_text,
         _failures,
+        uptime_text,
         _patches,
         _runnable,
     )
@@ -282,22 +284,6 @@ def _placement(plan: Plan) -> str:
         others = f" and {more} more node{'' if more == 1 else 's'}" if more > 0 else ""
         lines += filled(f"Not used: {named}{others}.")
     return "\n".join(lines)
-
-
-def _schedule(plan: Plan) -> str:
-    schedule = plan.schedule
-    if schedule is None:
-        return ""
-    phases = plan.spec.phases
-    rows = [("from", *(f"{phase} units" for phase in phases), "nodes")]
-    rows += [
-        (step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes)) for step in schedule.steps
-    ]
-    hours = f"which leaves {schedule.released_node_hours:,.1f} node-hours a day for other work"
-    mean = f"On average {schedule.mean_nodes:.2f} nodes are on, {schedule.peak_nodes} at the peak, {hours}"
-    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
-    lines = [table(rows), *filled(f"Times are in {schedule.timezone}. {mean}. {taken}".rstrip())]
-    return "\n".join([*lines, *(filled(NOT_EXECUTED) if schedule.switches else [])])
 
 
 def _traffic(plan: Plan) -> str:

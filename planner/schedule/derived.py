@@ -1,9 +1,10 @@
-"""The windows of a day out of its traffic: the fewest node-hours that carry each hour's demand.
+"""The windows of a day out of its traffic: the fewest node-hours that carry the demand.
 
-    units needed in an hour = units of the phase x demand of the hour / demand of the busiest, rounded up, 1 at least
+    units on >= units asked for (`demand.py`) x (1 + headroom), rounded up, and >= the floor
 
-So the phase's units are what the busiest hour takes, with whatever headroom its user gives it. Demand is even within an
-hour, and units change at quarters of an hour. Each phase has its own best day (`optimum.py`); a window begins wherever
+A number of units lasts for `min_stay`, and a change may be limited to so many. Demand is even within an entry of the
+profile. Units change at quarters of an hour, or every five minutes where entries are no quarters; a slot needs what the
+largest entry that reaches into it asks for. Each phase has its own best day (`optimum.py`); a window begins wherever
 one of them changes.
 """
 
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from planner.facts.day import DAY_MINUTES, hh_mm
 from planner.facts.terms import Phase
 from planner.schedule.optimum import Switching, fewest_unit_slots, unit_slots
-from planner.spec.hours import DAY_MINUTES
 from planner.spec.schedule import ScheduleSpec
 
 __all__ = ["DerivedDay", "derived_day"]
 
-SLOT_MINUTES = 15
-SLOTS = DAY_MINUTES // SLOT_MINUTES
+STEP_MINUTES = 15  # the shortest between two steps of DeepSeek's chart: open-infra-index, day 6
+FINE_STEP_MINUTES = 5  # assumed: shorter than any warm-up, so that finer steps would gain little
 ROUNDING = 1e-9
 
 
@@ -30,41 +31,64 @@ class DerivedDay:
 
     windows: tuple[dict[str, Any], ...]
     mean_nodes: float  # with those of units that warm up or drain
-    bound: float  # that serve at least: no day of these units has fewer
+    bounds: Mapping[Phase, float]  # nodes that serve at least: no day has fewer
+
+    @property
+    def bound(self) -> float:
+        """Return the nodes that no day of these units has fewer of."""
+        return sum(self.bounds.values())
+
+    @property
+    def binding(self) -> Phase:
+        """Return the phase that has most of these nodes."""
+        return max(self.bounds, key=lambda phase: self.bounds[phase])
 
 
 def derived_day(
-    schedule: ScheduleSpec, profile: Sequence[float], units: Mapping[Phase, int], nodes_per_unit: Mapping[Phase, int]
+    schedule: ScheduleSpec, asked: Mapping[Phase, Sequence[float]], nodes_per_unit: Mapping[Phase, int]
 ) -> DerivedDay:
-    """Return the best day; `units` carry the busiest of the 24 hours of `profile`, which are not all 0."""
-    switching = Switching(
-        schedule.warm_up / 60 / SLOT_MINUTES,
-        schedule.drain / 60 / SLOT_MINUTES,
-        ceil(schedule.min_stay / 60 / SLOT_MINUTES),
-    )
-    needed = {phase: _needed(profile, number) for phase, number in units.items()}
+    """Return the best day; `asked` has the units that each entry of the profile asks for, for each phase."""
+    num_entries = len(next(iter(asked.values())))
+    slot_minutes = FINE_STEP_MINUTES if DAY_MINUTES // num_entries % STEP_MINUTES else STEP_MINUTES
+    num_slots = DAY_MINUTES // slot_minutes
+    switching = _switching(schedule, slot_minutes)
+    needed = {phase: _needed(schedule, phase, each, num_slots) for phase, each in asked.items()}
     days = {phase: fewest_unit_slots(each, switching) for phase, each in needed.items()}
     return DerivedDay(
-        windows=tuple(_windows(days)),
-        mean_nodes=sum(nodes_per_unit[phase] * unit_slots(on, switching) for phase, on in days.items()) / SLOTS,
-        bound=sum(nodes_per_unit[phase] * sum(each) for phase, each in needed.items()) / SLOTS,
+        windows=tuple(_windows(days, slot_minutes)),
+        mean_nodes=sum(nodes_per_unit[phase] * unit_slots(on, switching) for phase, on in days.items()) / num_slots,
+        bounds={phase: nodes_per_unit[phase] * sum(each) / num_slots for phase, each in needed.items()},
     )
 
 
-def _needed(profile: Sequence[float], units: int) -> list[int]:
-    """Return how many of `units` each slot needs."""
-    busiest, slots_per_hour = max(profile), SLOTS // len(profile)
-    hourly = [max(1, ceil(units * demand / busiest - ROUNDING)) for demand in profile]
-    return [number for number in hourly for _ in range(slots_per_hour)]
+def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
+    slot_s = 60 * slot_minutes
+    return Switching(
+        warm_up=schedule.warm_up / slot_s,
+        drain=schedule.drain / slot_s,
+        stay=ceil(schedule.min_stay / slot_s),
+        max_starts=schedule.max_starts,
+        max_stops=schedule.max_stops,
+    )
 
 
-def _windows(days: Mapping[Phase, Sequence[int]]) -> list[dict[str, Any]]:
+def _needed(schedule: ScheduleSpec, phase: Phase, asked: Sequence[float], num_slots: int) -> list[int]:
+    """Return how many units each slot needs."""
+    floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
+    entries = [max(floor, ceil(units * capacity - ROUNDING)) for units in asked]
+    return [max(entries[_entries_in(slot, num_slots, len(entries))]) for slot in range(num_slots)]
+
+
+def _entries_in(slot: int, num_slots: int, num_entries: int) -> slice:
+    """Return the entries that reach into a slot: equal parts of the day both."""
+    return slice(slot * num_entries // num_slots, ceil((slot + 1) * num_entries / num_slots))
+
+
+def _windows(days: Mapping[Phase, Sequence[int]], slot_minutes: int) -> list[dict[str, Any]]:
     """Return a window for each change of any phase, in the order of the day; one at midnight where nothing changes."""
-    changes = [slot for slot in range(SLOTS) if any(on[slot] != on[slot - 1] for on in days.values())]
+    num_slots = DAY_MINUTES // slot_minutes
+    changes = [slot for slot in range(num_slots) if any(on[slot] != on[slot - 1] for on in days.values())]
     return [
-        {"at": _time_of(slot)} | {f"{phase}_units": on[slot] for phase, on in days.items()} for slot in changes or [0]
+        {"at": hh_mm(slot * slot_minutes)} | {f"{phase}_units": on[slot] for phase, on in days.items()}
+        for slot in changes or [0]
     ]
-
-
-def _time_of(slot: int) -> str:
-    return f"{slot * SLOT_MINUTES // 60:02}:{slot * SLOT_MINUTES % 60:02}"

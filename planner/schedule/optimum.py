@@ -2,12 +2,12 @@
 
 A unit has nodes before it serves, while it warms up, and after it, while it drains. So switching one off and on again
 costs what both take; it stays on where that is longer than the gap. A number of units stays for a while before it
-changes again.
+changes again, and a change may be limited to so many units.
 
 Exact, by dynamic programming over (units on, slots since the last change). The day is a circle, so a place to begin is
-needed. In the slot that needs most units, no more are on: to cut every slot at that number breaks no rule and costs
-less. So the best day is one number throughout, or it begins where the run of slots around that one begins; each such
-beginning is tried, the latest first, until what it costs at least is more than the best found.
+needed. In the slot that needs most units, no more are on: to cut every slot at that number breaks no rule (no change
+becomes larger, and none is added) and costs less. So the day is walked from that slot, once for each age that the
+number can have there, and has to come back to the same age. Ages count up to the stay: beyond it they are alike.
 
 It knows one phase: units of different phases have nodes of their own, and nothing else ties them.
 """
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Switching", "fewest_unit_slots", "unit_slots"]
 
+TOLERANCE = 1e-9
+
 
 @dataclass(frozen=True)
 class Switching:
@@ -32,6 +34,13 @@ class Switching:
     warm_up: float = 0.0  # that its nodes are taken before it serves
     drain: float = 0.0  # and after it
     stay: int = 1  # that a number of units lasts at least
+    max_starts: int | None = None  # units that one change switches on at most
+    max_stops: int | None = None  # and off
+
+    def allows(self, before: int, after: int) -> bool:
+        """Return whether one change may go from one number to another."""
+        limit = self.max_starts if after > before else self.max_stops
+        return limit is None or abs(after - before) <= limit
 
     def between(self, before: int, after: int) -> float:
         """Return the unit-slots that going from one number to another takes."""
@@ -45,68 +54,93 @@ def unit_slots(on: Sequence[int], switching: Switching) -> float:
 
 def fewest_unit_slots(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
     """Return the units that are on in each slot, at least those that are `needed`, for the least cost of all days."""
-    peak = max(range(len(needed)), key=lambda slot: needed[slot])
-    top = needed[peak]
-    best: tuple[int, ...] = (top,) * len(needed)
-    least, extra = unit_slots(best, switching), 0.0
-    for back in range(len(needed)):
-        start = (peak - back) % len(needed)
-        extra += top - needed[start]
-        if sum(needed) + extra >= least:
+    num_slots = len(needed)
+    peak = max(range(num_slots), key=lambda slot: needed[slot])
+    top, turned = needed[peak], [*needed[peak:], *needed[:peak]]
+    best, least = [top] * num_slots, float(top * num_slots)
+    at_least = float(sum(needed))
+    for age in range(min(switching.stay, num_slots)):
+        at_least += top - turned[-age] if age else 0  # these slots have the same number as the peak
+        if at_least >= least:
             break
-        turned = [needed[(start + slot) % len(needed)] for slot in range(len(needed))]
-        found = _from_the_top(turned, top, switching)
-        if found is not None and found[0] < least - 1e-9:
-            least = found[0]
-            best = tuple(found[1][(slot - start) % len(needed)] for slot in range(len(needed)))
-    return best
+        found = _from_the_peak(turned, age, switching)
+        if found is not None and found[0] < least - TOLERANCE:
+            least, best = found
+    return tuple(best[(slot - peak) % num_slots] for slot in range(num_slots))
 
 
-def _from_the_top(needed: Sequence[int], top: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return the best day whose first slot is the first of a run of `top`, or None where there is none."""
+def _from_the_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
+    """Return the best day whose first number is `start_age` slots old at its beginning; None where there is none."""
     import numpy as np  # who only validates should not wait for it
 
-    ages = min(switching.stay, len(needed))
-    numbers = np.arange(top + 1)
-    rising = np.maximum(numbers[None, :] - numbers[:, None], 0)  # [from, to]
-    switch = rising * switching.warm_up + rising.T * switching.drain
-    np.fill_diagonal(switch, np.inf)  # another number, or no change
+    top, ages = needed[0], min(switching.stay, len(needed))
+    numbers, switch = np.arange(top + 1), _switch_costs(top, switching)
     costs = np.full((top + 1, ages), np.inf)
-    costs[top, 0] = top
+    costs[top, start_age] = top
     came: list[Costs] = []
     for need in needed[1:]:
         changed = costs[:, -1][:, None] + switch
-        stayed = np.full_like(costs, np.inf)
-        stayed[:, 1:] = costs[:, :-1]
-        stayed[:, -1] = np.minimum(stayed[:, -1], costs[:, -1])
-        after = stayed + numbers[:, None]
-        after[:, 0] = np.minimum(after[:, 0], changed.min(axis=0) + numbers)
+        after = np.full_like(costs, np.inf)
+        after[:, 1:] = costs[:, :-1]
+        after[:, -1] = np.minimum(after[:, -1], costs[:, -1])
+        after[:, 0] = np.minimum(after[:, 0], changed.min(axis=0))
+        after += numbers[:, None]
         after[:need] = np.inf
         came.append(costs)
         costs = after
-    ends = costs[:, -1] + switch[:, top]
-    last = int(ends.argmin())
-    if not np.isfinite(ends[last]):
+    ends = _ends(costs, top, start_age, switch)
+    number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
+    if not np.isfinite(ends[number, age]):
         return None
-    return float(ends[last]), _walked_back(came, costs, last, switch)
+    return float(ends[number, age]), _walked_back(came, costs, (number, age), switch)
 
 
-def _walked_back(came: "Sequence[Costs]", costs: "Costs", number: int, switch: "Costs") -> list[int]:
-    """Return the numbers of all slots, from the last, which had `number` for long enough, to the first."""
-    age, on = costs.shape[1] - 1, [number]
+def _switch_costs(top: int, switching: Switching) -> "Costs":
+    """Return what each change costs `[from, to]`: infinite where it is none, or larger than it may be."""
+    import numpy as np  # as above
+
+    numbers = np.arange(top + 1)
+    rising = np.maximum(numbers[None, :] - numbers[:, None], 0)
+    costs: Costs = rising * switching.warm_up + rising.T * switching.drain
+    for change, limit in ((rising, switching.max_starts), (rising.T, switching.max_stops)):
+        if limit is not None:
+            costs[change > limit] = np.inf
+    np.fill_diagonal(costs, np.inf)
+    return costs
+
+
+def _ends(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
+    """Return the cost of each last state `[number, age]` from which the day goes on as it began."""
+    import numpy as np  # as above
+
+    last = costs.shape[1] - 1
+    ends = np.full_like(costs, np.inf)
+    if start_age == 0:
+        ends[:, last] = costs[:, last] + switch[:, top]
+    if start_age > 0:
+        ends[top, start_age - 1] = costs[top, start_age - 1]
+    if start_age == last:
+        ends[top, last] = costs[top, last]
+    return ends
+
+
+def _walked_back(came: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
+    """Return the numbers of all slots, given the last one's `state`: its number, and how long that has lasted."""
+    (number, age), last = state, costs.shape[1] - 1
+    on = [number]
     for before in reversed(came):
         reached = costs[number, age] - number
-        from_age = [each for each in {age - 1, age if age == costs.shape[1] - 1 else -1} if each >= 0]
-        kept = next((each for each in from_age if _same(before[number, each], reached)), None)
+        ages = {age - 1, last} if age == last else {age - 1}
+        kept = next((each for each in ages if each >= 0 and _same(before[number, each], reached)), None)
         if kept is not None:
             age = kept
         else:
             number = int((before[:, -1] + switch[:, number]).argmin())
-            age = costs.shape[1] - 1
+            age = last
         costs = before
         on.append(number)
     return on[::-1]
 
 
 def _same(one: float, other: float) -> bool:
-    return abs(one - other) < 1e-9
+    return abs(one - other) < TOLERANCE

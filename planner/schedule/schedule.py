@@ -12,13 +12,16 @@ Windows that follow traffic are derived before (`derived.py`); the ways between 
 Source of the example: open-infra-index, day 6 (the step chart of nodes).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.cluster.inventory import nodes_of
+from planner.facts.day import DAY_MINUTES
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.schedule.transitions import State, Transition, nodes_taken, transitions_of
-from planner.spec.hours import DAY_MINUTES, window_minutes, window_starts
+from planner.schedule.starts import StartTimes, Window
+from planner.schedule.transitions import State, Transition, nodes_taken, stages_of, transitions_of
+from planner.spec.hours import window_minutes, window_starts
 from planner.spec.schedule import WindowSpec
 from planner.spec.schema import Spec
 
@@ -36,6 +39,13 @@ class Step:
     num_units: dict[Phase, int]
     units: tuple[str, ...]
     num_nodes: int
+    free_racks: int | None  # whose nodes are all free of units; none where no rack is named
+
+    def units_of(self, phase: Phase) -> tuple[str, ...]:
+        """Return the units of `phase` that are on: `units` has them phase by phase."""
+        phases = list(self.num_units)
+        before = sum(self.num_units[each] for each in phases[: phases.index(phase)])
+        return self.units[before : before + self.num_units[phase]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class DaySchedule:
     steps: tuple[Step, ...]
     transitions: tuple[Transition, ...]
     mean_nodes_taken: float  # with those of units that warm up or drain
+    gpus_per_node: int
+    batch_queue: str | None  # whose jobs use the nodes that are free
 
     @property
     def switches(self) -> bool:
@@ -67,28 +79,61 @@ class DaySchedule:
         """The node-hours of a day, out of the peak's nodes, that are free for other work."""
         return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
 
+    @property
+    def released_gpu_hours(self) -> float:
+        """The GPU-hours of a day that are free for other work."""
+        return self.released_node_hours * self.gpus_per_node
+
 
 def switches_units(units_of_steps: Iterable[Sequence[str]]) -> bool:
     """Return whether some unit is off in one of a day's states; each state has the names of the units that are on."""
     return len(set(map(tuple, units_of_steps))) > 1
 
 
-def plan_schedule(spec: Spec, units: Sequence[Unit]) -> DaySchedule | None:
-    """Return the day of `spec` over its placed units; None where all are always on."""
+def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> DaySchedule | None:
+    """Return the day of `spec` over its placed units; None where all are always on.
+
+    `times` are what a start takes, where that is known.
+    """
     if spec.schedule is None:
         return None
-    lengths = window_minutes(spec.schedule)
+    schedule, starts, racks = spec.schedule, window_starts(spec.schedule), _racks(spec)
     steps = tuple(
-        _step(spec, window, length, units) for window, length in zip(spec.schedule.windows, lengths, strict=True)
+        _step(spec, window, length, units, racks)
+        for window, length in zip(schedule.windows, window_minutes(schedule), strict=True)
     )
-    states = [State(minute, step.units) for minute, step in zip(window_starts(spec.schedule), steps, strict=True)]
+    states = [State(minute, step.units) for minute, step in zip(starts, steps, strict=True)]
     nodes = {unit.name: len(unit.nodes) for unit in units}
-    transitions = transitions_of(states, nodes, spec.schedule.warm_up, spec.schedule.drain)
-    return DaySchedule(spec.schedule.timezone, steps, transitions, nodes_taken(nodes, states, transitions))
+    windows = sorted(
+        (Window(minute, step.num_units) for minute, step in zip(starts, steps, strict=True)),
+        key=lambda each: each.minute,
+    )
+    stages = stages_of(windows, times, schedule.warm_up) if times else {}
+    transitions = transitions_of(states, nodes, schedule, stages)
+    return DaySchedule(
+        timezone=schedule.timezone,
+        steps=steps,
+        transitions=transitions,
+        mean_nodes_taken=nodes_taken(nodes, states, transitions),
+        gpus_per_node=spec.cluster.gpus_per_node,
+        batch_queue=schedule.batch_queue,
+    )
 
 
-def _step(spec: Spec, window: WindowSpec, minutes: int, units: Sequence[Unit]) -> Step:
+def _racks(spec: Spec) -> dict[str, set[str]]:
+    """Return the nodes of each named rack whose nodes can all be used; one with a spare is never free."""
+    racks: dict[str, set[str]] = {}
+    kept = set()
+    for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
+        racks.setdefault(node.rack, set()).add(node.name)
+        if node.unusable is not None:
+            kept.add(node.rack)
+    return {rack: nodes for rack, nodes in racks.items() if rack and rack not in kept}
+
+
+def _step(spec: Spec, window: WindowSpec, minutes: int, units: Sequence[Unit], racks: Mapping[str, set[str]]) -> Step:
     num_units = {phase: window.num_units(phase) for phase in spec.phases}
     active = [unit for unit in units if unit.index < num_units[unit.phase]]
-    num_nodes = sum(len(unit.nodes) for unit in active)
-    return Step(window.at, minutes, num_units, tuple(unit.name for unit in active), num_nodes)
+    taken = {node for unit in active for node in unit.nodes}
+    free_racks = sum(taken.isdisjoint(nodes) for nodes in racks.values()) if racks else None
+    return Step(window.at, minutes, num_units, tuple(unit.name for unit in active), len(taken), free_racks)

@@ -1,17 +1,20 @@
 """The ways between the states of a day: which units start and stop, and when their nodes are taken and free.
 
-A unit that starts has its nodes for `warm_up` before it serves; one that stops keeps them for `drain`. A stop whose
-next start is sooner than both together frees nothing: its nodes stay with the unit all the while.
+A unit that starts has its nodes for `warm_up` before it serves; one that stops keeps them for `drain`. Whoever uses the
+nodes is told `notice` before they are taken. A stop whose next start is sooner than both together frees nothing: its
+nodes stay with the unit all the while. Units start in their order, all of a transition at once because they share the
+storage, and stop in the opposite order: those with the highest numbers first. Nodes of units that start and of those
+that stop at the same time are different ones, since every unit has its own.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.spec.hours import DAY_MINUTES
+from planner.facts.day import DAY_MINUTES, MINUTE_S, hh_mm_ss
+from planner.schedule.starts import StartTimes, Window, loading_s, starts_of
+from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["State", "Transition", "nodes_taken", "transitions_of"]
-
-MINUTE_S = 60
+__all__ = ["Freed", "Stage", "State", "Transition", "nodes_taken", "stages_of", "transitions_of"]
 
 
 @dataclass(frozen=True)
@@ -23,46 +26,104 @@ class State:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a start. It begins at `HH:MM:SS`."""
+
+    name: str
+    begins: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Freed:
+    """The nodes of a unit that stops, until they are taken again."""
+
+    unit: str
+    begins: str
+    ends: str
+    num_nodes: int
+    node_hours: float
+
+
+@dataclass(frozen=True)
 class Transition:
     """One change of the units that serve. Times are `HH:MM:SS`, of the same clock as the schedule's."""
 
     at: str
     starts: tuple[str, ...]
-    warm_up_from: str | None  # none where no unit starts
-    stops: tuple[str, ...]
+    notice_from: str | None  # none where no unit starts
+    warm_up_from: str | None
+    stages: tuple[Stage, ...]  # of the start, where what it reads is known
+    stops: tuple[str, ...]  # in this order
     drained_by: str | None
+    freed: tuple[Freed, ...]
     freed_node_hours: float  # of the units that stop, until their nodes are taken again
 
 
 def transitions_of(
-    states: Sequence[State], nodes: Mapping[str, int], warm_up: float, drain: float
+    states: Sequence[State],
+    nodes: Mapping[str, int],
+    schedule: ScheduleSpec,
+    stages: Mapping[int, tuple[Stage, ...]] | None = None,
 ) -> tuple[Transition, ...]:
-    """Return the way into each of `states`, in order of the day; `nodes` are those of each unit, times in seconds."""
+    """Return the way into each of `states`, in order of the day.
+
+    `nodes` are those of each unit, `stages` the parts of each minute's start.
+    """
     ordered = sorted(states, key=lambda state: state.minute)
     found = []
     for index, state in enumerate(ordered):
         before = ordered[index - 1].units
         starts = tuple(unit for unit in state.units if unit not in before)
-        stops = tuple(unit for unit in before if unit not in state.units)
+        stops = tuple(unit for unit in reversed(before) if unit not in state.units)
         if starts or stops:
-            free = {unit: _off_minutes(ordered, index, unit) * MINUTE_S - drain - warm_up for unit in stops}
+            freed = tuple(_freed(ordered, index, unit, nodes[unit], schedule) for unit in stops)
+            begin = state.minute * MINUTE_S - schedule.warm_up
             found.append(
                 Transition(
-                    at=_clock(state.minute * MINUTE_S),
+                    at=hh_mm_ss(state.minute * MINUTE_S),
                     starts=starts,
-                    warm_up_from=_clock(state.minute * MINUTE_S - warm_up) if starts else None,
+                    notice_from=hh_mm_ss(begin - schedule.start.notice) if starts else None,
+                    warm_up_from=hh_mm_ss(begin) if starts else None,
+                    stages=(stages or {}).get(state.minute, ()) if starts else (),
                     stops=stops,
-                    drained_by=_clock(state.minute * MINUTE_S + drain) if stops else None,
-                    freed_node_hours=sum(nodes[unit] * max(seconds, 0.0) for unit, seconds in free.items()) / 3600,
+                    drained_by=hh_mm_ss(state.minute * MINUTE_S + schedule.drain) if stops else None,
+                    freed=tuple(each for each in freed if each.node_hours > 0),
+                    freed_node_hours=sum(each.node_hours for each in freed),
                 )
             )
     return tuple(found)
+
+
+def stages_of(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
+    """Return the stages of the start of each minute at which one serves."""
+    starts = starts_of(windows, times)
+    return {
+        each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)
+        for each, loading in zip(starts, loading_s(starts), strict=True)
+    }
 
 
 def nodes_taken(nodes: Mapping[str, int], states: Sequence[State], transitions: Sequence[Transition]) -> float:
     """Return how many nodes units that are on at some time have on average, while they warm up and drain too."""
     ever = {unit for state in states for unit in state.units}
     return sum(nodes[unit] for unit in ever) - sum(each.freed_node_hours for each in transitions) / 24
+
+
+def _stages(begin: float, loading: float, times: StartTimes) -> tuple[Stage, ...]:
+    spec, found = times.spec, []
+    lengths = {"pods": spec.pods, "weights": loading, "join": spec.join, "maps": spec.maps, "graphs": spec.graphs}
+    for name, seconds in {**lengths, "ready": spec.ready}.items():
+        found.append(Stage(name, hh_mm_ss(begin), round(seconds, 1)))
+        begin += seconds
+    return tuple(found)
+
+
+def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule: ScheduleSpec) -> Freed:
+    """Return when the nodes of `unit`, which stops at a state, are free."""
+    begins = ordered[index].minute * MINUTE_S + schedule.drain
+    seconds = max(_off_minutes(ordered, index, unit) * MINUTE_S - schedule.drain - schedule.warm_up, 0.0)
+    return Freed(unit, hh_mm_ss(begins), hh_mm_ss(begins + seconds), nodes, nodes * seconds / 3600)
 
 
 def _off_minutes(ordered: Sequence[State], index: int, unit: str) -> int:
@@ -72,8 +133,3 @@ def _off_minutes(ordered: Sequence[State], index: int, unit: str) -> int:
         if unit in state.units:
             return (state.minute - ordered[index].minute) % DAY_MINUTES
     return DAY_MINUTES
-
-
-def _clock(seconds: float) -> str:
-    whole = round(seconds) % (DAY_MINUTES * MINUTE_S)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -9,8 +9,8 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
     max_requests        as many of full length as KV has room for
     attention_tp        1, and max_batch_tokens its default
     units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
-    cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
     schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
+    cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
 
 A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the checkpoint that was
@@ -22,25 +22,26 @@ The spec with the numbers in place is checked like any other, so that what is de
 of `spec/phase.py`; here they are only told.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from planner.estimate.case import operating_point
+from planner.estimate.points import operating_point
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
+from planner.search.asked import LayoutOf, MemoryOf, is_auto, wants_speed
 from planner.search.decision import DEFAULT, Decision
-from planner.search.layouts import LayoutSearch, search_layouts, units_by_nodes, wants_speed
 from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
-from planner.search.speed import LayoutOf, MemoryOf
-from planner.search.why import reasons_of
 from planner.search.windows import with_windows
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO, is_undecided
+
+if TYPE_CHECKING:
+    from planner.search.layouts import LayoutSearch
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
 
@@ -58,7 +59,7 @@ class Decided:
 
     spec: ResolvedSpec
     decisions: tuple[Decision, ...]  # all that was decided or taken by default
-    search: LayoutSearch | None  # what was tried, where speed decided
+    search: "LayoutSearch | None"  # what was tried, where speed decided
 
 
 def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Decided:
@@ -67,19 +68,14 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     Raises SpecError when no number would do, and InfeasibleError when no layout keeps the SLO.
     """
     spec, decisions = _as_its_checkpoint(spec)
+    decisions += _of_forecast(spec)
     is_counted, demand = is_undecided(spec.cluster.nodes), demand_to_meet(spec)
     spec = with_room(spec)
-    search = search_layouts(spec, memory_of, layout_of, demand) if wants_speed(spec) else None
-    if demand and search is None:
-        require_speeds(spec)
-    by_speed = search.values(spec) if search else _without_speed(spec)
-    if search:
-        decisions += reasons_of(search, spec, by_speed)
-    else:
-        decisions += [Decision(path, number, NO_SPEED) for path, number in by_speed.items()]
-    spec = with_values(spec, by_speed) if by_speed else spec
+    search, of_layouts = _by_speed(spec, memory_of, layout_of, demand) if wants_speed(spec) else (None, [])
+    decisions += of_layouts
+    spec = with_values(spec, {each.path: each.value for each in of_layouts}) if of_layouts else spec
     for phase in spec.phases:
-        if any(_is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
+        if any(is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
             numbers, num_held = _decide(spec, phase, memory_of)
             decisions += _reasons(spec, phase, numbers, num_held)
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
@@ -87,15 +83,18 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     decisions += of_nodes
     spec, of_points = _at_their_points(spec, memory_of)
     decisions += of_points
+    spec, of_day = with_windows(spec, layout_of, memory_of, _rates(search, of_layouts))
+    decisions += [*of_day, *_of_windows(spec.written)]
     if is_counted:
         spec, of_cluster = with_counted_nodes(spec, layout_of, demand)
         decisions.append(of_cluster)
-    spec, of_day = with_windows(spec, layout_of)
-    decisions += [*of_day, *_of_windows(spec.written)]
     decided = {each.path for each in decisions}
     if spec.written.expert_load.file is not None:
         decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
-    decided |= {"decode.max_batch_tokens"}  # of no effect: prompts are prefill's
+    decided |= {
+        "decode.max_batch_tokens",
+        "prefill.draft_tokens",
+    }  # of no effect: prompts are prefill's, drafts decode's
     if spec.written.engine_name != OURS:
         decided |= {"split", "kubernetes.image"}  # the engine has its own
         named = _of_engine(spec.written)
@@ -105,20 +104,53 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     return Decided(spec, (*decisions, *(each for each in defaults if each.path not in decided)), search)
 
 
+def _by_speed(
+    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Mapping[Phase, float] | None
+) -> "tuple[LayoutSearch | None, list[Decision]]":
+    """Return what was searched, and decided by it; where speeds are not known, the defaults of what they decide."""
+    from planner.search.layouts import search_layouts  # only who asks for speed should wait for its imports
+    from planner.search.why import reasons_of
+
+    search = search_layouts(spec, memory_of, layout_of, demand)
+    if search:
+        return search, reasons_of(search, spec, search.values(spec))
+    if demand:
+        require_speeds(spec)
+    return None, [Decision(path, number, NO_SPEED) for path, number in _without_speed(spec).items()]
+
+
+def _of_forecast(spec: ResolvedSpec) -> list[Decision]:
+    """Return the profile that was forecast, where past days are given."""
+    if spec.forecast is None or spec.written.traffic is None:
+        return []
+    day, quantile = spec.forecast, spec.written.traffic.quantile
+    median, most = sum(day.median), sum(day.quantile)
+    above = f"{most / median - 1:.1%} above the median day" if median else "and no past day has any demand"
+    why = f"quantile {quantile:g} of the forecast for {day.date} from {day.num_days} past days, {above}"
+    return [Decision("traffic.profile", list(day.quantile), why)]
+
+
+def _rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) -> dict[Phase, float]:
+    """Return the tokens/s of a unit of each phase whose units speed has counted."""
+    offers = search.fleet.offers if search else {}
+    decided = {each.path for each in decisions}
+    return {phase: each.tokens_per_s for phase, each in offers.items() if f"{phase}.units" in decided}
+
+
 def _without_speed(spec: ResolvedSpec) -> Numbers:
     """Return the defaults of what only speed could decide."""
     fields = {"attention_tp": 1, "max_batch_tokens": int(PhaseSpec.model_fields["max_batch_tokens"].default)}
     found = {(phase, field): number for phase in spec.phases for field, number in fields.items()}
-    return {
-        f"{phase}.{field}": number for (phase, field), number in found.items() if _is_auto(spec.phase(phase), field)
-    }
+    return {f"{phase}.{field}": number for (phase, field), number in found.items() if is_auto(spec.phase(phase), field)}
 
 
 def _fill(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """Return `spec` with units in place of those `auto` that speed has left: as many of each phase as fit."""
-    left = [phase for phase in spec.phases if _is_auto(spec.phase(phase), "units")]
+    left = [phase for phase in spec.phases if is_auto(spec.phase(phase), "units")]
     if not left:
         return spec, []
+    from planner.search.layouts import units_by_nodes
+
     numbers = units_by_nodes(spec)
     why = "as many of each phase as the nodes hold: how fast they are is not known"
     decisions = [Decision(f"{phase}.units", numbers[phase], why) for phase in left]
@@ -148,7 +180,7 @@ def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numb
     With it, how many of the wanted requests it holds at full length.
     """
     wanted = _wanted_requests(phase, spec.phase(phase))
-    wants_most = _is_auto(spec.phase(phase), "max_requests")
+    wants_most = is_auto(spec.phase(phase), "max_requests")
     held: list[tuple[Numbers, int]] = []
     for numbers in _layouts(spec, phase):
         tried = spec.trying(phase, numbers)
@@ -176,12 +208,12 @@ def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     right = [(size, redundant) for size, redundant in in_groups if redundant <= num_logical * (size - 1)]
     for size, redundant in right or in_groups or even:  # where none is right, the rules say why
         decided = {"ep_size": size, "redundant_experts": redundant} | requests
-        yield {field: number for field, number in decided.items() if _is_auto(section, field)}
+        yield {field: number for field, number in decided.items() if is_auto(section, field)}
 
 
 def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec) -> Sequence[int]:
     """Whole nodes from one on; where experts do not spread over one evenly, a part of it."""
-    if not _is_auto(section, "ep_size"):
+    if not is_auto(section, "ep_size"):
         return [section.ep_size]
     per_node, most = spec.cluster.gpus_per_node, 2 * spec.model.num_routed_experts
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
@@ -190,7 +222,7 @@ def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec) -> Sequence[int]:
 
 
 def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:
-    if not _is_auto(section, "redundant_experts"):
+    if not is_auto(section, "redundant_experts"):
         return [section.redundant_experts]
     fewest = -num_logical % ep_size or (ep_size if ep_size > 1 else 0)
     return [fewest, 0]
@@ -207,13 +239,9 @@ def _most_requests(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int
     return least
 
 
-def _is_auto(section: PhaseSpec, field: str) -> bool:
-    return bool(getattr(section, field) == AUTO)
-
-
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
     """Return the wanted requests of full length on one GPU; prefill computes one and hands it on."""
-    return 1 if phase == "prefill" or _is_auto(section, "max_requests") else section.max_requests
+    return 1 if phase == "prefill" or is_auto(section, "max_requests") else section.max_requests
 
 
 def _requests(number: int) -> str:

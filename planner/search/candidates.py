@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
+from planner.search.asked import is_auto
 from planner.search.replicas import BestBalance
 from planner.search.speed import Speed, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
@@ -28,7 +29,7 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["KEPT", "Candidate", "Lost", "Numbers", "Why", "candidates_of", "is_auto", "tried_at"]
+__all__ = ["KEPT", "Candidate", "Lost", "Numbers", "Why", "candidates_of", "tried_at"]
 
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
@@ -74,11 +75,6 @@ def candidates_of(spec: ResolvedSpec, phase: Phase, most_nodes: int, trials: Tri
             for batch_tokens in _batch_tokens(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _with_slots(spec, phase, start, max(1, ep_size // per_node), trials, best)
-
-
-def is_auto(section: PhaseSpec, field: str) -> bool:
-    """Return whether the field is left to the planner."""
-    return bool(getattr(section, field) == AUTO)
 
 
 def tried_at(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> ResolvedSpec:

@@ -20,20 +20,19 @@ from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
-from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of, is_auto, tried_at
+from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
+from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of, tried_at
 from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.replicas import ReplicaBalance
-from planner.search.speed import LayoutOf, MemoryOf, Trials, is_predictable, speed_of
+from planner.search.speed import Trials, is_predictable, speed_of
 from planner.spec.check import ResolvedSpec
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
 from planner.spec.undecided import is_undecided
 
-__all__ = ["BY_SPEED", "LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes", "wants_speed"]
+__all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes"]
 
-BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # what memory alone cannot decide
-FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 MAX_RANKED = 8  # candidates of a phase that a plan tells
 MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
 ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
@@ -79,13 +78,6 @@ class LayoutSearch:
             if is_auto(section, "units"):
                 found[f"{each.phase}.units"] = self.fleet.units[each.phase]
         return found
-
-
-def wants_speed(spec: ResolvedSpec) -> bool:
-    """Return whether something is left to the planner that speed should decide."""
-    slo = spec.written.slo
-    fields = BY_SPEED if slo.ttft_ms is None and slo.tpot_ms is None else (*BY_SPEED, *FIELDS)
-    return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)
 
 
 def search_layouts(
@@ -246,7 +238,7 @@ def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:
         prompts = traffic.input_tokens * (1 - traffic.cache_hit_rate) / traffic.output_tokens
     elif points.prefill and points.decode and points.decode.kv_tokens > points.prefill.prompt_tokens:
         output = 2 * (points.decode.kv_tokens - points.prefill.prompt_tokens)  # KV is a prompt and half of its answer
-        prompts = points.prefill.prompt_tokens * (1 - points.prefill.cache_hit_rate) / output
+        prompts = points.prefill.prompt_tokens * (1 - (points.prefill.cache_hit_rate or 0.0)) / output
     else:
         prompts = 1 / ASSUMED_OUTPUT
     return {"prefill": max(prompts, 1e-9), "decode": 1.0}

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from planner.facts.terms import Phase
 from planner.problems.errors import SpecError, Violation
+from planner.search.asked import LayoutOf
 from planner.search.decision import Decision
-from planner.search.speed import LayoutOf, is_predictable
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.undecided import AUTO, is_undecided
@@ -30,7 +30,9 @@ def demand_to_meet(spec: ResolvedSpec) -> Mapping[Phase, float] | None:
         rule = "S728 must be a number where units are auto and no traffic is given"
         reason = "units fill the nodes, so one of both must be known"
         raise SpecError([spec.problem(Violation("cluster.nodes", AUTO, rule, reason, "write nodes, units or traffic"))])
-    return {phase: spec.written.traffic.peak_per_s(phase) for phase in spec.phases}
+    follows = spec.written.schedule is not None and is_undecided(spec.written.schedule.windows)
+    capacity = 1 + (spec.written.schedule.headroom if spec.written.schedule and follows else 0)
+    return {phase: spec.written.traffic.peak_per_s(phase) * capacity for phase in spec.phases}
 
 
 def with_room(spec: ResolvedSpec) -> ResolvedSpec:
@@ -40,6 +42,8 @@ def with_room(spec: ResolvedSpec) -> ResolvedSpec:
 
 def require_speeds(spec: ResolvedSpec) -> None:
     """Raise SpecError where traffic decides the nodes, and nobody knows what a node serves."""
+    from planner.search.speed import is_predictable  # only who asks for speed should wait for its imports
+
     if all(is_predictable(spec, phase) for phase in spec.phases):
         return  # nothing fits into memory, which is said with what would
     rule = "S728 must be a number where speeds are not known"

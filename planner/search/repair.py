@@ -25,9 +25,9 @@ from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, applied
+from planner.search.asked import MemoryOf
 from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
 from planner.search.in_words import fix_of
-from planner.search.speed import MemoryOf
 from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_changes"]

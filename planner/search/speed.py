@@ -4,22 +4,23 @@ The point is that of `estimate/case.py`, the time that of `estimate/throughput`;
 latencies are the means that a plan predicts too.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.estimate.case import case_of, operating_point, unit_shape
+from planner.estimate.case import case_of, unit_shape
+from planner.estimate.points import operating_point
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.machine import machine_of
-from planner.estimate.throughput.predict import Case, saturated_rate
+from planner.estimate.throughput.predict import Case, prompt_reading, saturated_rate
 from planner.estimate.throughput.work import why_unknown
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
+from planner.search.asked import LayoutOf, MemoryOf
 from planner.search.replicas import Balance, BestBalance, ReplicaBalance
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["LayoutOf", "MemoryOf", "Speed", "Trials", "is_predictable", "speed_of"]
+__all__ = ["Speed", "Trials", "is_predictable", "speed_of"]
 
 MS_PER_S = 1e3
 
@@ -32,10 +33,6 @@ class Speed:
     tpot_ms: float | None  # none in prefill
     ttft_ms: float | None  # none in decode
     max_over_mean: float
-
-
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
-LayoutOf = Callable[[ResolvedSpec, Phase], PhaseLayout]
 
 
 @dataclass(frozen=True)
@@ -84,4 +81,4 @@ def _ttft_ms(case: Case, rate: float) -> float | None:
     point = case.point
     of_prompts = rate if case.phase == "prefill" else saturated_rate(replace(case, phase="prefill"))
     step = point.step_tokens / case.unit.attention_tp / of_prompts
-    return (point.prompt_steps + point.queued_steps) * step * MS_PER_S
+    return ((point.prompt_steps + point.queued_steps) * step + prompt_reading(case)) * MS_PER_S

@@ -11,7 +11,7 @@ It does not plan: whether the cluster is large enough is not asked here.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.loads import Loads
@@ -30,6 +30,9 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
 from planner.spec.yaml import Document, read_document
 
+if TYPE_CHECKING:
+    from planner.facts.forecast import Forecast
+
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
 INT4_PRECISIONS = ("w4a8", "w4a16")
@@ -47,6 +50,7 @@ class ResolvedSpec:
     other_quantization: str | None  # what the config.json's quantization_config says that no precision does
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
+    forecast: "Forecast | None"  # of traffic.history, whose quantile is the profile
     inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
     document: Document
 
@@ -72,6 +76,11 @@ class ResolvedSpec:
     def cluster(self) -> ClusterSpec:
         """Return the nodes as written."""
         return self.written.cluster
+
+    @property
+    def loaded_model(self) -> Model:
+        """Return the model as its phases load it: where tokens are drafted, with an MTP module."""
+        return self.model.with_drafts() if self.written.draft_tokens else self.model
 
     def phase(self, phase: Phase) -> PhaseSpec:
         """Return what is written about `phase`."""
@@ -110,16 +119,25 @@ def check_document(document: Document) -> ResolvedSpec:
     if violations:
         raise SpecError([document.problem(violation) for violation in violations])
     return ResolvedSpec(
-        written=Spec.model_validate(document.data),
+        written=_following(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
         model=named.resolved["model.shapes"],
         config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
         weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
         other_quantization=named.resolved.get("model.other_quantization"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
+        forecast=named.resolved.get("traffic.forecast"),
         inputs=named.inputs,
         document=document,
     )
+
+
+def _following(spec: Spec, forecast: "Forecast | None") -> Spec:
+    """Return `spec` with the forecast quantile for its profile, where past days are given in place of one."""
+    if forecast is None or spec.traffic is None:
+        return spec
+    traffic = spec.traffic.model_copy(update={"profile": list(forecast.quantile)})
+    return spec.model_copy(update={"traffic": traffic})
 
 
 def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:

@@ -1,4 +1,4 @@
-"""The rules between fields of `cluster` and `schedule`; `layout_rules.py` asks them with the others."""
+"""The rules between fields of `cluster`; `layout_rules.py` asks them with the others."""
 
 import re
 from collections.abc import Iterator
@@ -10,12 +10,10 @@ from planner.facts.gpu_names import unplanned_gpu
 from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
-from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
 from planner.spec.instead import instead_of_gpu
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.rule import Broken, Partial, Rule, declare_in
-from planner.spec.times import at_different_times
 
 __all__ = ["RULES"]
 
@@ -293,80 +291,3 @@ def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
     return ((index, node["name"]) for index, node in _listed(nodes) if "name" in node)
-
-
-# Schedule
-
-
-@_reads("schedule.timezone")
-def timezone_is_the_ianas(timezone: str) -> Broken | None:
-    """Clocks of the controller follow it, summer time included."""
-    if is_timezone(timezone):
-        return None
-    rule = "S518 must be a name from the IANA time zone database"
-    reason = "other names leave the sign of the offset or daylight saving time open"
-    return Broken(rule, reason, nearest_timezone(timezone))
-
-
-@_reads("schedule.windows")
-def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
-    """Each lasts until the next one's."""
-    yield from at_different_times("S511", "schedule.windows", windows, "only one window can start at a time")
-
-
-@_reads("schedule.windows", "spec.sections")
-def windows_count_the_phases_that_there_are(
-    windows: list[dict[str, Any]], sections: frozenset[str]
-) -> Iterator[Broken]:
-    """All of them, and no other."""
-    wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
-    for index, window in enumerate(windows):
-        given = [key for key, number in window.items() if key != "at" and number is not None]
-        if sorted(given) != sorted(wanted) and not isinstance(window, Partial):
-            rule = f"S512 must set {' and '.join(wanted)}, it sets {' and '.join(given) or 'nothing'}"
-            place = f"schedule.windows.{index}"
-            yield Broken(
-                rule, "each window sets the number of units of each phase", _counted(place, given, wanted), place
-            )
-
-
-@_reads("schedule.windows")
-def phases_are_on_together(windows: list[dict[str, Any]]) -> Iterator[Broken]:
-    """Prompts without tokens, or tokens without prompts, serve nobody."""
-    for index, window in enumerate(windows):
-        off = [key for key in ("prefill_units", "decode_units") if window.get(key) == 0]
-        on = [key for key in ("prefill_units", "decode_units") if window.get(key)]
-        if off and on:
-            rule = f"S513 must be at least 1 where {on[0]} is {window[on[0]]}"
-            reason = "a request passes through both phases"
-            yield Broken(rule, reason, nearest(1), f"schedule.windows.{index}.{off[0]}", 0)
-
-
-@_reads("schedule.windows")
-def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
-    """A deployment that is always off needs no plan."""
-    if any(isinstance(window, Partial) for window in windows):
-        return None
-    counts = [key for key in windows[0] if key != "at"]
-    if not counts or any(number for window in windows for key, number in window.items() if key != "at"):
-        return None
-    words = " and ".join(f"{key}: 1" for key in counts)
-    fix = for_example(f"{words} in the first")
-    return Broken("S514 must have units in some window", "otherwise nothing ever runs", fix, "schedule")
-
-
-@_reads("{phase}.units", "{phase}.given", "schedule.windows")
-def units_are_counted_once(_: int, given: frozenset[str], windows: list[dict[str, Any]]) -> Broken | None:
-    """Two numbers could differ; beside windows that are `auto`, units are what the busiest hour takes."""
-    if "units" not in given or not windows:
-        return None
-    return Broken("S515 must not stand beside a schedule", "the schedule's windows set the number of units", removal())
-
-
-def _counted(place: str, given: list[str], wanted: list[str]) -> Fix | str:
-    """What to remove of what is given, and what to write beside it: how many units, only the user knows."""
-    missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
-    if not missing:
-        return removal(*(f"{place}.{key}" for key in unwanted), words=f"remove {' and '.join(unwanted)}")
-    words = f"write how many, as {' and '.join(f'{key}: ...' for key in missing)}"
-    return f"{words}, and remove {' and '.join(unwanted)}" if unwanted else words

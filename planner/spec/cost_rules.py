@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.problems.fix import Fix, for_example, nearest
+from planner.facts.day import DAY_MINUTES
+from planner.problems.fix import Fix, for_example, nearest, removal
 from planner.spec.instead import instead_of_gpu
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
+from planner.spec.traffic import HOURS
 
 __all__ = ["RULES"]
 
@@ -24,6 +26,32 @@ def some_hour_has_demand(profile: Sequence[float] | None) -> Broken | None:
         return None
     fix = Fix("leave it out to spread tokens evenly over the day", ({"traffic.profile": None},))
     return Broken("S610 must be above 0 in some hour", "the day's tokens must arrive at some hour", fix)
+
+
+@_reads("traffic.profile")
+def entries_divide_hours(profile: Sequence[float] | None) -> Broken | None:
+    """Each has a whole number of minutes, and no entry is of two hours."""
+    if profile is None or DAY_MINUTES % len(profile) == 0 == len(profile) % HOURS:
+        return None
+    counts = ", ".join(str(HOURS * parts) for parts in range(1, 61) if 60 % parts == 0)
+    rule = f"S616 must have as many entries as a day has hours or equal parts of them, it has {len(profile)}"
+    return Broken(rule, f"these are {counts}", "give one entry for each hour or part of one")
+
+
+@_reads("traffic.output_lengths.p99", "traffic.output_lengths.median")
+def most_answers_are_longer_than_half_of_them(p99: int, median: int) -> Broken | None:
+    """A percentile is at least the median."""
+    if p99 >= median:
+        return None
+    return Broken(f"S621 must be at least the median ({median})", "half of the answers are that long", nearest(median))
+
+
+@_reads("traffic.history", "traffic.given")
+def past_days_stand_for_a_profile(history: str | None, given: frozenset[str]) -> Broken | None:
+    """Two profiles could differ."""
+    if history is None or "profile" not in given:
+        return None
+    return Broken("S620 must not stand beside profile", "the profile is forecast from these days", removal())
 
 
 @_reads("cost.usd_per_gpu_hour", "cost.given", "spec.sections")

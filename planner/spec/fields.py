@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from planner.facts.day import hh_mm
 from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
@@ -285,7 +286,7 @@ def _free_time(path: str, data: Mapping[str, Any]) -> Fix:
     windows, own = data["schedule"]["windows"], int(path.split(".")[2])
     taken = {time_of_day(each["at"]) for each in windows if isinstance(each, dict) and "at" in each}
     minutes = (30 * step for step in range(17, 17 + 48))  # a day of half hours, from the field's example on
-    times = [f"{each // 60 % 24:02}:{each % 60:02}" for each in minutes]
+    times = [hh_mm(each) for each in minutes]
     free = [time for time in times if time not in taken] or times
     missing = [index for index, each in enumerate(windows) if not isinstance(each, dict) or "at" not in each]
     at = free[missing.index(own) % len(free)]

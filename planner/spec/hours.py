@@ -1,11 +1,10 @@
 """How long the windows of a schedule last, and for how long a unit is on."""
 
+from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["DAY_MINUTES", "active_minutes", "window_minutes", "window_starts"]
-
-DAY_MINUTES = 24 * 60
+__all__ = ["active_minutes", "window_minutes", "window_starts"]
 
 
 def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> int:
@@ -26,4 +25,4 @@ def window_minutes(schedule: ScheduleSpec) -> list[int]:
 
 def window_starts(schedule: ScheduleSpec) -> list[int]:
     """Return the minute of the day at which each window starts, in the order of the spec."""
-    return [60 * int(window.at[:2]) + int(window.at[3:]) for window in schedule.windows]
+    return [minute_of(window.at) for window in schedule.windows]

@@ -24,6 +24,7 @@ from planner.spec import (
     attention_rules,
     cluster_rules,
     cost_rules,
+    draft_rules,
     engine_rules,
     kubernetes_rules,
     model_rules,
@@ -32,6 +33,7 @@ from planner.spec import (
     patched_values,
     performance_rules,
     pod_rules,
+    schedule_rules,
     volume_rules,
 )
 from planner.spec.object_names import DNS_1035, slug
@@ -45,8 +47,9 @@ __all__ = ["broken_rules"]
 
 # With rules about other sections.
 OTHERS = (
-    *(model_rules, engine_rules, attention_rules, cluster_rules, cost_rules, kubernetes_rules, volume_rules),
-    *(pod_rules, patch_rules, patched_pods, patched_values, performance_rules),
+    *(model_rules, engine_rules, attention_rules, cluster_rules, schedule_rules, cost_rules),
+    *(kubernetes_rules, volume_rules, pod_rules, patch_rules, patched_pods, patched_values),
+    *(performance_rules, draft_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)

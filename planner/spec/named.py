@@ -56,6 +56,8 @@ class Named:
                 self._keep(f"{path}.device", _catalog_gpu(path, values[path]))
         if values.get("expert_load.file"):
             self._keep_loads(values["expert_load.file"])
+        if values.get("traffic.history") and "traffic.quantile" in values:
+            self._keep_history(values["traffic.history"], values["traffic.quantile"])
 
     def _keep_config(self, written: str, data: Mapping[str, Any]) -> None:
         found = read_model_config(self.folder / written, written)
@@ -85,6 +87,17 @@ class Named:
         else:
             self.inputs[written] = found.digest
             self.resolved["expert_load.loads"] = found.loads
+
+    def _keep_history(self, written: str, quantile: float) -> None:
+        from planner.facts.forecast import forecast  # only those who have past days should wait for it
+        from planner.facts.history import read_history
+
+        found = read_history(self.folder / written, written)
+        if isinstance(found, Violation):
+            self.violations.append(found)
+        else:
+            self.inputs[written] = found.digest
+            self.resolved["traffic.forecast"] = forecast(found.history, quantile)
 
     def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
         """A GPU that the spec describes, unless it does so wrongly, which has been said."""

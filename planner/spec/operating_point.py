@@ -7,14 +7,32 @@ from typing import Annotated
 
 from pydantic import Field
 
+from planner.facts.quantities import quantity
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["MAX_TOKENS", "DecodePointSpec", "MixedPointSpec", "OperatingPointSpec", "PrefillPointSpec", "SloSpec"]
+__all__ = [
+    "ACCEPTANCE",
+    "CACHE_READ_RATE",
+    "MAX_TOKENS",
+    "DecodePointSpec",
+    "MixedPointSpec",
+    "OperatingPointSpec",
+    "PrefillPointSpec",
+    "SloSpec",
+]
 
 MAX_REQUESTS = 65_536
 MAX_TOKENS = 10_000_000
 MAX_MS = 10_000_000
+
+# 40 GiB/s, the peak of DeepSeek's own cache clients with one 400 Gb/s NIC each: github.com/deepseek-ai/3FS 11901ca7
+# README.md, KVCache.
+CACHE_READ_RATE = "42.9GB/s"
+
+# The lower end of what DeepSeek-V3's report says of the second token, 85 % to 90 %: arXiv 2412.19437v2, section 5.4.3.
+ACCEPTANCE = 0.85
+ACCEPTED = "Share of drafts that are right, of those that follow none that is wrong, 0.85 unless given."
 
 
 class DecodePointSpec(Section):
@@ -28,6 +46,7 @@ class DecodePointSpec(Section):
     kv_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[4989]
     )
+    acceptance_rate: float | None = Field(default=None, ge=0, le=1, description=ACCEPTED, examples=[0.85])
 
 
 class PrefillPointSpec(Section):
@@ -40,12 +59,20 @@ class PrefillPointSpec(Section):
     prompt_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average, hits included.", examples=[3000]
     )
-    cache_hit_rate: float = Field(
-        default=0.0,
+    cache_hit_rate: float | None = Field(
+        default=None,
         ge=0,
         le=0.999,
-        description="Share of prompts' tokens whose KV is read from a cache, and not computed.",
+        description="Share of prompts' tokens whose KV is read from a cache, and not computed; traffic.cache_hit_rate "
+        "unless given.",
         examples=[0.563],
+    )
+    cache_read_rate: Annotated[float, *quantity("link")] = Field(
+        default=CACHE_READ_RATE,
+        validate_default=True,
+        description="How fast a node reads such KV from its disks or other storage, where the default is the most that "
+        "DeepSeek's 3FS gave one.",
+        examples=["12GB/s"],
     )
     utilisation: float = Field(
         default=1.0,
@@ -69,6 +96,7 @@ class MixedPointSpec(Section):
     )
     prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
     output_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each answer, on average.", examples=[1000])
+    acceptance_rate: float | None = Field(default=None, ge=0, le=1, description=ACCEPTED, examples=[0.85])
 
 
 class OperatingPointSpec(Section):

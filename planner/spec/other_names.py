@@ -195,7 +195,7 @@ LENGTHS = ("input_len", "output_len", "input_length", "output_length", "prompt_l
 NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 
 _WINDOW = "a window lasts until the next one starts"
-_DRAFTS = "a step gives each request one token, and drafts (MTP) are not planned yet"
+_DRAFTS = "draft_tokens of decode says how many tokens the model's MTP module drafts in a step"
 _PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
 _SCALED = "units are not scaled with load; a schedule sets their number by time of day, from traffic with windows: auto"
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
@@ -279,7 +279,6 @@ WHY_NOT = {
     "enable_eplb": _EPLB,
     "enable_dbo": "overlap says it: dual_batch is what this flag turns on",
     "speculative_config": _DRAFTS,
-    "num_speculative_tokens": _DRAFTS,
     # SGLang
     "dp": _DP,
     "dp_size": _DP,
@@ -293,7 +292,6 @@ WHY_NOT = {
     "deepep_mode": _DISPATCH,
     "disaggregation_mode": "the section says the phase: prefill, decode or mixed",
     "speculative_algorithm": _DRAFTS,
-    "speculative_num_steps": _DRAFTS,
     "num_nextn_predict_layers": _DRAFTS,
     "enable_mtp": _DRAFTS,
     "mtp": _DRAFTS,
@@ -346,6 +344,7 @@ OTHER_NAMES = {  # of two keys for one field the later one here says it better
     "max_seq_len": "max_request_tokens",
     "max_model_len": "max_request_tokens",
     "max_num_batched_tokens": "max_batch_tokens",
+    "num_speculative_tokens": "draft_tokens",
     "num_redundant_experts": "redundant_experts",
     "dtype": "precision",
     "kv_dtype": "kv_precision",
@@ -358,6 +357,7 @@ OTHER_NAMES = {  # of two keys for one field the later one here says it better
     "expert_parallel_size": "ep_size",
     "ep_num_redundant_experts": "redundant_experts",
     "max_running_requests": "max_requests",
+    "speculative_num_steps": "draft_tokens",
     "context_length": "max_request_tokens",
     "max_total_tokens": "max_kv_tokens",
     "max_prefill_tokens": "max_batch_tokens",

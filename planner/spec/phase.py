@@ -17,6 +17,7 @@ MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
 MAX_BATCH_TOKENS = 10_000_000
 MAX_UNITS = 1000  # of a phase
+MAX_DRAFTS = 8  # after these few requests have a draft left that is right
 
 
 class PhaseSpec(Section):
@@ -84,6 +85,14 @@ class PhaseSpec(Section):
         description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
         " effect in decode.",
         examples=[4096, AUTO],
+    )
+    draft_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_DRAFTS,
+        description="Tokens that the model's MTP module drafts for each request in a step, for the next step to verify."
+        " Prefill computes the module's KV with them.",
+        examples=[1],
     )
     max_kv_tokens: int | None = Field(
         default=None,

@@ -6,10 +6,12 @@ from pydantic import Field, model_validator
 
 from planner.facts.quantities import quantity
 from planner.facts.terms import Phase
+from planner.spec.phase import MAX_UNITS
 from planner.spec.section import Section
+from planner.spec.start import StartSpec
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["ScheduleSpec", "WindowSpec"]
+__all__ = ["ScheduleSpec", "UnitCounts", "WindowSpec"]
 
 
 class WindowSpec(Section):
@@ -35,6 +37,24 @@ class WindowSpec(Section):
         return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
 
 
+class UnitCounts(Section):
+    """A number of units for each phase, 1 where none is given."""
+
+    prefill: int | None = Field(
+        default=None, ge=1, le=MAX_UNITS, description="Number of prefill units (1 unless given).", examples=[8]
+    )
+    decode: int | None = Field(
+        default=None, ge=1, le=MAX_UNITS, description="Number of decode units (1 unless given).", examples=[2]
+    )
+    mixed: int | None = Field(
+        default=None, ge=1, le=MAX_UNITS, description="Number of mixed units (1 unless given).", examples=[1]
+    )
+
+    def of(self, phase: Phase) -> int:
+        """Return the number for `phase`."""
+        return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase] or 1
+
+
 class ScheduleSpec(Section):
     """The day: which units are on when. The nodes of the others are free for other work. The word auto is short for
     windows that are auto."""
@@ -48,24 +68,73 @@ class ScheduleSpec(Section):
         " the busiest hour.",
         examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}], "auto"],
     )
-    warm_up: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
+    warm_up: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
         default="10min",
         validate_default=True,
         description="Time that a unit has its nodes before it serves, while it reads weights, joins and captures"
-        " graphs.",
-        examples=["10min"],
+        " graphs. With auto, what the largest start of the day takes.",
+        examples=["10min", "auto"],
     )
-    drain: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
+    start: StartSpec = Field(
+        default=StartSpec(),
+        description="What a start takes, stage by stage.",
+        examples=[{"storage": "400GB/s"}],
+    )
+    batch_queue: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Queue of the batch jobs that use the nodes of units that are off, named in the plan.",
+        examples=["research"],
+    )
+    drain: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
         default="5min",
         validate_default=True,
-        description="Time that a unit keeps its nodes after its window, until its last request is answered.",
-        examples=["5min"],
+        description="Time that a unit keeps its nodes after its window, until its last request is answered. With auto,"
+        " what traffic.output_lengths and slo.tpot_ms come to.",
+        examples=["5min", "auto"],
+    )
+    answered: float = Field(
+        default=0.999,
+        ge=0.5,
+        le=0.999999,
+        description="Share of the requests in flight that are answered within the drain, where it is auto.",
+        examples=[0.999],
     )
     min_stay: Annotated[float, *quantity("time", least="15min", most="24h")] = Field(
         default="15min",
         validate_default=True,
         description="Time that a phase keeps a number of units at least, where windows are auto.",
         examples=["15min"],
+    )
+
+    headroom: float = Field(
+        default=0.0,
+        ge=0,
+        le=4,
+        description="Capacity beyond the demand, as a share of it, where windows are auto.",
+        examples=[0.1],
+    )
+    min_units: UnitCounts = Field(
+        default=UnitCounts(),
+        description="Units that are on at any time at least, where windows are auto.",
+        examples=[{"prefill": 8, "decode": 2}],
+    )
+    max_starts: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_UNITS,
+        description="Units of a phase that start at the same time at most, where windows are auto (any number unless"
+        " given).",
+        examples=[6],
+    )
+    max_stops: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_UNITS,
+        description="Units of a phase that stop at the same time at most, where windows are auto (any number unless"
+        " given).",
+        examples=[6],
     )
 
     @model_validator(mode="before")

@@ -28,6 +28,7 @@ from planner.spec.schedule import ScheduleSpec
 from planner.spec.section import Section, form_of, one_of
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import SAYS_AUTO, is_undecided
+from planner.spec.uptime import UptimeSpec
 
 __all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
 
@@ -80,8 +81,8 @@ class GatewaySpec(Section):
         default=64,
         ge=0,
         le=65_536,
-        description="Requests that may wait for one decode or mixed rank beyond its max_requests, where more are"
-        " answered with 429.",
+        description="Requests that may wait for one decode or mixed rank whose cache has no room for them, by count or"
+        " by KV; more are answered with 429.",
         examples=[64],
     )
     keys: str | None = Field(
@@ -169,6 +170,11 @@ class Spec(Section):
     slo: SloSpec = Field(
         default=SloSpec(), description="The latencies that are promised.", examples=[{"ttft_ms": 2000, "tpot_ms": 50}]
     )
+    uptime: UptimeSpec | None = Field(
+        default=None,
+        description="How often parts fail, for an estimate of failures and spares. An empty mapping is all defaults.",
+        examples=[{"repair": "24h", "availability": 0.999}],
+    )
     coverage: Coverage = Field(
         default="none",
         description="Every expert has replicas on two nodes, or in two racks, of its unit, so that none goes dark when "
@@ -250,6 +256,11 @@ class Spec(Section):
     def gpu_names(self) -> tuple[str, ...]:
         """What the phases run on, each once."""
         return tuple(dict.fromkeys(map(self.gpu_name, self.phases)))
+
+    @property
+    def draft_tokens(self) -> int:
+        """Return the drafts of a request in a step; prefill has none, and computes the KV that drafting needs."""
+        return self.phase(self.phases[-1]).draft_tokens
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-__all__ = ["UNION_TAGS", "Section", "form_of", "one_of"]
+__all__ = ["UNION_TAGS", "Section", "form_of", "one_of", "quantity_field"]
 
 UNION_TAGS = (
     "<name>",
@@ -30,3 +30,8 @@ def one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
     """Return what editors complete; the catalog's names themselves are checked where their figures are read."""
     listed = {"enum": list(names), "type": "string"}
     return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
+
+
+def quantity_field(default: str, description: str, example: str | None = None) -> Any:
+    """Return a field whose default has a unit, as a user writes it; the example is the default where none is given."""
+    return Field(default=default, validate_default=True, description=description, examples=[example or default])

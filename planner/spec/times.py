@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.facts.day import DAY_MINUTES, hh_mm, minute_of
 from planner.problems.fix import nearest
-from planner.spec.hours import DAY_MINUTES
 from planner.spec.rule import Broken
 
 __all__ = ["at_different_times"]
@@ -26,6 +26,5 @@ def at_different_times(rule: str, place: str, entries: Sequence[Mapping[str, Any
 
 def _free_minute(at: str, taken: set[str]) -> str:
     """Return the first minute after `at` at which no entry starts."""
-    hour, minute = map(int, at.split(":"))
-    later = ((60 * hour + minute + step) % DAY_MINUTES for step in range(1, DAY_MINUTES))
-    return next(time for time in (f"{each // 60:02}:{each % 60:02}" for each in later) if time not in taken)
+    later = (hh_mm(minute_of(at) + step) for step in range(1, DAY_MINUTES))
+    return next(time for time in later if time not in taken)

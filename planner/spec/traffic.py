@@ -5,14 +5,22 @@ from typing import Annotated
 
 from pydantic import Field
 
+from planner.facts.day import DAY_MINUTES, DAY_S
 from planner.facts.terms import Phase
 from planner.spec.section import Section
 
 __all__ = ["HOURS", "TrafficSpec"]
 
 HOURS = 24
-HOUR_S = 3600
 MAX_TOKENS = 1e18  # a day's, of any service
+MAX_LENGTH = 10**7  # of an answer, by any model
+
+
+class LengthsSpec(Section):
+    """The lengths of answers, in tokens: lognormal, as far as a median and a high percentile say."""
+
+    median: int = Field(ge=1, le=MAX_LENGTH, description="Tokens of the middle one of all answers.", examples=[1000])
+    p99: int = Field(ge=1, le=MAX_LENGTH, description="Tokens that 99 % of the answers have at most.", examples=[12000])
 
 
 class TrafficSpec(Section):
@@ -37,10 +45,39 @@ class TrafficSpec(Section):
     profile: list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]] | None = Field(
         default=None,
         min_length=HOURS,
-        max_length=HOURS,
+        max_length=DAY_MINUTES,
         description="Demand of each hour from midnight in the schedule's time zone, relative to the others (even unless"
-        " given).",
+        " given); or of each half, quarter or other whole number of minutes of an hour.",
         examples=[[2, 1, 1, 1, 1, 1, 2, 3, 5, 7, 8, 8, 8, 8, 8, 8, 8, 8, 7, 7, 6, 5, 4, 3]],
+    )
+
+    history: str | None = Field(
+        default=None,
+        min_length=1,
+        description="CSV file of past days instead of a profile, with the columns time and demand, relative to this"
+        " spec: the profile is forecast for the day after the last.",
+        examples=["days.csv"],
+    )
+    quantile: float = Field(
+        default=0.75,
+        ge=0.5,
+        le=0.999,
+        description="Quantile of the forecast that is the profile, where there is a history.",
+        examples=[0.9],
+    )
+    capacity: float | None = Field(
+        default=None,
+        ge=1e-9,
+        le=MAX_TOKENS,
+        description="Demand that the units of the spec just carry, in the unit of the profile or history (the busiest"
+        " entry unless given).",
+        examples=[81422],
+    )
+
+    output_lengths: LengthsSpec | None = Field(
+        default=None,
+        description="Lengths of answers, from which a drain that is auto follows.",
+        examples=[{"median": 1000, "p99": 12000}],
     )
 
     def tokens_of(self, phase: Phase) -> float:
@@ -48,6 +85,6 @@ class TrafficSpec(Section):
         return self.input_tokens * (1 - self.cache_hit_rate) if phase == "prefill" else self.output_tokens
 
     def peak_per_s(self, phase: Phase) -> float:
-        """Return the tokens/s that `phase` is asked for in the hour that has most."""
+        """Return the tokens/s that `phase` is asked for in the entry of the profile that has most."""
         profile = self.profile or [1.0] * HOURS
-        return self.tokens_of(phase) * max(profile) / fsum(profile) / HOUR_S
+        return self.tokens_of(phase) * max(profile) / fsum(profile) / (DAY_S / len(profile))

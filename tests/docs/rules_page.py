@@ -25,6 +25,7 @@ GROUPS = {
     "R1": "What runs on this machine (exit status 1, or 2 for a wrong call)",
     "R2": "What a cluster is asked, or given",
     "R3": "The configuration of a Pulumi stack",
+    "R4": "What is simulated (exit status 2, 3 where it cannot be predicted, 1 where nothing can draw)",
     "W1": "Warnings: right, and hardly meant (exit status 0)",
 }
 

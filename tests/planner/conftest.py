@@ -179,6 +179,9 @@ def write_spec_folder(folder):
     (folder / "torn.json").write_text('{"model_type":')
     (folder / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     (folder / "page.json").write_text("<!DOCTYPE html><html></html>")
+    past = [f"2026-11-{day:02}T{hour:02}:00,{100 + hour}" for day in range(2, 16) for hour in range(24)]
+    (folder / "days.csv").write_text("\n".join(["time,demand", *past]))
+    (folder / "half_a_day.csv").write_text("\n".join(["time,demand", *past[:12]]))
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")
     return folder

@@ -157,7 +157,7 @@ def test_a_target_is_looked_at_before_the_search(spec_file, spec_folder, monkeyp
     spec_file()
     monkeypatch.chdir(spec_folder)
     monkeypatch.setattr("planner.cli.compile_plan", lambda *_: pytest.fail("it was planned"))
-    monkeypatch.setattr("planner.cli.make_map", lambda *_: pytest.fail("a map was made"))
+    monkeypatch.setattr("planner.experts.experts.make_map", lambda *_: pytest.fail("a map was made"))
 
     for command in (["plan", "spec.yaml"], ["experts", "loads.json", "--gpus", "2", "--nodes", "1"]):
         assert main([*command, *words]) == 1

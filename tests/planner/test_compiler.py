@@ -8,6 +8,7 @@ import pytest
 
 from planner import compiler
 from planner.compiler import compile_plan, deployable_from
+from planner.plan import estimated
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -72,8 +73,8 @@ def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
     """`render` and `up` print none, and the published system's maps with one more slot take seconds for SGLang."""
     spec = SPECS / "demo.yaml"
     plan = compile_plan(check_spec(spec))
-    for name in ("_one_more_slot", "_sampled", "expected_traffic", "predict_phases", "report_failures"):
-        monkeypatch.setattr(compiler, name, None)
+    monkeypatch.setattr(compiler, "_one_more_slot", None)
+    monkeypatch.setattr(estimated, "with_estimates", None)
 
     deployable = deployable_from(spec)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner import compiler
+from planner.plan import estimated
 from planner.plan.plan import Plan
 from planner.plan.text import plan_text
 from tests.test_layering import PASSES
@@ -24,9 +25,10 @@ NO_PASSES = {
     "draw_loads": "stands for a file of loads",
     "gate_of": "reads the model",
     "groups_on_nodes": "reads a layout",
-    "largest_step_field": "names a field of the spec",
+    "largest_step_tokens": "reads limits of the spec",
     "slots_bind": "reads a map",
     "max_over_mean_sampled": "adds a figure to a map",
+    "start_times": "reads layouts and their memory",
     "missed_promises": "compares figures of a plan with its spec",
 }
 
@@ -47,8 +49,13 @@ def plan(plan_of, spec_text):
 
 
 def called_by_the_compiler():
-    """The functions of other files that `compile_plan` calls, itself or by functions of its own file."""
-    tree = ast.parse(Path(compiler.__file__).read_text())
+    """The functions of other files that make a plan: those that it is decided by, and those of its estimates."""
+    return called_from(compiler, "compile_plan") | called_from(estimated, "with_estimates")
+
+
+def called_from(module, entry):
+    """The functions of other files that `entry` calls, itself or by functions of its own file."""
+    tree = ast.parse(Path(module.__file__).read_text())
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     imported = {
         alias.name
@@ -57,7 +64,7 @@ def called_by_the_compiler():
         for alias in node.names
         if alias.name.islower()  # others are classes
     }
-    waiting, seen = ["compile_plan"], set()
+    waiting, seen = [entry], set()
     while waiting:
         name = waiting.pop()
         seen.add(name)

@@ -34,7 +34,8 @@ MAX_BYTES = 10_000_000
 MAX_ROWS = 1000  # assumed: more than anybody sweeps; a prediction of each takes 0.3 ms
 MEASURED = (1e-6, 1e9)  # of any measurement: a unit's tokens/s, ms and tokens are well inside, and figures stay finite
 SHARE = (0.0, 0.999)  # of tokens that a cache had: the spec's own range
-POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - {"is_derived", "utilisation"}
+OF_THE_PLAN = {"is_derived", "utilisation", "draft_tokens", "cache_read_gbps"}  # whatever was measured
+POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - OF_THE_PLAN
 MILLI = 1e-3
 
 
@@ -167,7 +168,7 @@ def _own(row: Mapping[str, Any]) -> Measurement:
 
 def _figure(value: Any, name: str) -> float:
     """Return a figure of the file's. Raises ValueError for what is none: beyond the range, a factor is no number."""
-    least, most = SHARE if name == "cache_hit_rate" else MEASURED
+    least, most = SHARE if name in ("cache_hit_rate", "acceptance_rate") else MEASURED
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.40}, and must be a number from {least:g} to {most:g}")
     return float(value)

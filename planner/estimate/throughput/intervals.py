@@ -46,6 +46,10 @@ class Estimate:
         """Return the estimate in another unit."""
         return Estimate(self.low * factor, self.mid * factor, self.high * factor)
 
+    def plus(self, seconds: float) -> "Estimate":
+        """Return the estimate with what is certain added."""
+        return Estimate(self.low + seconds, self.mid + seconds, self.high + seconds)
+
     def inverse(self, numerator: float) -> "Estimate":
         """Return `numerator` over the estimate: a time, from a rate."""
         return Estimate(numerator / self.high, numerator / self.mid, numerator / self.low)

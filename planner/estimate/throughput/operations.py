@@ -48,18 +48,22 @@ def attention_into(machine: Machine, work: AttentionWork, tokens: float) -> Seco
     return Seconds(fixed + _projections(machine, work, work.into_weights, work.into_flops, tokens))
 
 
-def attention_out(machine: Machine, work: AttentionWork, tokens: float, kv_tokens: float) -> Seconds:
-    """Return the time of core attention over `kv_tokens` of each token, and of what follows it.
+def attention_out(
+    machine: Machine, work: AttentionWork, requests: float, kv_tokens: float, queries: int = 1
+) -> Seconds:
+    """Return the time of core attention of `queries` tokens a request over its `kv_tokens`, and of what follows it.
 
-    Core attention takes the longer of its matmuls and of reading its KV: FlashMLA overlaps the two.
+    Core attention takes the longer of its matmuls and of reading its KV: FlashMLA overlaps the two. A request's queries
+    read its KV once, unless an indexer picks other tokens for each.
     """
-    kernels = machine.kernels
+    kernels, tokens = machine.kernels, requests * queries
     seen = kv_tokens if work.window is None else min(kv_tokens, work.window)
+    readers = tokens if work.index_flops else requests
     matmuls = computing(Flops(tokens * seen * work.core_flops / kernels.core_share), machine.bf16)
-    reading = moving(Bytes(tokens * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
+    reading = moving(Bytes(readers * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
     fixed = machine.fixed(kernels.attention_fixed_us * (1 - INTO_SHARE))
     core = max(matmuls, reading) + indexer(
-        machine, work, tokens, kv_tokens, Bytes(tokens * kv_tokens * work.index_bytes)
+        machine, work, tokens, kv_tokens, Bytes(requests * kv_tokens * work.index_bytes)
     )
     return Seconds(fixed + core + _projections(machine, work, work.out_weights, work.out_flops, tokens))
 
@@ -67,10 +71,11 @@ def attention_out(machine: Machine, work: AttentionWork, tokens: float, kv_token
 def indexer(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
     """Return the time in which an indexer scores all tokens of the context: the longer of matmuls and reading keys.
 
-    Nobody measured it: it is taken to reach core attention's share of the GPU's FP8 rate.
+    Nobody measured it: it is taken to reach core attention's share of the GPU's rate.
     """
     kernels = machine.kernels
-    matmuls = computing(Flops(tokens * context * work.index_flops / kernels.core_share), machine.fp8)
+    rate = machine.matmuls(work.index_in)
+    matmuls = computing(Flops(tokens * context * work.index_flops / kernels.core_share), rate)
     return max(matmuls, moving(Bytes(read / kernels.core_memory_share), machine.memory))
 
 

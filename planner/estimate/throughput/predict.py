@@ -1,6 +1,6 @@
 """What a phase does at an operating point: rates, latencies, what binds.
 
-    decode     tokens/s a GPU = requests / attention TP / step            a step gives each request one token
+    decode     tokens/s a GPU = requests x accepted / attention TP / step one token, and drafts that are right
     prefill    tokens/s a GPU = step tokens / attention TP / step         computed tokens: hits are counted besides
     mixed      both take turns: a request costs its output's share of decode steps, and its prompt's of prefill steps
 
@@ -15,17 +15,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import log, sqrt
 
-from planner.estimate.throughput.dimensions import Bytes, moving
+from planner.estimate.throughput.dimensions import Bytes, Seconds, moving
 from planner.estimate.throughput.engines import EngineModel
 from planner.estimate.throughput.intervals import Estimate, Evidence, spread
 from planner.estimate.throughput.machine import RESOURCES, Machine
 from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.reading import bytes_per_computed_token, reading
 from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, UnitShape
 from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
 from planner.estimate.throughput.work import ModelWork
 from planner.facts.terms import Overlap, Phase
 
-__all__ = ["Binding", "Case", "Prediction", "predict", "saturated_rate"]
+__all__ = [
+    "Binding",
+    "Case",
+    "Prediction",
+    "predict",
+    "prompt_reading",
+    "prompt_step_seconds",
+    "saturated_rate",
+    "token_step_seconds",
+]
 
 MORE = 1.1  # of a resource, to ask what it is worth
 NORMAL_99 = 2.326  # quantile
@@ -45,12 +55,15 @@ class Case:
     imbalance: Imbalance  # of the plan's map; the engine's is on top
     exchange: Exchange  # of normal dispatch
     point: OperatingPoint
-    kv_bytes_per_token: int = 0
+    kv_bytes_per_token: int = 0  # that one GPU of a group has
+    whole_kv_bytes_per_token: int = 0  # as a cache has it
+    gpus_per_node: int = 8
 
     @property
     def pairs_per_gpu(self) -> float:
         """Pairs of a token and an expert that a GPU receives in a step, on average."""
-        tokens = self.point.step_tokens if self.phase == "prefill" else self.point.requests
+        point = self.point
+        tokens = point.step_tokens if self.phase == "prefill" else point.requests * point.step_queries
         return tokens / self.unit.attention_tp * max(each.experts_per_token for each in self.model.layers)
 
     @property
@@ -84,6 +97,8 @@ class Prediction:
     tpot_seconds: Estimate | None
     tpot_99_seconds: Estimate | None
     kv_transfer_seconds: float | None
+    cache_read_bytes_per_s: float  # of a node, with this rate
+    cache_read_seconds: float  # of a prompt
     imbalance: Imbalance
     binding: Binding
     evidence: Evidence
@@ -116,6 +131,8 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
         ttft_seconds=waits[0],
         ttft_99_seconds=waits[1],
         kv_transfer_seconds=waits[2],
+        cache_read_bytes_per_s=_cache_reads(case, rate),
+        cache_read_seconds=prompt_reading(case),
         tpot_seconds=latencies[0],
         tpot_99_seconds=latencies[1],
         imbalance=case.imbalance,
@@ -128,6 +145,61 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
 def saturated_rate(case: Case) -> float:
     """Return the tokens/s of one GPU at full use: what a search compares layouts by."""
     return _rate(_as_engine(case))[0]
+
+
+def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: float = 1.0) -> float:
+    """Return the seconds in which each of a group's `requests`, of `kv_tokens` each, gets one token.
+
+    With drafts, a step gives it several. The group is the fullest of its unit; `fullness` is what the mean of all has
+    of that, and what experts see. Their imbalance stays that of the case's own point.
+    """
+    point = replace(case.point, requests=requests, kv_tokens=kv_tokens)
+    step = _tokens(_fuller(_as_engine(replace(case, point=point)), fullness))
+    return step.seconds / case.point.accepted_tokens / case.engine.factor.get(case.phase, 1.0)
+
+
+def prompt_step_seconds(
+    case: Case, tokens: float, context: float, prompt_tokens: float, fullness: float = 1.0
+) -> float:
+    """Return the seconds of a step in which a group computes `tokens` of prompts.
+
+    Each token reads `context` others on average, and `prompt_tokens` of each prompt are computed. `fullness` and the
+    imbalance of experts are as in `token_step_seconds`.
+    """
+    case = _fuller(_as_engine(case), fullness)
+    step = prompt_step(
+        *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
+        *(tokens, context, prompt_tokens),
+        with_drafts=case.point.draft_tokens > 0,
+    )
+    seconds: float = step.seconds
+    if case.phase == "prefill":
+        of_node = fullness * tokens / case.unit.attention_tp * case.gpus_per_node
+        seconds = max(seconds, reading(case.point, case.whole_kv_bytes_per_token, of_node))
+    return seconds / case.engine.factor.get(case.phase, 1.0)
+
+
+def _fuller(case: Case, fullness: float) -> Case:
+    """Return a case in which experts have less to do than the fullest attention group makes it seem."""
+    imbalance = Imbalance(case.imbalance.gpus * fullness, case.imbalance.nodes * fullness)
+    return replace(case, imbalance=imbalance)
+
+
+def prompt_reading(case: Case) -> Seconds:
+    """Return the time in which a prompt's cached KV is read, while nobody else on its node reads."""
+    return reading(case.point, case.whole_kv_bytes_per_token, case.point.computed_tokens)
+
+
+def _cache_reads(case: Case, rate: float) -> float:
+    """Return the bytes/s that a node reads of cached KV, at the operating point's utilisation."""
+    per_token = bytes_per_computed_token(case.point, case.whole_kv_bytes_per_token)
+    return rate * case.point.utilisation * case.gpus_per_node * per_token
+
+
+def _step_reading(case: Case) -> Seconds:
+    """Return the time in which a node reads what the prompts of one step of all its GPUs have cached."""
+    of_node = case.point.step_tokens / case.unit.attention_tp * case.gpus_per_node
+    return reading(case.point, case.whole_kv_bytes_per_token, of_node)
 
 
 def _as_engine(case: Case) -> Case:
@@ -151,20 +223,20 @@ def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
     point, group = case.point, case.unit.attention_tp
     if case.phase == "prefill":
         step = _prompts(case, with_spans=with_spans)
-        return factor * point.step_tokens / group / step.seconds, step
+        return factor * point.step_tokens / group / max(step.seconds, _step_reading(case)), step
     step = _tokens(case, with_spans=with_spans)
     if case.phase == "decode":
-        return factor * point.requests / group / step.seconds, step
+        return factor * point.requests * point.accepted_tokens / group / step.seconds, step
     prompts = _prompts(case)
     of_prompt = point.computed_tokens / point.step_tokens * prompts.seconds
-    of_output = point.output_tokens * step.seconds / point.requests
+    of_output = point.output_tokens * step.seconds / (point.requests * point.accepted_tokens)
     return factor * point.output_tokens / group / (of_prompt + of_output), step
 
 
 def _tokens(case: Case, *, with_spans: bool = False) -> StepTime:
     return decode_step(
         *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap),
-        *(case.point.requests, case.point.kv_tokens),
+        *(case.point.requests, case.point.kv_tokens, case.point.draft_tokens),
         with_spans=with_spans,
     )
 
@@ -173,6 +245,7 @@ def _prompts(case: Case, *, with_spans: bool = False) -> StepTime:
     return prompt_step(
         *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
         *(case.point.step_tokens, case.context, max(case.point.computed_tokens, 1.0)),
+        with_drafts=case.point.draft_tokens > 0,
         with_spans=with_spans,
     )
 
@@ -188,15 +261,16 @@ def _decode_latencies(case: Case, step: Estimate, rates: Estimate) -> tuple[Esti
 def _prompt_latencies(case: Case, rates: Estimate, rate: float) -> tuple[Estimate, Estimate, float | None]:
     """Return TTFT's mean and 99th percentile, and the time in which a prompt's KV travels."""
     point, group = case.point, case.unit.attention_tp
-    step = _prompts(case).seconds
+    step = max(_prompts(case).seconds, _step_reading(case))
     computing, wait = point.prompt_steps * step, point.queued_steps * step
-    slower = rates.inverse(rate)
+    slower, read = rates.inverse(rate), prompt_reading(case)
     transfer = None
     if case.phase == "prefill" and case.machine.nic:
         num_bytes = Bytes(point.prompt_tokens * case.kv_bytes_per_token / group)
         transfer = float(moving(num_bytes, case.machine.nic))
     rarely = max(1.0, log(max(100 * point.utilisation, 1.0)))
-    return slower.times(computing + wait), slower.times(computing + wait * rarely), transfer
+    mean, slow = slower.times(computing + wait), slower.times(computing + wait * rarely)
+    return mean.plus(read), slow.plus(read), transfer
 
 
 def _binding(case: Case, rate: float) -> Binding:
@@ -206,6 +280,9 @@ def _binding(case: Case, rate: float) -> Binding:
         for field, called in RESOURCES.items()
         if getattr(case.machine, field)
     }
+    if case.phase == "prefill" and case.point.cache_hit_rate:
+        more = replace(case.point, cache_read_gbps=case.point.cache_read_gbps * MORE)
+        tried["reads of cached KV"] = lambda: replace(case, point=more)
     overheads = case.engine.overheads
     less = replace(
         overheads,

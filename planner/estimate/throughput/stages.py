@@ -88,12 +88,17 @@ def decode_spans(
     overheads: Overheads,
     requests: float,
     kv_tokens: float,
+    queries: int = 1,
 ) -> Spans:
-    """Return the spans of a micro-batch of `requests` of an attention group, each with `kv_tokens` of KV."""
+    """Return the spans of a micro-batch of `requests` of an attention group, each with `kv_tokens` of KV.
+
+    A request has several `queries` where it verifies drafts: each is a row of its own everywhere.
+    """
     assert layer.expert is not None
-    spans = _decode_attention(machine, model, layer, unit, overheads, requests, kv_tokens)
-    tokens = requests / unit.attention_tp  # that this GPU dispatches
-    computed = requests if unit.shares_all else tokens  # that its share of dense parts sees
+    spans = _decode_attention(machine, model, layer, unit, overheads, requests, kv_tokens, queries)
+    rows = requests * queries
+    tokens = rows / unit.attention_tp  # that this GPU dispatches
+    computed = rows if unit.shares_all else tokens  # that its share of dense parts sees
     pairs = tokens * layer.experts_per_token
     fullest = pairs * imbalance.gpus
     busy = _busy_slots(unit, pairs * unit.num_gpus)
@@ -101,7 +106,7 @@ def decode_spans(
         spans["shared expert"] = operations.dense_ffn(machine, layer.shared, computed)
     spans["experts"] = operations.routed_experts(machine, layer.expert, busy, fullest)
     if unit.shares_all:
-        spans["combine issue"] = _all_reduce(machine, model, unit, requests)
+        spans["combine issue"] = _all_reduce(machine, model, unit, rows)
         return spans
     mean, most = pairs * unit.reached, fullest * unit.reached
     dispatch = operations.low_latency_dispatch(
@@ -169,14 +174,16 @@ def mlp_spans(
     tokens: float,
     context: float,
     prompt_tokens: float,
+    queries: int = 1,
 ) -> Spans:
     """Return the spans of a dense layer, which exchanges nothing but where GPUs share attention."""
     assert layer.dense is not None
     if phase == "decode":
-        spans = _decode_attention(machine, model, layer, unit, overheads, tokens, context)
+        spans = _decode_attention(machine, model, layer, unit, overheads, tokens, context, queries)
     else:
         spans = _prompt_attention(machine, model, layer, unit, overheads, tokens, context, prompt_tokens, 1.0, 1.0)
-    seen = tokens if unit.shares_all else tokens / unit.attention_tp
+    rows = tokens * queries
+    seen = rows if unit.shares_all else rows / unit.attention_tp
     spans["mlp"] = operations.dense_ffn(machine, layer.dense, seen)
     return spans
 
@@ -189,13 +196,14 @@ def _decode_attention(
     overheads: Overheads,
     requests: float,
     kv_tokens: float,
+    queries: int,
 ) -> Spans:
     between = overheads.between_us * MICRO / NUM_PAUSES
-    shared = _all_reduce(machine, model, unit, requests)
+    shared = _all_reduce(machine, model, unit, requests * queries)
     return {
-        "attention 1": Seconds(operations.attention_into(machine, layer.attention, requests) + 2 * between),
+        "attention 1": Seconds(operations.attention_into(machine, layer.attention, requests * queries) + 2 * between),
         "attention 2": Seconds(
-            operations.attention_out(machine, layer.attention, requests, kv_tokens) + shared + between
+            operations.attention_out(machine, layer.attention, requests, kv_tokens, queries) + shared + between
         ),
         "gate": Seconds(between),
         "sum": Seconds(between),

@@ -1,6 +1,6 @@
 """The time of one step of a phase: layers, head, host; and how it divides.
 
-step = MoE layers x one layer's timeline + dense layers + head + host
+step = MoE layers x one layer's timeline + dense layers + head + drafts + host
 """
 
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from planner.estimate.throughput import operations
 from planner.estimate.throughput.dimensions import Seconds
+from planner.estimate.throughput.drafts import drafting, prompt_drafting
 from planner.estimate.throughput.machine import Machine
 from planner.estimate.throughput.overlap import LayerTimeline, one_layer
 from planner.estimate.throughput.stages import (
@@ -35,6 +36,7 @@ class StepTime:
     moe_layers: Seconds
     dense_layers: Seconds
     head: Seconds
+    drafts: Seconds  # of an MTP module
     host: Seconds
     exposed: Seconds  # of the MoE layers, waiting for exchanges
     timelines: tuple[tuple[LayerTimeline, int], ...]
@@ -43,7 +45,7 @@ class StepTime:
     @property
     def seconds(self) -> Seconds:
         """Return the whole step."""
-        return Seconds(self.moe_layers + self.dense_layers + self.head + self.host)
+        return Seconds(self.moe_layers + self.dense_layers + self.head + self.drafts + self.host)
 
 
 def decode_step(
@@ -55,21 +57,28 @@ def decode_step(
     overlap: Overlap,
     requests: float,
     kv_tokens: float,
+    drafts: int = 0,
     *,
     with_spans: bool = False,
 ) -> StepTime:
-    """Return the time of a step in which an attention group gives each of its `requests` one token."""
+    """Return the time of a step in which an attention group gives each of its `requests` a token.
+
+    With `drafts` it verifies as many of each request besides, and drafts the next ones.
+    """
+    queries = 1 + drafts
     part = _part(requests, overlap)
     layers = _layers(
         model,
         overlap,
-        lambda layer: decode_spans(machine, model, layer, unit, imbalance, overheads, part, kv_tokens),
-        lambda layer: mlp_spans(machine, model, layer, unit, overheads, "decode", part, kv_tokens, 1),
+        lambda layer: decode_spans(machine, model, layer, unit, imbalance, overheads, part, kv_tokens, queries),
+        lambda layer: mlp_spans(machine, model, layer, unit, overheads, "decode", part, kv_tokens, 1, queries),
         with_spans=with_spans,
     )
-    answering = requests / unit.attention_tp if not unit.shares_all else requests
+    rows = requests * queries
+    answering = rows / unit.attention_tp if not unit.shares_all else rows
     head = operations.head(machine, model.head_weights, model.head_flops, answering)
-    return _step(layers, head, overheads)
+    drafted = drafting(machine, model, unit, imbalance, overheads, requests, kv_tokens, drafts)
+    return _step(layers, head, drafted, overheads)
 
 
 def prompt_step(
@@ -84,9 +93,13 @@ def prompt_step(
     context: float,
     prompt_tokens: float,
     *,
+    with_drafts: bool = False,
     with_spans: bool = False,
 ) -> StepTime:
-    """Return the time of a step in which an attention group computes `tokens` of prompts."""
+    """Return the time of a step in which an attention group computes `tokens` of prompts.
+
+    With drafts, an MTP module computes its KV of them too.
+    """
     part = _part(tokens, overlap)
     layers = _layers(
         model,
@@ -99,7 +112,11 @@ def prompt_step(
         with_spans=with_spans,
     )
     head = operations.head(machine, model.head_weights, model.head_flops, tokens / prompt_tokens)
-    return _step(layers, head, overheads)
+    load = (tokens, context, prompt_tokens)
+    drafted = (
+        prompt_drafting(machine, model, unit, imbalance, overheads, exchange, *load) if with_drafts else Seconds(0)
+    )
+    return _step(layers, head, drafted, overheads)
 
 
 @dataclass(frozen=True)
@@ -140,11 +157,12 @@ def _layers(
     return _Layers(dense, tuple(timelines), shown)
 
 
-def _step(layers: _Layers, head: Seconds, overheads: Overheads) -> StepTime:
+def _step(layers: _Layers, head: Seconds, drafts: Seconds, overheads: Overheads) -> StepTime:
     return StepTime(
         moe_layers=Seconds(sum(count * each.seconds for each, count in layers.timelines)),
         dense_layers=Seconds(layers.dense),
         head=head,
+        drafts=drafts,
         host=Seconds(overheads.host_ms * MILLI),
         exposed=Seconds(sum(count * each.exposed for each, count in layers.timelines)),
         timelines=layers.timelines,

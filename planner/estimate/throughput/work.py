@@ -8,11 +8,13 @@ Worked example, DeepSeek-V3 in FP8, one layer:
     expert             gate, up, down                                            44.04 M weights, 88.08 MFLOP
 
 Where GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
-its indexer, a small attention in FP8, and reads the tokens that it picks, with latents absorbed in prefill too. Other
-attention that reads a part of its context is not known here: `work_of` returns None for such a model.
+its indexer, a small attention in FP8, and reads the tokens that it picks, with latents absorbed in prefill too.
+MiniMax-M3's indexer is in the KV's type, and picks blocks for each KV head. Other attention that reads a part of its
+context is not known here: `work_of` returns None for such a model.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
-takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer.
+takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer;
+transformers 5.23.0 models/minimax_m3_vl/modeling_minimax_m3_vl.py, MiniMaxM3VLIndexer.
 """
 
 from collections.abc import Mapping
@@ -49,8 +51,9 @@ class AttentionWork:
     prompt_core_flops: Flops  # of prefill, for a token and each token before it
     window: int | None  # the most tokens that core attention reads
     kept_in: Format  # the projections
-    index_flops: Flops  # of the indexer, for a token and each token before it, in FP8
+    index_flops: Flops  # of the indexer, for a token and each token before it
     index_bytes: Bytes
+    index_in: Format = "fp8"
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class LayerWork:
 class ModelWork:
     """A model as one GPU computes it."""
 
-    layers: Mapping[LayerWork, int]  # and how many there are of each kind
+    layers: Mapping[LayerWork, int]  # of the main model, and how many there are of each kind
     hidden_size: int
     hidden_bytes: int  # of a token's residual stream
     intermediate_size: int  # of a routed expert
@@ -85,6 +88,8 @@ class ModelWork:
     head_flops: Flops  # a token that answers
     dispatch_bytes: int  # a token
     combine_bytes: int
+    draft: LayerWork | None = None  # the layer of an MTP module
+    draft_input: FfnWork | None = None  # its projection of a state and an embedding
 
 
 def why_unknown(model: Model) -> str | None:
@@ -92,9 +97,9 @@ def why_unknown(model: Model) -> str | None:
     for attention in model.attentions:
         if isinstance(attention, LatentAttention) and (not attention.is_sparse or attention.num_picked):
             continue
-        if isinstance(attention, GroupedAttention) and attention.indexer is None:
+        if isinstance(attention, GroupedAttention):
             continue
-        return "its attention reads a part of the context (blocks, compression or a state), which is not modelled"
+        return "its attention reads a part of the context (compression or a state), which is not modelled"
     return "it has several residual streams, which are not modelled" if model.num_streams > 1 else None
 
 
@@ -113,6 +118,7 @@ def work_of(
     }
     wide = wide_bytes(precision)
     head = model.hidden_size * model.vocab_size / dense_tp
+    draft = part.draft_layer
     return ModelWork(
         layers=layers,
         hidden_size=model.hidden_size,
@@ -122,6 +128,8 @@ def work_of(
         head_flops=Flops(FLOPS_PER_WEIGHT * head),
         dispatch_bytes=dispatch,
         combine_bytes=combine,
+        draft=None if draft is None else _layer_work(draft, model.hidden_size, precision, KV_BYTES[kv], dense_tp),
+        draft_input=None if draft is None else _draft_input(model.hidden_size, precision),
     )
 
 
@@ -186,6 +194,8 @@ def _grouped(each: GroupedAttention, hidden: int, precision: Precision, kv_bytes
     into = (each.num_heads * (2 if each.has_gate else 1) + 2 * each.num_kv_heads) * size * hidden
     out = each.num_heads * size * hidden
     core = Flops(2 * FLOPS_PER_WEIGHT * each.num_heads * size)  # queries with keys, and weights with values
+    index = each.indexer
+    into += (index.num_heads + 1) * index.head_dim * hidden if index else 0
     return AttentionWork(
         into_weights=Bytes(_bytes(into, formats.attention)),
         into_flops=Flops(FLOPS_PER_WEIGHT * into),
@@ -194,11 +204,17 @@ def _grouped(each: GroupedAttention, hidden: int, precision: Precision, kv_bytes
         core_flops=core,
         core_bytes=Bytes(2 * each.num_kv_heads * size * kv_bytes),
         prompt_core_flops=core,
-        window=each.window,
+        window=index.num_picked if index else each.window,
         kept_in=formats.attention,
-        index_flops=Flops(0.0),
-        index_bytes=Bytes(0.0),
+        index_flops=Flops(FLOPS_PER_WEIGHT * index.num_heads * index.head_dim if index else 0.0),
+        index_bytes=Bytes(index.head_dim * kv_bytes if index else 0.0),
+        index_in="bf16",
     )
+
+
+def _draft_input(hidden: int, precision: Precision) -> FfnWork:
+    """Return the projection of a state and an embedding to one state, which stays wide."""
+    return _ffn(2 * hidden * hidden, "fp32" if precision == "fp32" else "bf16")
 
 
 def _ffn(weights: float, kept_in: Format) -> FfnWork:

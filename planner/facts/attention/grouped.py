@@ -16,6 +16,13 @@ class BlockIndexer:
 
     num_heads: int
     head_dim: int
+    num_blocks: int  # that it picks for each query and KV head, the last ones included
+    block_tokens: int
+
+    @property
+    def num_picked(self) -> int:
+        """Return how many tokens a query reads: 16 blocks of 128 are 2,048."""
+        return self.num_blocks * self.block_tokens
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return queries, the key, and a norm of each."""

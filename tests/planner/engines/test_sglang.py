@@ -119,6 +119,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     """Prefill EP32, decode EP144 and one node, first and last pods: exact option strings, nothing deprecated."""
     pair, one = spec_of(DEEPSEEK, tmp_path), spec_of(ONE_NODE, tmp_path)
     wide = spec_of(DEEPSEEK.replace("precision: fp8", "precision: bf16"), tmp_path)
+    drafting = spec_of(DEEPSEEK.replace("max_requests: 128", "max_requests: 128, draft_tokens: 2"), tmp_path)
     commands = [
         command_of(pair, "prefill"),
         command_of(pair, "prefill", 3),
@@ -128,6 +129,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         command_of(wide, "decode"),
         command_of(pair, "prefill", model_type="qwen3_next"),
         command_of(one, "mixed", model_type="deepseek_v4"),
+        *(command_of(drafting, phase) for phase in ("prefill", "decode")),
     ]
     said = ask(commands=commands, router=[list(sglang.router(each.written, "image").args) for each in (pair, one)])
     keys = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
@@ -141,10 +143,25 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         (144, 144, 144, 18, 0, "low_latency", 18_432),
         (32, 32, 32, 4, 0, "normal", 1024),
         (8, 1, 8, 1, 0, "auto", 64),
+        (32, 32, 32, 4, 0, "normal", 1024),
+        (144, 144, 144, 18, 0, "low_latency", 18_432),
     ], said["commands"]
     assert said["router"][0]["prefill_selector"]["tidemill.dev/phase"] == "prefill"
     assert said["router"][0]["decode_selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     assert said["router"][1]["selector"]["tidemill.dev/phase"] == "mixed"
+
+
+def test_both_phases_are_told_how_tokens_are_drafted(tmp_path):
+    """Three tokens of each request are verified in a step, and DeepEP has room for them."""
+    spec = spec_of(DEEPSEEK.replace("max_requests: 128", "max_requests: 128, draft_tokens: 2"), tmp_path)
+    told = {"--speculative-num-steps": "2", "--speculative-eagle-topk": "1", "--speculative-num-draft-tokens": "3"}
+    for phase in ("prefill", "decode"):
+        words = command_of(spec, phase)
+
+        assert {option: words[words.index(option) + 1] for option in told} == told
+    container = sglang.unit_container(spec.written, unit_of(spec, "decode"), KNOWN, "image")
+    assert container.env["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "384"
+    assert "--speculative-algorithm" not in command_of(spec_of(DEEPSEEK, tmp_path), "decode")
 
 
 def planted(words):

@@ -117,6 +117,17 @@ def test_sizes_are_those_of_the_plan(spec):
     assert json.loads(options["--kv-transfer-config"][0])["kv_connector"] == "NixlConnector"
 
 
+def test_both_phases_are_told_how_tokens_are_drafted(spec):
+    """Prefill and decode agree on it, and a step has all queries of its requests."""
+    drafting = spec.model_copy(update={"decode": spec.decode.model_copy(update={"draft_tokens": 2})})
+    prefill, decode = (said(words_of(drafting, phase)) for phase in ("prefill", "decode"))
+
+    assert prefill["--speculative-config"] == decode["--speculative-config"]
+    assert json.loads(decode["--speculative-config"][0]) == {"method": "mtp", "num_speculative_tokens": 2}
+    assert decode["--max-num-batched-tokens"] == decode["--cudagraph-capture-sizes"][-1:] == ["384"]
+    assert mistakes(words_of(drafting, "decode"), TABLE["options"]) == []
+
+
 def test_experts_are_moved_only_where_vllm_can(spec):
     """MiniMax-M2's class is none of those that EPLB knows; the state of linear layers travels in one layout only."""
     unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")

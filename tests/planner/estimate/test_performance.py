@@ -68,7 +68,7 @@ def test_predictions_are_not_deployed(pair):
     ("change", "why"),
     [
         ({"cluster": {"gpu": {"name": "own", "memory": "190GB"}, "nodes": 60, "gpus_per_node": 8}}, "rates of own"),
-        ({"model": "minimax-m3", "prefill": {"ep_size": 32}, "decode": {"ep_size": 64}}, "a part of the context"),
+        ({"model": "qwen3.5-35b-a3b", "prefill": {"ep_size": 8}, "decode": {"ep_size": 8}}, "a part of the context"),
     ],
 )
 def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
@@ -82,9 +82,22 @@ def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
     assert why in performance["decode"]["not_predicted"]
 
 
-def test_an_indexer_is_predicted_with_a_wide_range():
-    """No kernel of sparse attention was measured, on whatever engine."""
-    plan = compile_plan(with_values(check_spec(SPEC), {"model": "deepseek-v3.2"}))
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "deepseek-v3.2"},
+        {
+            "model": "minimax-m3",
+            "prefill.redundant_experts": 0,
+            "decode.ep_size": 128,
+            "decode.redundant_experts": 0,
+            "operating_point.decode.requests": 64,
+        },
+    ],
+)
+def test_an_indexer_is_predicted_with_a_wide_range(change):
+    """No kernel of sparse attention was measured, on whatever engine: over tokens or over blocks that are picked."""
+    plan = compile_plan(with_values(check_spec(SPEC), change))
     decode = plan.as_json()["performance"]["decode"]
 
     assert decode["evidence"]["why"] == "no kernel of this attention was measured"

@@ -367,7 +367,8 @@ class Checked:
     """As much of a ResolvedSpec as memory reads."""
 
     def __init__(self, model, gpu, phase, section):
-        self.model, self._gpu, self._section = model, gpu, section
+        self.model = self.loaded_model = model
+        self._gpu, self._section = gpu, section
         self.written = SimpleNamespace(engine_name=OURS)
 
     def phase(self, _):

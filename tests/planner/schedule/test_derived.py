@@ -1,37 +1,54 @@
 """A day that follows its traffic, and the ways between its states: checked at every minute."""
 
-from math import ceil
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import compile_plan
-from planner.problems.errors import SpecError
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.schedule.demand import units_at_rate, units_of_busiest
 from planner.schedule.derived import derived_day
 from planner.schedule.transitions import State, nodes_taken, transitions_of
 from planner.spec.check import check_spec
-from planner.spec.schedule import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec, UnitCounts
 from tests.planner.schedule.test_optimum import DEEPSEEK
 
 NODES = {"prefill": 4, "decode": 18}
-profiles = st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), min_size=24, max_size=24).filter(any)
+profiles = st.sampled_from([24, 48, 144]).flatmap(
+    lambda size: st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9, 1.0]), min_size=size, max_size=size).filter(any)
+)
 minutes = st.sampled_from([0, 5, 10, 20, 45, 90])
+limits = st.none() | st.integers(1, 3)
+constraints = st.fixed_dictionaries(
+    {
+        "warm_up": minutes.map(lambda each: each * 60),
+        "drain": minutes.map(lambda each: each * 60),
+        "min_stay": st.sampled_from([15, 30, 120]).map(lambda each: each * 60),
+        "headroom": st.sampled_from([0.0, 0.1, 0.5]),
+        "min_units": st.builds(UnitCounts, prefill=st.integers(1, 4), decode=st.integers(1, 2)),
+        "max_starts": limits,
+        "max_stops": limits,
+    }
+)
 
 
-def schedule(warm_up=0, drain=0, stay=15):
-    return ScheduleSpec(windows="auto").model_copy(
-        update={"warm_up": 60 * warm_up, "drain": 60 * drain, "min_stay": 60 * stay}
-    )
+def schedule(warm_up=0, drain=0, **others):
+    return ScheduleSpec(windows="auto").model_copy(update={"warm_up": 60 * warm_up, "drain": 60 * drain} | others)
+
+
+def asked_of(profile, units):
+    """What a profile asks for where `units` just carry its busiest entry."""
+    return {phase: units_of_busiest(profile, number) for phase, number in units.items()}
 
 
 def minute(at):
     return 60 * int(at[:2]) + int(at[3:5])
 
 
-def states_of(day, units):
+def states_of(day):
     """The states of a day, and the nodes of each unit."""
-    names = {phase: [f"{phase}-{index}" for index in range(number)] for phase, number in units.items()}
+    most = {phase: max(each[f"{phase}_units"] for each in day.windows) for phase in NODES}
+    names = {phase: [f"{phase}-{index}" for index in range(number)] for phase, number in most.items()}
     states = [
         State(minute(each["at"]), tuple(name for phase in names for name in names[phase][: each[f"{phase}_units"]]))
         for each in day.windows
@@ -39,31 +56,63 @@ def states_of(day, units):
     return states, {name: NODES[phase] for phase in names for name in names[phase]}
 
 
-@settings(max_examples=60)
-@given(profiles, st.integers(1, 6), st.integers(1, 3), minutes, minutes, st.sampled_from([15, 30, 120]))
-def test_capacity_is_never_below_demand_and_nodes_are_counted_once(profile, prefill, decode, warm_up, drain, stay):
-    """Enough units serve in every hour; transitions take the nodes that the day was chosen by."""
+@settings(max_examples=20, deadline=None)
+@given(profiles, st.integers(1, 6), st.integers(1, 3), constraints)
+def test_capacity_is_never_below_demand_and_nodes_are_counted_once(profile, prefill, decode, constraint):
+    """Enough units serve at any time, with headroom and the floor; transitions take the nodes that were counted."""
     units = {"prefill": prefill, "decode": decode}
-    day = derived_day(schedule(warm_up, drain, stay), profile, units, NODES)
-    states, nodes = states_of(day, units)
-    transitions = transitions_of(states, nodes, warm_up * 60, drain * 60)
+    rules = schedule().model_copy(update=constraint)
+    day = derived_day(rules, asked_of(profile, units), NODES)
+    states, nodes = states_of(day)
+    transitions = transitions_of(states, nodes, rules)
 
-    for hour, demand in enumerate(profile):
-        for at in range(60 * hour, 60 * hour + 60, 15):
-            begun = [each for each in day.windows if minute(each["at"]) <= at]
-            window = (begun or day.windows)[-1]
-            assert all(
-                window[f"{phase}_units"] >= ceil(number * demand / max(profile) - 1e-9)
-                for phase, number in units.items()
-            )
+    for at in range(0, 1440, 5):
+        begun = [each for each in day.windows if minute(each["at"]) <= at]
+        window = (begun or day.windows)[-1]
+        demand = profile[at * len(profile) // 1440] / max(profile) * (1 + rules.headroom)
+        for phase, number in units.items():
+            assert window[f"{phase}_units"] >= max(number * demand - 1e-6, rules.min_units.of(phase))
+    for phase in units:
+        numbers = [each[f"{phase}_units"] for each in day.windows]
+        changes = [number - numbers[index - 1] for index, number in enumerate(numbers)]
+        assert max(changes) <= (rules.max_starts or 1000)
+        assert -min(changes) <= (rules.max_stops or 1000)
     assert nodes_taken(nodes, states, transitions) == pytest.approx(day.mean_nodes)
     assert day.bound <= day.mean_nodes + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from([0.1, 0.5, 1.0]), min_size=24, max_size=24), st.integers(0, 23), constraints)
+def test_more_demand_never_takes_fewer_nodes(asked, hour, constraint):
+    """Whatever hour asks for one unit more, the day takes as many nodes at least."""
+    rules = schedule().model_copy(update=constraint)
+    more = [units + (index == hour) for index, units in enumerate(asked)]
+    before, after = (derived_day(rules, {"decode": each}, NODES).mean_nodes for each in (asked, more))
+
+    assert after >= before - 1e-9
+
+
+def test_units_of_a_known_speed_carry_what_they_make():
+    """A day of 86,400 tokens, half of them in one hour of 24: 12 tokens/s then, six units of 2 tokens/s."""
+    asked = units_at_rate([23] + [1] * 23, 86_400, 2.0)
+
+    assert asked[0] == pytest.approx(6)
+    assert asked[1] == pytest.approx(6 / 23)
+
+
+def test_finer_entries_move_steps_to_where_they_are_needed():
+    """Ten-minute entries let a window begin at ten past, which no quarter of an hour does."""
+    day = derived_day(schedule(), asked_of([1] + [0.1] * 143, {"decode": 4}), NODES)
+
+    assert [each["at"] for each in day.windows] == ["00:00", "00:15"]  # a stay of 15 minutes is the least
+    late = derived_day(schedule(), asked_of([0.1] + [1] * 12 + [0.1] * 131, {"decode": 4}), NODES)
+    assert [each["at"] for each in late.windows] == ["00:10", "02:10"]
 
 
 def test_a_transition_takes_nodes_before_and_frees_them_after():
     """Ten minutes of warm-up before a window, five of drain after one; across midnight too."""
     states = [State(23 * 60 + 55, ("a",)), State(5, ("a", "b"))]
-    first, second = transitions_of(states, {"a": 4, "b": 18}, warm_up=600, drain=300)
+    first, second = transitions_of(states, {"a": 4, "b": 18}, schedule(warm_up=10, drain=5))
 
     assert (first.at, first.starts, first.warm_up_from, first.stops) == ("00:05:00", ("b",), "23:55:00", ())
     assert (second.at, second.stops, second.drained_by, second.freed_node_hours) == ("23:55:00", ("b",), "00:00:00", 0)
@@ -71,8 +120,9 @@ def test_a_transition_takes_nodes_before_and_frees_them_after():
 
 def test_deepseeks_traffic_takes_fewer_nodes_than_its_windows():
     """From noon to noon as from midnight: 217.25 nodes serve at least, 220.19 are taken, 278 at the peak."""
-    day = derived_day(schedule(10, 5), DEEPSEEK, {"prefill": 29, "decode": 9}, NODES)
+    day = derived_day(schedule(10, 5), asked_of(DEEPSEEK, {"prefill": 29, "decode": 9}), NODES)
 
+    assert (day.binding, round(day.bounds["decode"], 2)) == ("decode", 128.25)
     assert (day.bound, round(day.mean_nodes, 2), len(day.windows)) == (217.25, 220.19, 19)
     assert max(4 * each["prefill_units"] + 18 * each["decode_units"] for each in day.windows) == 278
 
@@ -99,6 +149,26 @@ def test_a_plan_has_the_windows_that_its_traffic_asks_for(written, tmp_path):
     (decided,) = [each for each in plan.decisions if each.path == "schedule.windows"]
     assert decided.value == "2 windows"
     assert plan.schedule.transitions[1].warm_up_from == "07:50:00"
+
+
+def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):
+    """S762: a floor above the cluster is infeasible, and the most that fits is offered."""
+    (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC}schedule: {{windows: auto, min_units: {{decode: 3}}}}\n")
+    with pytest.raises(InfeasibleError) as caught:
+        compile_plan(check_spec(tmp_path / "spec.yaml"))
+
+    (problem,) = caught.value.problems
+    assert (problem.rule[:4], problem.changes) == ("S762", ({"schedule.min_units.decode": 2},))
+
+
+def test_headroom_counts_in_nodes_that_are_auto(tmp_path):
+    """Units that just carry the busiest hour need another of each kind for a tenth more, and nodes for both."""
+    spec = f"{PAIR}{TRAFFIC}schedule: {{windows: auto, headroom: 0.1}}\n".replace("nodes: 44", "nodes: auto")
+    (tmp_path / "spec.yaml").write_text(spec)
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+
+    assert [each.num_units for each in plan.schedule.steps][1] == {"prefill": 3, "decode": 3}
+    assert plan.spec.cluster.nodes == 3 * (4 + 18)
 
 
 def test_windows_that_follow_no_traffic_are_refused(tmp_path):

@@ -16,7 +16,8 @@ DEEPSEEK = (
 )
 needs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 quarters = st.integers(0, 12).map(lambda number: number / 4)
-switchings = st.builds(Switching, quarters, quarters, st.integers(1, 4))
+limits = st.none() | st.integers(1, 3)
+switchings = st.builds(Switching, quarters, quarters, st.integers(1, 4), limits, limits)
 
 
 def stays(on, slots):
@@ -29,15 +30,21 @@ def stays(on, slots):
     return all(gap >= slots for gap in gaps)
 
 
+def keeps(on, switching):
+    """Whether a day stays where it must, and changes by no more than it may."""
+    changes = all(switching.allows(on[index - 1], number) for index, number in enumerate(on))
+    return changes and stays(on, min(switching.stay, len(on)))
+
+
 @given(needs, switchings)
 def test_no_other_day_is_cheaper(needed, switching):
-    """Every day of small numbers that carries the demand and keeps its numbers costs as much at least."""
+    """Every day of small numbers that carries the demand and keeps stays and limits costs as much at least."""
     found = fewest_unit_slots(needed, switching)
     days = product(*(range(need, 4) for need in needed))
-    cheapest = min(unit_slots(day, switching) for day in days if stays(day, min(switching.stay, len(needed))))
+    cheapest = min(unit_slots(day, switching) for day in days if keeps(day, switching))
 
     assert all(on >= need for on, need in zip(found, needed, strict=True))
-    assert stays(found, min(switching.stay, len(needed)))
+    assert keeps(found, switching)
     assert unit_slots(found, switching) == pytest.approx(cheapest)
 
 
@@ -49,6 +56,13 @@ def test_more_demand_never_costs_less(needed, switching, data):
 
     before, after = (unit_slots(fewest_unit_slots(each, switching), switching) for each in (needed, more))
     assert after >= before - 1e-9
+
+
+def test_a_limited_morning_begins_early():
+    """One unit a slot reaches four units only when the first start is three slots before they are needed."""
+    on = fewest_unit_slots((1, 1, 1, 1, 1, 4), Switching(max_starts=1))
+
+    assert on == (1, 1, 1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(

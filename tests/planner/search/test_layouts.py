@@ -308,7 +308,7 @@ def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
     """What the search promised for its rule of replicas is what the plan predicts, and no promise is missed."""
     fixed = {"attention_tp": 1, "max_batch_tokens": 16384, "max_request_tokens": 16384, "max_requests": "auto"}
     fixed |= {"units": "auto", "ep_size": 16, "redundant_experts": 64}
-    slo = {"ttft_ms": 3000, "tpot_ms": 50}
+    slo = {"ttft_ms": 3500, "tpot_ms": 50}
     plan = compile_plan(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
 
     for outlook, searched in zip(plan.outlooks, plan.search.phases, strict=True):

@@ -33,6 +33,7 @@ TEXTS = {
     "model.config": ("config.json", "grouped.json", "v2_lite.json"),
     "model.checkpoint": ("bundled:demo", "/models/weights"),
     "expert_load.file": ("loads.json",),
+    "traffic.history": ("days.csv",),
     "cluster.nodes[].gpu": ("own", *GPUS),
     "cluster.spares[]": ("n1", "node-1"),
     "cluster.nodes[].taints[]": ("a=b:NoExecute", "a:NoSchedule", "a=b:PreferNoSchedule"),

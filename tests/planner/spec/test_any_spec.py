@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from planner.compiler import check_fit, compile_plan
 from planner.facts.digest import pretty_json
-from planner.plan.loaded import is_plan, load_plan
+from planner.plan.given import is_plan
+from planner.plan.loaded import load_plan
 from planner.plan.previous import read_previous
 from planner.problems.errors import InfeasibleError, SpecError, TidemillError
 from planner.spec.check import check_spec

@@ -1,0 +1,87 @@
+"""The operating point of each phase: as the spec writes it, or as its limits allow; and whether memory holds it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.estimate.throughput.point import OperatingPoint
+from planner.facts.quantities import read_link
+from planner.facts.terms import Phase
+from planner.layout.memory import MemoryPlan
+from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.fix import nearest
+from planner.spec.check import ResolvedSpec
+from planner.spec.operating_point import ACCEPTANCE, CACHE_READ_RATE
+from planner.spec.phase import PhaseSpec
+from planner.spec.undecided import AUTO
+
+__all__ = ["operating_point", "require_points_fit"]
+
+OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where nobody says: assumed
+
+
+def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
+    """Return the spec's point of a phase, or one that its limits allow; `kv_room` is what memory has room for."""
+    written = getattr(spec.written.operating_point, phase)
+    section, elsewhere = spec.phase(phase), _said_elsewhere(spec, phase)
+    if written is not None:
+        numbers = {key: value for key, value in written if value is not None}
+        return _written_point(section, elsewhere | numbers, kv_room)
+    half = max(section.max_request_tokens // 2, 1)
+    room = half if kv_room is None else min(half, max(kv_room // section.max_requests, 1))
+    output = max(round(half * OUTPUT_SHARE), 1)
+    points = {
+        "decode": OperatingPoint(requests=section.max_requests, kv_tokens=room, is_derived=True),
+        "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=half, is_derived=True),
+        "mixed": OperatingPoint(
+            requests=section.max_requests,
+            kv_tokens=room,
+            step_tokens=section.max_batch_tokens,
+            prompt_tokens=max(half - output, 1),
+            output_tokens=output,
+            is_derived=True,
+        ),
+    }
+    return replace(points[phase], **elsewhere)
+
+
+def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
+    """Raise InfeasibleError where a GPU has no room for the KV of an operating point."""
+    wrong = [
+        spec.problem(_too_much_kv(each, point))
+        for each in memory
+        if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
+        and not point.is_derived
+    ]
+    if wrong:
+        raise InfeasibleError(wrong)
+
+
+def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
+    """Return what holds where no point says otherwise: drafts, the traffic's hits, how fast these are read."""
+    drafts, traffic = spec.written.draft_tokens, spec.written.traffic
+    found: dict[str, Any] = {"draft_tokens": drafts, "acceptance_rate": ACCEPTANCE if drafts else 0.0}
+    if phase != "prefill":
+        return found
+    hits = traffic.cache_hit_rate if traffic else 0.0
+    return found | {"cache_hit_rate": hits, "cache_read_gbps": read_link(CACHE_READ_RATE)}
+
+
+def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
+    """Return the point that is written; what it leaves to the planner is what limits and memory allow."""
+    if numbers.get("step_tokens", AUTO) == AUTO:
+        numbers["step_tokens"] = section.max_batch_tokens
+    if "cache_read_rate" in numbers:
+        numbers["cache_read_gbps"] = numbers.pop("cache_read_rate")
+    if numbers.get("requests") == AUTO:
+        room = section.max_requests if kv_room is None else kv_room // numbers["kv_tokens"]
+        numbers["requests"] = max(min(section.max_requests, room), 1)
+    return OperatingPoint(**numbers)
+
+
+def _too_much_kv(memory: MemoryPlan, point: OperatingPoint) -> Violation:
+    fitting = memory.kv_tokens // round(point.kv_tokens)
+    rule = f"S711 must have KV for all of them, {memory.kv_tokens:,} tokens fit"
+    reason = f"{point.requests:,} requests of {point.kv_tokens:,} tokens have {point.requests * point.kv_tokens:,}"
+    fix = nearest(fitting) if fitting else "write fewer kv_tokens"
+    return Violation(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)

@@ -1,0 +1,81 @@
+"""The time in which an MTP module drafts tokens, or computes its KV of prompts.
+
+    decode     a pass over all that the step verified, and one over a token a request for each further draft; each is
+               the projection of a state and an embedding, a layer like the main model's, and the head
+    prefill    one pass over the step's prompts, with the head for those that end
+
+A pass is one layer long, so that nothing of it overlaps. Drafts that were wrong are computed too: a batch has equally
+many rows of each request. One module makes all drafts, from its own state after the first: so do SGLang and vLLM.
+
+Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md (what a module consists of); sglang 0.5.23
+speculative/eagle_worker_v2.py (passes).
+"""
+
+from planner.estimate.throughput import operations
+from planner.estimate.throughput.dimensions import Seconds
+from planner.estimate.throughput.machine import Machine
+from planner.estimate.throughput.overlap import one_layer
+from planner.estimate.throughput.stages import (
+    Exchange,
+    Imbalance,
+    Overheads,
+    Spans,
+    UnitShape,
+    decode_spans,
+    prompt_spans,
+)
+from planner.estimate.throughput.work import ModelWork
+
+__all__ = ["drafting", "prompt_drafting"]
+
+
+def drafting(
+    machine: Machine,
+    model: ModelWork,
+    unit: UnitShape,
+    imbalance: Imbalance,
+    overheads: Overheads,
+    requests: float,
+    kv_tokens: float,
+    drafts: int,
+) -> Seconds:
+    """Return the time to draft `drafts` tokens for each of the `requests` of an attention group."""
+    if drafts == 0:
+        return Seconds(0.0)
+    assert model.draft is not None
+    rows = (1 + drafts, *[1] * (drafts - 1))
+    spans = {
+        queries: decode_spans(machine, model, model.draft, unit, imbalance, overheads, requests, kv_tokens, queries)
+        for queries in set(rows)
+    }
+    passes = (_a_pass(machine, model, unit, spans[queries], requests * queries, requests) for queries in rows)
+    return Seconds(sum(passes))
+
+
+def prompt_drafting(
+    machine: Machine,
+    model: ModelWork,
+    unit: UnitShape,
+    imbalance: Imbalance,
+    overheads: Overheads,
+    exchange: Exchange,
+    tokens: float,
+    context: float,
+    prompt_tokens: float,
+) -> Seconds:
+    """Return the time to compute the module's KV of `tokens` of prompts of an attention group."""
+    assert model.draft is not None
+    spans = prompt_spans(
+        *(machine, model, model.draft, unit, imbalance, overheads, exchange, tokens, context, prompt_tokens, "none")
+    )
+    return _a_pass(machine, model, unit, spans, tokens, tokens / prompt_tokens)
+
+
+def _a_pass(
+    machine: Machine, model: ModelWork, unit: UnitShape, spans: Spans, rows: float, answering: float
+) -> Seconds:
+    assert model.draft_input is not None
+    share = 1 if unit.shares_all else unit.attention_tp  # of a group's rows that one GPU computes outside attention
+    projected = operations.dense_ffn(machine, model.draft_input, rows / share)
+    head = operations.head(machine, model.head_weights, model.head_flops, answering / share)
+    return Seconds(one_layer([spans], "none").seconds + projected + head)

@@ -1,0 +1,108 @@
+"""How often units fail, what that costs, and how many spares it takes.
+
+    failures of a node      1 / node + GPUs / gpu + NICs x (1 / nic + 1 / network), an hour; each is a mean time
+    failures of a unit      those of its nodes while it is on: a unit with a dead rank stops
+    lost                    failures x nodes of the unit x recovery: all its nodes wait while it warms up again
+    nodes being repaired    Poisson around failures x repair (a queue with servers for all: M/G/infinity)
+    spares                  the fewest that are enough in the share of the time that is asked for
+
+The number of failures follows from the nodes, however they are divided; what one costs follows from the unit. So units
+of half the size lose half as much, and half as much of the capacity at once.
+
+Failures are taken to be independent. A switch that takes several units with it is worse than this at the instant and no
+different on average; `failures.py` has the worst of each place.
+
+Sources of the times: `spec/uptime.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from planner.facts.day import DAY_MINUTES
+from planner.facts.terms import Phase
+from planner.layout.layout import PhaseLayout
+from planner.spec.check import ResolvedSpec
+from planner.spec.hours import active_minutes
+from planner.spec.uptime import UptimeSpec
+
+__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares"]
+
+HOUR_S = 3600
+HOURS = 24
+MAX_SPARES = 10_000
+
+
+@dataclass(frozen=True)
+class PhaseUptime:
+    """What failures do to a phase on an average day."""
+
+    phase: Phase
+    failures_per_day: float
+    node_hours_lost_per_day: float
+    capacity_at_once: float  # share of the phase's units, when all are on, that one failure stops
+    availability: float  # share of its unit-hours in which a unit serves
+
+
+@dataclass(frozen=True)
+class Uptime:
+    """What failures do to a deployment on an average day."""
+
+    phases: tuple[PhaseUptime, ...]
+    nodes_in_repair: float
+    availability: float  # that was asked for
+    spares_needed: int
+    spares: int  # that the spec has
+
+    @property
+    def failures_per_day(self) -> float:
+        """Return the failures of all units."""
+        return sum(each.failures_per_day for each in self.phases)
+
+
+def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptime | None:
+    """Return what is expected; None where the spec does not ask."""
+    asked = spec.written.uptime
+    if asked is None:
+        return None
+    phases = tuple(_of_phase(spec, asked, layout) for layout in layouts)
+    in_repair = sum(each.failures_per_day for each in phases) / HOURS * asked.repair / HOUR_S
+    return Uptime(
+        phases=phases,
+        nodes_in_repair=in_repair,
+        availability=asked.availability,
+        spares_needed=fewest_spares(in_repair, asked.availability),
+        spares=len(spec.cluster.spares),
+    )
+
+
+def fewest_spares(nodes_in_repair: float, availability: float) -> int:
+    """Return the fewest spares with which no more nodes are being repaired in that share of the time."""
+    term, below, spares = exp(-nodes_in_repair), 0.0, 0
+    while below + term < availability and spares < MAX_SPARES:
+        below += term
+        spares += 1
+        term *= nodes_in_repair / spares
+    return spares
+
+
+def _of_phase(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> PhaseUptime:
+    on = [active_minutes(spec.written.schedule, layout.phase, index) for index in range(layout.num_units)]
+    unit_hours = sum(on) / (DAY_MINUTES / HOURS)
+    rate = layout.nodes_per_unit * _node_failures_per_hour(spec, asked, layout)
+    failures, recovery = unit_hours * rate, asked.recovery / HOUR_S
+    return PhaseUptime(
+        phase=layout.phase,
+        failures_per_day=failures,
+        node_hours_lost_per_day=failures * layout.nodes_per_unit * recovery,
+        capacity_at_once=1 / layout.num_units,
+        availability=1 / (1 + rate * recovery),
+    )
+
+
+def _node_failures_per_hour(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> float:
+    """Return how often what a unit uses of a node fails: the GPUs of a unit within a node are fewer than it has."""
+    gpus = min(layout.ep_size, spec.cluster.gpus_per_node)
+    nics = gpus / (spec.gpu_of(layout.phase).gpus_per_nic or 1)
+    a_nic = 1 / asked.nic_mtbf + 1 / asked.network_mtbf
+    return HOUR_S * (1 / asked.node_mtbf + gpus / asked.gpu_mtbf + nics * a_nic)

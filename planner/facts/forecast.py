@@ -1,0 +1,118 @@
+"""The next day's demand out of past days: a quantile for each part of the day, seasonal by weekday.
+
+    x[d, s]   demand of past day d in entry s, a row of numbers that are above 0
+    growth    the median of how much a day is above the same weekday a week before, a week
+    z[d, s] = log x[d, s] + growth x weeks from d to the next day
+    centre  = mean of z over days of the same weekday, its shape drawn towards that of all days
+    r[d, s] = z[d, s] - centre of d's weekday in s, widened for the days that went into the centre
+    forecast of quantile q = exp(centre of the next day's weekday + quantile q of r in s and its neighbours)
+
+The quantile is of each entry by itself. That a whole day turns out busier than usual is in the residuals, because
+they keep the days' levels. It knows no holidays and no weather: a day that is known to be unlike others has a profile.
+
+It was compared with exponential smoothing of a well-kept library: see docs/decisions/0466.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.facts.day import DAY_MINUTES
+from planner.facts.history import History
+from planner.facts.wall_clock import weekday_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = ["Forecast", "forecast"]
+
+WEEK = 7
+POOLED_DAYS = 1.0  # assumed: the shape of all days counts as much as one day of the weekday itself
+NEIGHBOURS_MINUTES = 60  # assumed: residuals of an hour on each side are alike
+SMALLEST = 1e-9  # of the largest demand: logarithms of 0 are none
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A day's demand, entry by entry, in the unit of the past days."""
+
+    date: str
+    num_days: int  # past ones
+    median: tuple[float, ...]
+    quantile: tuple[float, ...]  # the one that was asked for
+
+
+def forecast(history: History, quantile: float) -> Forecast:
+    """Return the demand of the day after the last of `history`: the median, and the quantile that is asked for."""
+    import numpy as np  # who only validates a spec without history should not wait for it
+
+    days = np.array([[np.nan if each is None else each for each in day.demand] for day in history.days])
+    largest = np.nanmax(days)
+    if not largest > 0:
+        nothing = (0.0,) * days.shape[1]
+        return Forecast(history.next_date, len(days), nothing, nothing)
+    weekdays = np.array([weekday_of(day.date) for day in history.days])
+    ages = np.array([day.days_before_next for day in history.days])
+    logs = np.log(np.maximum(days, largest * SMALLEST))
+    levelled = logs + _growth(logs, ages)[:, None]
+    centres = {
+        int(day): _centre(levelled, weekdays == day) for day in {*weekdays.tolist(), weekday_of(history.next_date)}
+    }
+    residuals = np.concatenate(
+        [_widened(levelled[weekdays == day] - centre, POOLED_DAYS) for day, centre in centres.items()]
+    )
+    middle = centres[weekday_of(history.next_date)]
+    low, high = (_quantiles(residuals, each) for each in (0.5, quantile))
+    return Forecast(history.next_date, len(days), _demand(middle + low), _demand(middle + high))
+
+
+def _growth(logs: "Floats", ages: "Floats") -> "Floats":
+    """Return what each day is to be raised by, to the level of the next day."""
+    import numpy as np  # as above
+
+    level = {int(age): float(np.nanmean(row)) for age, row in zip(ages, logs, strict=True)}
+    a_week = [level[age] - level[age + WEEK] for age in level if age + WEEK in level]
+    growth: Floats = (np.median(a_week) if a_week else 0.0) * ages / WEEK
+    return growth
+
+
+def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
+    """Return the mean of a weekday's days in each entry, its shape drawn towards that of all days."""
+    import numpy as np  # as above
+
+    pooled: Floats = np.nanmean(levelled, axis=0)
+    own = levelled[of_weekday]
+    if not len(own):
+        return pooled
+    pooled = pooled + np.nanmean(own - pooled)
+    counts = (~np.isnan(own)).sum(axis=0)
+    centre: Floats = (np.nansum(own, axis=0) + POOLED_DAYS * pooled) / (counts + POOLED_DAYS)
+    return centre
+
+
+def _widened(residuals: "Floats", pooled: float) -> "Floats":
+    """Return residuals as wide as those of a day that is not among those that made the centre."""
+    days = len(residuals)
+    share = 1 / (days + pooled)  # that a day has in its own centre
+    widened: Floats = residuals * ((1 + share) / (1 - share)) ** 0.5 if days > 1 else residuals
+    return widened
+
+
+def _quantiles(residuals: "Floats", quantile: float) -> "Floats":
+    """Return the quantile of the residuals of each entry and its neighbours."""
+    import numpy as np  # as above
+
+    size = residuals.shape[1]
+    reach = max(1, NEIGHBOURS_MINUTES * size // DAY_MINUTES)
+    around = [np.roll(residuals, shift, axis=1) for shift in range(-reach, reach + 1)]
+    found: Floats = np.nanquantile(np.concatenate(around), quantile, axis=0)
+    return found
+
+
+def _demand(logs: "Floats") -> tuple[float, ...]:
+    import numpy as np  # as above
+
+    return tuple(float(f"{each:.{DIGITS}g}") for each in np.exp(logs))

@@ -1,0 +1,96 @@
+"""What the clocks of a place show at an instant, by the IANA's data.
+
+An instant is a number of seconds since 1970-01-01 00:00 UTC. Data come from the package `tzdata`, which is alike on
+every machine. This is the only file of the planner that knows dates, and it never asks what time it is.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from functools import cache
+from importlib.resources import files
+from zoneinfo import ZoneInfo
+
+__all__ = [
+    "WallTime",
+    "dates_between",
+    "days_between",
+    "instants_of",
+    "is_date",
+    "next_date",
+    "offset_at",
+    "wall_time",
+    "weekday_of",
+]
+
+MINUTE_S = 60
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """What a clock and a calendar show. A minute that clocks show twice is the same one both times."""
+
+    date: str  # YYYY-MM-DD
+    weekday: int  # 0 is Monday
+    minute: int  # from midnight
+
+
+def wall_time(instant: int, zone: str) -> WallTime:
+    """Return what clocks in `zone` show at an instant."""
+    local = datetime.fromtimestamp(instant, _zone(zone))
+    return WallTime(local.date().isoformat(), local.weekday(), local.hour * 60 + local.minute)
+
+
+def offset_at(instant: int, zone: str) -> int:
+    """Return by how many seconds clocks in `zone` are ahead of UTC at an instant."""
+    offset = datetime.fromtimestamp(instant, _zone(zone)).utcoffset()
+    assert offset is not None
+    return round(offset.total_seconds())
+
+
+def instants_of(day: str, minute: int, zone: str) -> tuple[int, ...]:
+    """Return when clocks in `zone` show a minute of a day: once, twice, or never where clocks skip it."""
+    local = datetime.fromisoformat(day) + timedelta(minutes=minute)
+    both = {round(local.replace(tzinfo=_zone(zone), fold=fold).timestamp()) for fold in (0, 1)}
+    return tuple(sorted(each for each in both if wall_time(each, zone) == _shown(local)))
+
+
+def dates_between(begin: int, end: int, zone: str) -> tuple[str, ...]:
+    """Return the dates that calendars in `zone` show from one instant to another."""
+    first, last = (date.fromisoformat(wall_time(each, zone).date) for each in (begin, end))
+    return tuple((first + timedelta(days=days)).isoformat() for days in range((last - first).days + 1))
+
+
+def weekday_of(day: str) -> int:
+    """Return the weekday of a date: 0 is Monday."""
+    return date.fromisoformat(day).weekday()
+
+
+def next_date(day: str) -> str:
+    """Return the date after another one."""
+    return (date.fromisoformat(day) + timedelta(days=1)).isoformat()
+
+
+def days_between(first: str, last: str) -> int:
+    """Return the days from one date to another."""
+    return (date.fromisoformat(last) - date.fromisoformat(first)).days
+
+
+def is_date(written: str) -> bool:
+    """Return whether `written` is a date of the calendar, as YYYY-MM-DD."""
+    try:
+        return date.fromisoformat(written).isoformat() == written
+    except ValueError:
+        return False
+
+
+def _shown(local: datetime) -> WallTime:
+    return WallTime(local.date().isoformat(), local.weekday(), local.hour * 60 + local.minute)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo | timezone:
+    """Return the zone from `tzdata`: what the machine has may be older."""
+    if name == "UTC":
+        return UTC
+    with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
+        return ZoneInfo.from_file(file, key=name)

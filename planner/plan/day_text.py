@@ -1,0 +1,79 @@
+"""The day of a plan as text: its states, the ways between them, and what the nodes that are free are worth."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from planner.plan.columns import filled, table
+from planner.plan.plan import Plan
+from planner.schedule.schedule import NOT_EXECUTED, DaySchedule
+from planner.schedule.transitions import Transition
+
+__all__ = ["day_text"]
+
+
+def day_text(plan: Plan) -> str:
+    """Return the section; empty where all units are always on."""
+    schedule = plan.schedule
+    if schedule is None:
+        return ""
+    phases = plan.spec.phases
+    has_racks = any(step.free_racks is not None for step in schedule.steps)
+    rows = [("from", *(f"{phase} units" for phase in phases), "nodes", *(("racks free",) if has_racks else ()))]
+    for step in schedule.steps:
+        racks = (str(step.free_racks),) if has_racks else ()
+        rows.append((step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes), *racks))
+    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
+    parts = [table(rows), *filled(f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip())]
+    if schedule.transitions:
+        parts += ["", *_transitions(plan, schedule)]
+    return "\n".join([*parts, *(filled(NOT_EXECUTED) if schedule.switches else [])])
+
+
+def _mean(schedule: DaySchedule) -> str:
+    """Say how many nodes are on, and what the others are worth."""
+    hours = f"{schedule.released_node_hours:,.1f} node-hours ({schedule.released_gpu_hours:,.0f} GPU-hours)"
+    whom = f"the queue {schedule.batch_queue}" if schedule.batch_queue else "other work"
+    mean = f"On average {schedule.mean_nodes:.2f} nodes are on, {schedule.peak_nodes} at the peak"
+    return f"{mean}, which leaves {hours} a day for {whom}"
+
+
+def _transitions(plan: Plan, schedule: DaySchedule) -> Iterator[str]:
+    rows = [("at", "starts", "taken", "stops", "free", "hours")]
+    rows += [
+        (
+            each.at[:5],
+            _units(plan, each.starts),
+            each.warm_up_from or "-",
+            _units(plan, each.stops),
+            each.drained_by or "-",
+            f"{each.freed_node_hours:,.1f}" if each.stops else "-",
+        )
+        for each in schedule.transitions
+    ]
+    yield table(rows)
+    note = (
+        "Nodes are taken and free at these times; hours are node-hours until they are taken again. Units start in"
+        " their order and stop in the opposite one."
+        f"{_stages(schedule.transitions)}"
+    )
+    yield from filled(note)
+
+
+def _units(plan: Plan, names: Sequence[str]) -> str:
+    """`6 prefill, 2 decode`."""
+    phases = {unit.name: unit.phase for unit in plan.units}
+    counts = Counter(phases[name] for name in names)
+    return ", ".join(f"{counts[phase]} {phase}" for phase in plan.spec.phases if counts[phase]) or "-"
+
+
+def _stages(transitions: Sequence[Transition]) -> str:
+    """Say what the longest start is made of, where that is known."""
+    with_stages = [each for each in transitions if each.stages]
+    if not with_stages:
+        return ""
+    longest = max(with_stages, key=lambda each: sum(stage.seconds for stage in each.stages))
+    parts = ", ".join(f"{stage.name} {stage.seconds:g} s" for stage in longest.stages)
+    return (
+        f" The longest start, at {longest.at[:5]}, takes {parts}; whoever uses its nodes is told at"
+        f" {longest.notice_from}."
+    )

@@ -1,0 +1,83 @@
+"""What is expected of a decided plan: its speed, cost, traffic and failures.
+
+No estimate changes what is carried out, and none refuses it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.cost.cost import plan_cost
+from planner.estimate.failures import report_failures
+from planner.estimate.links import expected_traffic
+from planner.estimate.performance import predict_phases
+from planner.estimate.promises import missed_promises
+from planner.estimate.sampled import max_over_mean_sampled
+from planner.estimate.throughput.calibration import Calibration
+from planner.estimate.uptime import estimate_uptime
+from planner.expert_map import ExpertMap, Sizes
+from planner.facts.loads import Loads
+from planner.facts.terms import Phase
+from planner.layout.working_memory import largest_step_tokens
+from planner.plan.decided import DecidedPlan, Grounds
+from planner.plan.plan import Plan
+from planner.problems.fix import applied
+from planner.search.auto import Decided
+from planner.search.decision import DEFAULT, Decision
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["with_estimates"]
+
+
+def with_estimates(
+    decided: DecidedPlan,
+    choice: Decided,
+    grounds: Grounds,
+    one_more_slot: Mapping[Phase, ExpertMap],
+    calibration: Calibration | None,
+) -> Plan:
+    """Return the whole plan: what was `decided` for the `choice` of numbers, and what is expected of it.
+
+    Predictions are corrected by `calibration`, a user's own measurements.
+    """
+    spec, layouts, maps = choice.spec, decided.layouts, decided.expert_maps
+    traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
+    outlooks = predict_phases(spec, layouts, decided.memory, maps, grounds.loads, calibration)
+    missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
+    decided = replace(decided, warnings=(*decided.warnings, *missed))
+    return Plan(
+        **vars(decided),
+        written=_with_defaults(spec, choice.decisions),
+        inputs=spec.inputs,
+        model=spec.model,
+        gpu=spec.gpu,
+        phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
+        decisions=choice.decisions,
+        search=choice.search,
+        cost=plan_cost(spec.written, decided.schedule, decided.units),
+        one_more_slot=one_more_slot,
+        sampled=_sampled(spec, decided, grounds.loads),
+        places=grounds.places,
+        traffic=traffic,
+        outlooks=outlooks,
+        failures=report_failures(spec, layouts, decided.units, maps),
+        uptime=estimate_uptime(spec, layouts),
+    )
+
+
+def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """The spec's data with the defaults that were taken, as one would write it."""
+    defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
+    return applied(spec.document.data, defaults)
+
+
+def _sampled(spec: ResolvedSpec, decided: DecidedPlan, loads: Loads) -> dict[Phase, tuple[float, ...]]:
+    """Max over mean of the largest step that the limits allow, of all groups of a unit that share attention."""
+    sampled = {}
+    for each in decided.layouts:
+        section = spec.phase(each.phase)
+        tokens = largest_step_tokens(each.phase, section) * each.dp_size
+        sizes = Sizes(each.num_physical_experts, each.ep_size, each.nodes_per_unit)
+        pairs = tokens * spec.model.num_experts_per_token
+        sampled[each.phase] = max_over_mean_sampled(decided.expert_maps[each.phase], loads, sizes, pairs)
+    return sampled

@@ -1,0 +1,31 @@
+"""Failures to expect, as text: how often, what each costs, and the spares for them."""
+
+from planner.plan.columns import filled, table
+from planner.plan.plan import Plan
+
+__all__ = ["uptime_text"]
+
+
+def uptime_text(plan: Plan) -> str:
+    """Return the section; empty where the spec does not ask."""
+    uptime = plan.uptime
+    if uptime is None:
+        return ""
+    rows = [("uptime", "failures a day", "node-hours lost", "stops at once", "a unit serves")]
+    rows += [
+        (
+            each.phase,
+            f"{each.failures_per_day:.3f}",
+            f"{each.node_hours_lost_per_day:.3f}",
+            f"{each.capacity_at_once:.1%}",
+            f"{each.availability:.4%}",
+        )
+        for each in uptime.phases
+    ]
+    have = f"the spec has {uptime.spares}" if uptime.spares else "the spec has none"
+    note = (
+        f"On average {uptime.failures_per_day:.2f} units fail a day and {uptime.nodes_in_repair:.2f} nodes are being"
+        f" repaired. Spares needed for {uptime.availability:g} of the time: {uptime.spares_needed}; {have}. Failures of"
+        " software are not counted."
+    )
+    return "\n".join([table(rows), *filled(note)])

@@ -1,0 +1,31 @@
+"""The files that a user asks a command to write: refused in words where they cannot be."""
+
+import errno
+import os
+from pathlib import Path
+
+from planner.problems.errors import OutputError, Violation
+
+__all__ = ["require_writable", "write_result"]
+
+
+def require_writable(path: Path) -> None:
+    """Raise OutputError where `path` surely cannot be written, before anybody waits for what would stand in it."""
+    if path.is_dir():
+        raise _unwritable(path, os.strerror(errno.EISDIR))
+    if not path.parent.is_dir():
+        raise _unwritable(path, os.strerror(errno.ENOTDIR if path.parent.exists() else errno.ENOENT))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, os.strerror(errno.EACCES))
+
+
+def write_result(path: Path, text: str) -> None:
+    """Write `text` to the file at `path`. Raises OutputError where that fails."""
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def _unwritable(path: Path, reason: str) -> OutputError:
+    return OutputError([Violation("", None, "S904 must be a writable file", reason, "choose another").at(str(path))])

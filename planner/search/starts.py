@@ -1,0 +1,165 @@
+"""How long before its window a unit starts: `warm_up: auto` as a time, and a written one that is long enough.
+
+A start that is not ready at its window leaves the day short of capacity, so it is refused here, before anything is
+placed. Where windows are `auto` too, the two are found together: a longer warm-up may change which units start at once,
+and so the storm that storage has to feed. The time only grows, to what the largest start of the new day takes, so that
+the search ends.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil, inf
+from typing import Any
+
+from planner.facts.day import hh_mm, minute_of
+from planner.facts.quantities import gb
+from planner.problems.errors import InfeasibleError, SpecError, Violation
+from planner.problems.fix import Fix
+from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_s, starts_of
+from planner.search.decision import Decision
+from planner.spec.check import ResolvedSpec
+from planner.spec.schedule import ScheduleSpec
+from planner.spec.undecided import AUTO
+
+__all__ = ["LONGEST_S", "as_text", "require_ready", "settled_warm_up", "warm_up_decision", "windows_of"]
+
+MAX_GBIT_PER_S = 10**8
+LONGEST_S = 6 * 3600.0  # as the field takes it
+MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
+
+WindowsWith = Callable[[float], Sequence[Mapping[str, Any]]]  # those of a day with this warm-up
+
+
+def settled_warm_up(spec: ResolvedSpec, windows_with: WindowsWith, times: StartTimes | None) -> float:
+    """Return the least warm-up in whole seconds that suffices for the windows that follow from it.
+
+    Raises SpecError where it is not known what a unit reads, and InfeasibleError where storage feeds no such day.
+    """
+    if times is None:
+        raise SpecError([spec.problem(_not_known())])
+    warm_up = 0.0
+    for _ in range(MAX_ROUNDS):
+        starts = starts_of(windows_of(windows_with(warm_up), tuple(times.units)), times)
+        least = least_warm_up(starts, times)
+        if least > LONGEST_S:
+            raise InfeasibleError([spec.problem(_too_slow(starts, times))])
+        if least <= warm_up:
+            break
+        warm_up = least
+    return warm_up
+
+
+def require_ready(spec: ResolvedSpec, windows: Sequence[Mapping[str, Any]], times: StartTimes | None) -> None:
+    """Raise InfeasibleError where some start takes longer than `schedule.warm_up`, with what would do."""
+    schedule = spec.written.schedule
+    if schedule is None or times is None:
+        return
+    starts = starts_of(windows_of(windows, tuple(times.units)), times)
+    least = least_warm_up(starts, times)
+    if least > LONGEST_S:
+        raise InfeasibleError([spec.problem(_too_slow(starts, times))])
+    if least > schedule.warm_up:
+        raise InfeasibleError([spec.problem(_too_short(schedule, starts, times, least))])
+
+
+def warm_up_decision(windows: Sequence[Mapping[str, Any]], times: StartTimes, warm_up: float) -> Decision:
+    """Return the decision for `warm_up: auto`, with the start that takes longest."""
+    starts = starts_of(windows_of(windows, tuple(times.units)), times)
+    if not starts:
+        return Decision("schedule.warm_up", as_text(warm_up), "no unit ever starts")
+    worst, loading = _longest(starts)
+    why = f"what the start at {_at(worst)} takes: {_stages(worst, loading, times)}"
+    return Decision("schedule.warm_up", as_text(warm_up), why)
+
+
+def windows_of(windows: Sequence[Mapping[str, Any]], phases: Sequence[Any]) -> list[Window]:
+    """Return windows as a spec writes them, sorted."""
+    found = [Window(minute_of(each["at"]), {p: each.get(f"{p}_units") or 0 for p in phases}) for each in windows]
+    return sorted(found, key=lambda each: each.minute)
+
+
+def as_text(seconds: float) -> str:
+    """Return a time as a spec writes it, 1 s at least."""
+    return f"{max(ceil(seconds), 1)}s"
+
+
+def _too_short(schedule: ScheduleSpec, starts: Sequence[Start], times: StartTimes, least: float) -> Violation:
+    worst, loading = _longest(starts)
+    rule = f"S763 must be at least {as_text(least)}, which the start at {_at(worst)} takes"
+    return Violation(
+        "schedule.warm_up",
+        as_text(schedule.warm_up),
+        rule,
+        _stages(worst, loading, times),
+        _longer_or_faster(schedule, starts, times, least),
+    )
+
+
+def _longer_or_faster(schedule: ScheduleSpec, starts: Sequence[Start], times: StartTimes, least: float) -> Fix:
+    """Offer the least warm-up, or the least bandwidth of the storage where that alone would do."""
+    changes: list[dict[str, Any]] = [{"schedule.warm_up": as_text(least)}]
+    words = f"nearest: {as_text(least)}"
+    if times.spec.weights_from == "storage":
+        gb_per_s = _least_storage(starts, times, schedule.warm_up)
+        if gb_per_s is not None:
+            changes.append({"schedule.start.storage": f"{gb_per_s}GB/s"})
+            words += f", or schedule.start.storage: {gb_per_s}GB/s"
+    return Fix(words, tuple(changes))
+
+
+def _least_storage(starts: Sequence[Start], times: StartTimes, warm_up: float) -> int | None:
+    """Return the least whole GB/s of storage with which every start is ready; None where no bandwidth is enough."""
+
+    def suffices(gb_per_s: int) -> bool:
+        faster = [replace(each, bytes_per_s=gb_per_s * 1e9) for each in starts]
+        return least_warm_up(faster, times) <= warm_up
+
+    least, most = ceil(times.spec.storage / 8), MAX_GBIT_PER_S // 8
+    if not suffices(most):
+        return None
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if suffices(middle) else (middle + 1, most)
+    return least
+
+
+def _too_slow(starts: Sequence[Start], times: StartTimes) -> Violation:
+    """Say that no warm-up is long enough: the fix is of the storage, where that is what is slow."""
+    worst, loading = _longest(starts)
+    takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
+    rule = f"S764 must let each start be ready within 6h, the one at {_at(worst)} takes {takes}"
+    gb_per_s = _least_storage(starts, times, LONGEST_S) if times.spec.weights_from == "storage" else None
+    fix: Fix | str = "shorten the stages, let fewer units start at once, or read faster"
+    if gb_per_s is not None:
+        fix = Fix(f"nearest: {gb_per_s}GB/s", ({"schedule.start.storage": f"{gb_per_s}GB/s"},))
+    reason = _stages(worst, loading, times) if loading < inf else f"all starts read {gb(_total(starts))} a day"
+    return Violation("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
+
+
+def _total(starts: Sequence[Start]) -> float:
+    return sum(each.num_bytes for each in starts)
+
+
+def _not_known() -> Violation:
+    rule = "S523 must be a time where the GPU's memory is not known"
+    reason = "what a unit reads when it starts follows from its memory"
+    return Violation("schedule.warm_up", AUTO, rule, reason, "write the time that you have measured")
+
+
+def _longest(starts: Sequence[Start]) -> tuple[Start, float]:
+    return max(zip(starts, loading_s(starts), strict=True), key=lambda each: each[1])
+
+
+def _stages(start: Start, loading: float, times: StartTimes) -> str:
+    """Say what a start of several units takes."""
+    shared = start.bytes_per_s / 1e9
+    who = " and ".join(f"{number} {phase}" for phase, number in start.units.items())
+    source = "the storage" if times.spec.weights_from == "storage" else "their sources"
+    return (
+        f"{who} units read {gb(start.num_bytes)} in {loading:,.0f} s, at {shared:,.0f} GB/s of {source} and"
+        f" {times.node_bytes_per_s / 1e9:g} GB/s a node at most, and all else takes {times.fixed_s:,.0f} s"
+    )
+
+
+def _at(start: Start) -> str:
+    return hh_mm(start.minute)

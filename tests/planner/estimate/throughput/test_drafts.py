@@ -1,0 +1,106 @@
+"""Drafts: what verifying them costs and brings, and what the module that makes them takes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stacks
+from planner.compiler import compile_plan
+from planner.estimate.throughput.operations import attention_out
+from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.predict import saturated_rate
+from planner.estimate.throughput.stages import Imbalance, decode_spans
+from planner.estimate.throughput.step import decode_step
+from planner.families import MODELS
+from planner.spec.check import check_spec, with_values
+from tests.benchmarks.throughput_rows import Row, service_decode, unit
+
+SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
+DECODE = service_decode(88, Imbalance(1.5))
+ALMOST = 1 - 1e-9
+
+
+def rate_with(row, drafts, acceptance_rate, **changes):
+    """Return the row's rate with so many drafts a request, and another point."""
+    point = replace(row.point, draft_tokens=drafts, acceptance_rate=acceptance_rate, **changes)
+    return saturated_rate(replace(row, point=point).case())
+
+
+@pytest.mark.parametrize(("drafts", "rate", "accepted"), [(0, 0.85, 1), (1, 0.85, 1.85), (3, 1, 4), (2, 0.5, 1.75)])
+def test_a_step_gives_a_token_and_the_drafts_before_the_first_wrong_one(drafts, rate, accepted):
+    """1 + a + a^2 + ..., where a is the share of drafts that are right after right ones."""
+    assert OperatingPoint(draft_tokens=drafts, acceptance_rate=rate).accepted_tokens == pytest.approx(accepted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 256), st.integers(1, 30_000), st.integers(1, 6), st.floats(0, 1), st.floats(0, 1))
+def test_drafts_cost_time_and_their_acceptance_pays_for_it(requests, kv_tokens, drafts, one, other):
+    """Drafts that are all wrong only cost; more right ones are never slower; none bring more than all of them."""
+    load = {"requests": requests, "kv_tokens": kv_tokens}
+    without, low, high = rate_with(DECODE, 0, 0.0, **load), min(one, other), max(one, other)
+
+    assert rate_with(DECODE, drafts, 0.0, **load) < without
+    assert rate_with(DECODE, drafts, low, **load) <= rate_with(DECODE, drafts, high, **load) / ALMOST
+    assert rate_with(DECODE, drafts, 1.0, **load) < (1 + drafts) * without
+
+
+@pytest.mark.parametrize(("drafts", "acceptance_rate", "published"), [(2, 0.695, 81.5 / 51), (3, 0.676, 82.0 / 51)])
+def test_few_requests_gain_what_sglang_measured(drafts, acceptance_rate, published):
+    """Two requests of 65,536 tokens a GPU on 16 H200: 2.18 and 2.44 tokens were accepted a step.
+
+    Source: github.com/lm-sys/lm-sys.github.io 0947bdc0 blog/2025-07-17-mtp.md, case study 1, without overlapped
+    scheduling on either side.
+    """
+    point = OperatingPoint(requests=2, kv_tokens=65_536 + 4_096 / 2)
+    row = Row("drafts", "sglang", "decode", "h200", unit(16, 16), "none", point, 1.0, Imbalance(1.05))
+
+    assert rate_with(row, drafts, acceptance_rate) / rate_with(row, 0, 0.0) == pytest.approx(published, rel=0.12)
+
+
+def test_a_module_has_the_parameters_that_were_published():
+    """11.5 B of DeepSeek-V3's, without the embedding and the head that it shares."""
+    model = MODELS["deepseek-v3"]
+    module = sum(model.with_drafts().parameters().values()) - sum(model.parameters().values())
+
+    assert module == pytest.approx(11.5e9, rel=0.011)
+
+
+def test_a_plan_with_drafts_has_the_modules_memory_and_says_what_they_bring():
+    """One more layer of weights and KV in both phases; rates are of accepted tokens, and the range is wide."""
+    plan = compile_plan(with_values(check_spec(SPEC), {"decode.draft_tokens": 1}))
+    document = plan.as_json()
+    decode, prefill = document["performance"]["decode"], document["performance"]["prefill"]
+
+    assert {each["kv_bytes_per_token"] for each in document["memory"].values()} == {62 * 1152}
+    assert decode["drafts"]["tokens_per_step_and_request"] == 1.85
+    assert decode["tokens_per_s_per_gpu"]["mid"] == pytest.approx(88 * 1.85 / decode["step_ms"] * 1e3, rel=1e-3)
+    assert decode["evidence"]["family"] == "none"
+    assert prefill["drafts"]["ms"] > 0
+    assert [problem.rule[:4] for problem in plan.refusals] == ["S734"]
+
+
+def test_a_draft_is_a_row_of_its_own_and_reads_its_requests_kv_with_it():
+    """64 requests with one draft each dispatch and compute as 128 requests do; their KV is read once for both rows."""
+    case = DECODE.case()
+    layer = next(each for each in case.model.layers if each.expert)
+    shape = (case.machine, case.model, layer, case.unit, case.imbalance, case.engine.overheads)
+    drafting, alone = decode_spans(*shape, 64, 4096, queries=2), decode_spans(*shape, 128, 4096)
+    grouped = replace(layer.attention, core_flops=0.0)  # only reading its KV takes time
+
+    assert {name for name in alone if drafting[name] != alone[name]} <= {"attention 2"}
+    assert attention_out(case.machine, grouped, 64, 4096, 2) < attention_out(case.machine, grouped, 128, 4096)
+
+
+def test_a_step_has_the_modules_passes():
+    """The first over both rows of each request, and one more for a second draft: each is a layer and the head."""
+    case = DECODE.case()
+    shape = (case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, 88, 4989)
+    steps = [decode_step(*shape, drafts) for drafts in range(3)]
+
+    assert steps[0].drafts == 0 < steps[1].drafts < steps[2].drafts
+    for each in steps:
+        assert each.seconds == each.moe_layers + each.dense_layers + each.head + each.drafts + each.host
+    assert steps[1].drafts < steps[1].moe_layers / 20  # one of 59 layers, without overlap

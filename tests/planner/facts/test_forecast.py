@@ -1,0 +1,146 @@
+"""Past days of traffic: files that can be read, and the day that is forecast from them."""
+
+from datetime import date, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.compiler import compile_plan
+from planner.facts.forecast import forecast
+from planner.facts.history import History, PastDay, read_history
+from planner.problems.errors import Violation
+from planner.spec.check import check_spec
+from tests.planner.schedule.test_derived import PAIR
+
+MONDAY = date(2026, 11, 2)
+
+
+def history_of(demand, first=MONDAY):
+    """Days one after another, as they stand in `demand`."""
+    dates = [(first + timedelta(days=each)).isoformat() for each in range(len(demand) + 1)]
+    past = tuple(PastDay(dates[each], len(demand) - each, tuple(row)) for each, row in enumerate(demand))
+    return History(past, dates[-1])
+
+
+def test_days_that_repeat_by_the_week_come_again():
+    """Without noise or growth, the next Monday is as every Monday was, at any quantile."""
+    weeks = [[(1.0 + day) * (5 + hour % 12) for hour in range(24)] for _ in range(3) for day in range(7)]
+    found = forecast(history_of(weeks), 0.9)
+
+    assert found.date == "2026-11-23"
+    assert found.median == pytest.approx(weeks[0])
+    assert found.quantile == pytest.approx(weeks[0])
+
+
+def test_growth_goes_on():
+    """A tenth more every week is a tenth more in the next one too."""
+    found = forecast(history_of([[5 * 1.1 ** (day / 7)] * 24 for day in range(28)]), 0.5)
+
+    assert found.median[0] == pytest.approx(5 * 1.1**4, rel=1e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.floats(0.5, 0.98))
+def test_a_higher_quantile_is_never_below(seed, days, quantile):
+    """The median is at most any higher quantile, in every hour, and all are numbers."""
+    demand = np.random.default_rng(seed).lognormal(0, 0.5, (days, 24)).tolist()
+    low, high = (forecast(history_of(demand), each) for each in (quantile, min(quantile + 0.02, 1)))
+
+    assert all(0 < a <= b < 1e9 for a, b in zip(low.quantile, high.quantile, strict=True))
+    assert all(a <= b for a, b in zip(low.median, low.quantile, strict=True))
+
+
+def test_the_quantile_is_what_it_says():
+    """Over fifty forecasts from four noisy weeks, about nine tenths of what comes is below the quantile 0.9."""
+    rng, below = np.random.default_rng(5), []
+    shape = np.array([0.3] * 8 + [1.0] * 16)
+    for _ in range(50):
+        demand = shape * np.exp(rng.normal(0, 0.1, (29, 24)))
+        found = forecast(history_of(demand[:28].tolist()), 0.9)
+        below += (demand[28] <= np.array(found.quantile)).tolist()
+
+    assert np.mean(below) == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gaps_are_filled_from_other_days_and_nothing_stays_nothing():
+    """An hour that one day lacks is known from the others, and a service without demand has none tomorrow."""
+    gap = [[None if (day, hour) == (3, 2) else 2.0 for hour in range(24)] for day in range(7)]
+
+    assert forecast(history_of(gap), 0.75).quantile == (2.0,) * 24
+    assert forecast(history_of([[0.0] * 24] * 2), 0.75).quantile == (0.0,) * 24
+
+
+def rows(days=1, step=60):
+    """Lines of a right file."""
+    return "time,demand\n" + "".join(
+        f"{MONDAY + timedelta(days=day)}T{minute // 60:02}:{minute % 60:02},{minute}\n"
+        for day in range(days)
+        for minute in range(0, 1440, step)
+    )
+
+
+@pytest.mark.parametrize(("step", "size"), [(60, 24), (30, 48), (10, 144)])
+def test_steps_are_found(step, size, tmp_path):
+    """Entries are as long as the steps between times; more columns and a byte order mark do no harm."""
+    (tmp_path / "days.csv").write_text(
+        "\ufeff" + rows(2, step).replace("\n", ",x\n").replace("demand,x", "demand,note")
+    )
+    found = read_history(tmp_path / "days.csv", "days.csv")
+
+    assert [len(day.demand) for day in found.history.days] == [size, size]
+    assert (found.history.next_date, found.history.days[0].days_before_next) == ("2026-11-04", 2)
+
+
+def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
+    """Two rows of the same time are one entry."""
+    (tmp_path / "days.csv").write_text(rows() + "2026-11-02T02:00,999\n2026-11-02 03:00,1\n")
+    (day,) = read_history(tmp_path / "days.csv", "days.csv").history.days
+
+    assert day.demand[2:4] == (999.0, 180.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "reason"),
+    [
+        (None, "S617", "No such file or directory"),
+        ("a,b\n1,2\n", "S618", "its first line has a, b"),
+        ("", "S618", "its first line has no columns"),
+        ("time,demand\n", "S619", "it has no rows"),
+        (rows() + "2026-11-31T00:00,1\n", "S619", "line 26 has the time '2026-11-31T00:00'"),
+        (rows() + "2026-11-03T24:00,1\n", "S619", "line 26 has the time '2026-11-03T24:00'"),
+        (rows() + "2026-11-03T00:00,-1\n", "S619", "line 26 has the demand '-1'"),
+        (rows() + "2026-11-03T00:00,nan\n", "S619", "line 26 has the demand 'nan'"),
+        (rows() + "2026-11-03T00:00\n", "S619", "line 26 has the demand ''"),
+        (rows().replace("2026-11-02T05:00,300\n", ""), "S619", "no day has a demand at 05:00"),
+        (b"time,demand\n\xff", "S618", "it is not UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(text, rule, reason, tmp_path):
+    """Each mistake has its rule and its line."""
+    if text is not None:
+        (tmp_path / "days.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = read_history(tmp_path / "days.csv", "days.csv")
+
+    assert isinstance(found, Violation)
+    assert (found.rule[:4], found.reason) == (rule, reason)
+
+
+def test_a_plan_follows_the_forecast(tmp_path):
+    """Past days stand for the profile; what units carry is in their unit, and the file's digest is among the inputs."""
+    lines = [
+        f"{MONDAY + timedelta(days=day)}T{hour:02}:00,{(300 if hour < 8 else 600) + day}\n"
+        for day in range(14)
+        for hour in range(24)
+    ]
+    (tmp_path / "days.csv").write_text("time,demand\n" + "".join(lines))
+    traffic = "traffic: {input_tokens: 1e9, output_tokens: 1e8, history: days.csv, capacity: 1300}\n"
+    (tmp_path / "spec.yaml").write_text(f"{PAIR}{traffic}schedule: auto\n".replace("units: 2", "units: 4"))
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+
+    assert [(each.at, each.num_units["decode"]) for each in plan.schedule.steps] == [("00:00", 1), ("08:00", 2)]
+    assert list(plan.inputs) == ["days.csv"]
+    (decision,) = [each for each in plan.decisions if each.path == "traffic.profile"]
+    assert decision.why.startswith("quantile 0.75 of the forecast for 2026-11-16 from 14 past days")

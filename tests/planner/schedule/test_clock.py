@@ -1,0 +1,94 @@
+"""A day of a plan on real dates: over midnight, over both clock changes, and from another place than its own."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.facts.wall_clock import instants_of, wall_time
+from planner.schedule.clock import changes_between, units_at
+from planner.schedule.schedule import DaySchedule, Step
+
+
+def day_of(zone, **windows):
+    """A day of one phase: `at_0230=1` has one unit from half past two."""
+    times = {f"{name[3:5]}:{name[5:]}": number for name, number in windows.items()}
+    steps = tuple(
+        Step(at, 0, {"mixed": number}, tuple(f"u{index}" for index in range(number)), number, None)
+        for at, number in times.items()
+    )
+    return DaySchedule(zone, steps, (), 0.0, 8, None)
+
+
+def utc(written):
+    return round(datetime.fromisoformat(written).replace(tzinfo=UTC).timestamp())
+
+
+def changes(day, begin, end):
+    """When the number of units changes, in UTC."""
+    found = changes_between(day, utc(begin), utc(end))
+    return [(datetime.fromtimestamp(each.instant, UTC).strftime("%d %H:%M"), len(each.units)) for each in found]
+
+
+def test_a_schedule_of_shanghai_is_followed_from_utc():
+    """Half past eight in the morning at UTC+8 is half past midnight, and a night across midnight is one of theirs."""
+    day = day_of("Asia/Shanghai", at_0830=9, at_2330=2)
+
+    assert changes(day, "2026-11-23 00:00", "2026-11-24 00:00") == [("23 00:30", 9), ("23 15:30", 2)]
+    assert [len(units_at(day, utc(f"2026-11-23 {at}"))) for at in ("00:29", "00:30", "15:29", "16:01")] == [2, 9, 9, 2]
+
+
+def test_windows_in_the_hour_that_clocks_skip_begin_when_it_would_have():
+    """Berlin goes from two to three on 29 March 2026, at 01:00 UTC: half past two begins then, once."""
+    day = day_of("Europe/Berlin", at_0230=1, at_0800=3)
+
+    assert changes(day, "2026-03-29 00:00", "2026-03-30 00:00") == [("29 01:00", 1), ("29 06:00", 3)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ({"at_0230": 1, "at_0800": 3}, [("25 02:00", 1), ("25 07:00", 3)]),
+        ({"at_0230": 3, "at_2200": 1}, [("25 00:00", 3), ("25 21:00", 1)]),
+        ({"at_0210": 1, "at_0240": 2, "at_0800": 3}, [("25 02:00", 2), ("25 07:00", 3)]),
+    ],
+)
+def test_in_the_hour_that_clocks_show_twice_the_busiest_state_holds(windows, expected):
+    """Berlin shows two to three twice on 25 October 2026, from 00:00 UTC to 02:00: nothing stops to start again."""
+    assert changes(day_of("Europe/Berlin", **windows), "2026-10-24 23:00", "2026-10-25 23:00") == expected
+
+
+@pytest.mark.parametrize(("day", "times"), [("2026-03-29", 0), ("2026-10-25", 2), ("2026-11-23", 1)])
+def test_a_minute_is_shown_once_twice_or_never(day, times):
+    """Half past two in Berlin, on the days of both changes and on another."""
+    found = instants_of(day, 150, "Europe/Berlin")
+
+    assert len(found) == times
+    assert all(wall_time(each, "Europe/Berlin").minute == 150 for each in found)
+
+
+zones = st.sampled_from(
+    ["UTC", "Asia/Shanghai", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"]
+)
+windows = st.dictionaries(
+    st.integers(0, 47).map(lambda half: f"at_{half // 2:02}{half % 2 * 30:02}"), st.integers(1, 3), min_size=1
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(zones, windows, st.integers(0, 364))
+def test_changes_are_all_that_changes(zone, windows, days):
+    """Whoever follows the changes has the units that are on at any time, and never fewer than the window has."""
+    day = day_of(zone, **windows)
+    begin = utc("2026-01-01 00:00") + days * 86_400
+    on, found = units_at(day, begin), {each.instant: each for each in changes_between(day, begin, begin + 86_400)}
+    ordered = sorted((step.at, len(step.units)) for step in day.steps)
+    for instant in range(begin, begin + 86_400, 300):
+        on = found[instant].units if instant in found else on
+        minute = wall_time(instant, zone).minute
+        at = f"{minute // 60:02}:{minute % 60:02}"
+        least = ([number for start, number in ordered if start <= at] or [ordered[-1][1]])[-1]
+
+        assert on == units_at(day, instant)
+        assert len(on) >= least

@@ -1,0 +1,171 @@
+"""What a start of units takes: its formulas beside a slow reference, and days that storage cannot feed."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.compiler import check_fit, compile_plan
+from planner.problems.errors import InfeasibleError
+from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_s, starts_of
+from planner.spec.check import check_spec, with_values
+from planner.spec.start import StartSpec
+
+DAY_S = 86_400
+starts_of_a_day = st.lists(
+    st.builds(
+        Start,
+        minute=st.integers(0, 1439),
+        units=st.just({"prefill": 1}),
+        num_bytes=st.integers(1, 10_000).map(float),
+        bytes_per_s=st.just(10.0),
+        node_s=st.sampled_from([0.0, 5.0, 500.0]),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda each: each.minute,
+).map(lambda starts: sorted(starts, key=lambda each: each.minute))
+
+
+def loaded_second_by_second(starts):
+    """The time that each start takes to load when the storage reads for the one that has waited longest."""
+    coming = sorted((each.minute * 60 + day * DAY_S, day, index) for day in (0, 1) for index, each in enumerate(starts))
+    left, waiting, ready, second = {}, [], {}, 0
+    while coming or waiting:
+        if not waiting:
+            second = coming[0][0]
+        while coming and coming[0][0] == second:
+            _, day, index = coming.pop(0)
+            waiting.append((day, index))
+            left[day, index] = starts[index].num_bytes
+        budget = 10.0
+        while waiting and budget > 0:
+            read = min(left[waiting[0]], budget)
+            left[waiting[0]] -= read
+            budget -= read
+            if left[waiting[0]] == 0:
+                ready[waiting[0]] = second + 1
+                waiting.pop(0)
+        second += 1
+    return [max(ready[1, i] - DAY_S - each.minute * 60, each.node_s) for i, each in enumerate(starts)]
+
+
+@settings(max_examples=6, deadline=None)
+@given(starts_of_a_day)
+def test_storage_feeds_starts_in_their_order(starts):
+    """The formula agrees with a storage that is played second by second, over midnight too."""
+    assert loading_s(starts) == pytest.approx(loaded_second_by_second(starts), abs=1.0)
+
+
+@given(starts_of_a_day, st.integers(0, 5))
+def test_a_larger_start_never_makes_any_ready_sooner(starts, index):
+    """More bytes of one start delay it and those behind it, and help none."""
+    index %= len(starts)
+    larger = [replace(each, num_bytes=each.num_bytes * (1 + (i == index))) for i, each in enumerate(starts)]
+
+    assert all(after >= before for before, after in zip(loading_s(starts), loading_s(larger), strict=True))
+
+
+def times_of(load_rate=10e9, **spec):
+    """Units of four nodes of 100 GB each, and of eighteen of 50 GB."""
+    units = {"prefill": UnitRead(4, 100e9, 4 * 100e9), "decode": UnitRead(18, 50e9, 18 * 100e9)}
+    return StartTimes(StartSpec(**spec), load_rate, units)
+
+
+WINDOWS = (Window(0, {"prefill": 1, "decode": 1}), Window(480, {"prefill": 6, "decode": 3}))
+
+
+def test_all_units_of_a_window_share_the_storage():
+    """Five prefill units of 400 GB and two decode units of 900 GB are 3,800 GB: 38 s at 100 GB/s."""
+    times = times_of(storage="100GB/s")
+    (start,) = starts_of(WINDOWS, times)
+
+    assert (start.minute, start.units, start.num_bytes) == (480, {"prefill": 5, "decode": 2}, 3_800e9)
+    assert loading_s([start]) == (38.0,)
+    assert least_warm_up([start], times) == 38 + 30 + 30 + 5 + 60 + 10
+
+
+def test_a_node_reads_no_faster_than_its_link():
+    """However fast the storage is, 100 GB at 1 GB/s take 100 s."""
+    (start,) = starts_of(WINDOWS, times_of(1e9, storage="1TB/s"))
+
+    assert loading_s([start]) == (100.0,)
+
+
+def test_peers_send_where_each_phase_has_one():
+    """One prefill unit sends 400 GB/s and one decode unit 1,800 GB/s; with none of a phase it is the storage."""
+    (start,) = starts_of(WINDOWS, times_of(weights_from="peers", storage="1GB/s"))
+    alone = starts_of((Window(0, {"prefill": 0, "decode": 0}), *WINDOWS[1:]), times_of(weights_from="peers"))
+
+    assert start.bytes_per_s == 2_200e9
+    assert [each.bytes_per_s for each in alone] == [400e9]
+
+
+SPEC = """
+version: 1
+name: tide
+model: deepseek-r1
+cluster: {gpu: h800, nodes: 44, gpus_per_node: 8, rack_size: 4}
+prefill: {ep_size: 32, redundant_experts: 32, precision: fp8}
+decode: {ep_size: 144, redundant_experts: 32, precision: fp8}
+kubernetes: {load_rate: 10GB/s}
+schedule:
+  warm_up: WARM_UP
+  batch_queue: research
+  start: {storage: STORAGE}
+  windows: [{at: "00:00", prefill_units: 1, decode_units: 1}, {at: "08:30", prefill_units: 2, decode_units: 2}]
+"""
+
+
+def spec_of(tmp_path, warm_up, storage):
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("WARM_UP", warm_up).replace("STORAGE", storage))
+    return check_spec(tmp_path / "spec.yaml")
+
+
+def test_a_warm_up_that_is_auto_is_the_least_that_suffices(tmp_path):
+    """A plan with one second less is refused, and its stages end at the window."""
+    plan = compile_plan(spec_of(tmp_path, "auto", "10GB/s"))
+    warm_up = plan.spec.schedule.warm_up
+    (_, up) = plan.schedule.transitions
+    with pytest.raises(InfeasibleError):
+        check_fit(spec_of(tmp_path, f"{warm_up - 1:g}s", "10GB/s"))
+
+    assert [stage.name for stage in up.stages] == ["pods", "weights", "join", "maps", "graphs", "ready"]
+    assert warm_up - 1 < sum(stage.seconds for stage in up.stages) <= warm_up
+    assert up.starts == ("tide-prefill-1", "tide-decode-1")
+    assert [step.free_racks for step in plan.schedule.steps] == [5, 0]
+    assert plan.schedule.batch_queue == "research"
+
+
+def test_a_storm_that_storage_cannot_feed_in_time_is_refused_with_what_would_do(tmp_path):
+    """S763: a longer warm-up does, or faster storage, and each is the least that does."""
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec_of(tmp_path, "3min", "10GB/s"))
+    (problem,) = caught.value.problems
+
+    assert problem.rule.startswith("S763")
+    assert [list(each) for each in problem.changes] == [["schedule.warm_up"], ["schedule.start.storage"]]
+    for change in problem.changes:
+        check_fit(with_values(spec_of(tmp_path, "3min", "10GB/s"), change))
+        ((path, value),) = change.items()
+        less = f"{int(value.rstrip('GB/s')) - 1}{'GB/s' if 'GB' in value else 's'}"
+        with pytest.raises(InfeasibleError):
+            check_fit(with_values(spec_of(tmp_path, "3min", "10GB/s"), {path: less}))
+
+
+def test_where_windows_follow_traffic_warm_up_and_windows_suit_each_other(tmp_path):
+    """DeepSeek's day at 5 GB/s of storage: the derived warm-up is the least for the windows that it leads to."""
+    text = SPEC.replace("nodes: 44", "nodes: 88").replace("WARM_UP", "auto").replace("STORAGE", "5GB/s")
+    text = text[: text.index("  windows:")] + "  windows: auto\n"
+    text = text.replace("prefill: {", "prefill: {units: 4, ").replace("decode: {", "decode: {units: 4, ")
+    profile = [0.3] * 6 + [0.6, 0.9, 1.0, 1.0] + [0.8] * 14
+    (tmp_path / "spec.yaml").write_text(
+        f"{text}traffic: {{input_tokens: 1e9, output_tokens: 1e9, profile: {profile}}}\n"
+    )
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+
+    longest = max(sum(stage.seconds for stage in each.stages) for each in plan.schedule.transitions)
+    assert plan.spec.schedule.warm_up - 1 < longest <= plan.spec.schedule.warm_up
+    (why,) = [each.why for each in plan.decisions if each.path == "schedule.warm_up"]
+    assert "units read" in why
