@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from runtime.checkpoint import MANIFEST
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
+from runtime.gateway.router import Policy
 from runtime.launch import RankPlace, UnitLaunch, read_gateway_launch, read_unit_launch
 from runtime.trace import recording
 from runtime.worker.children import PEER_LOST, ChildDied, die_with_parent
@@ -26,6 +27,7 @@ __all__ = ["main"]
 
 DRAIN = "time for answers to be finished after SIGTERM (default: none)"
 MAX_DRAIN_S = 86_400.0
+BALANCERS = [policy.value for policy in Policy]
 TRACE_FOLDER = (
     "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks; empty: none
 )
@@ -85,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
     gateway.add_argument("--address", required=True, help="the IP to bind")
     gateway.add_argument("--keys", type=Path, metavar="FILE", help="who may ask, as JSON (default: anybody)")
+    gateway.add_argument("--balancer", choices=BALANCERS, default=BALANCERS[0], help="how ranks are chosen")
     stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
     stage.add_argument("source", help="the checkpoint's folder, or bundled:NAME")
     stage.add_argument("destination", type=Path, help="the folder that gets the copy")
@@ -175,7 +178,8 @@ def _rank(arguments: argparse.Namespace) -> None:
 def _gateway(arguments: argparse.Namespace) -> None:
     from runtime.gateway.serve import run
 
-    run(read_gateway_launch(arguments.launch), arguments.address, arguments.keys)
+    policy = Policy(arguments.balancer)
+    run(read_gateway_launch(arguments.launch), arguments.address, arguments.keys, policy)
 
 
 def _generate(arguments: argparse.Namespace) -> None:

@@ -85,7 +85,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """The form of latent KV on the wire and in memory."""
 
-    wire_version: Literal[6]
+    wire_version: Literal[7]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 
@@ -167,11 +167,6 @@ class GatewayLaunch(_Part, kw_only=True):
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
     stall_timeout_s: AtLeastOne  # for which a ready rank may say nothing
     ports: GatewayPorts
-
-    @property
-    def max_requests_per_rank(self) -> int:
-        """The most requests that a decode or mixed rank has: in its cache, waiting for it, or still in prefill."""
-        return self.limits.max_requests + self.max_queued_requests
 
 
 _Launch = TypeVar("_Launch", UnitLaunch, GatewayLaunch)

@@ -27,11 +27,12 @@ from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
-from runtime.kv.cache import PAGE_TOKENS, PageTable, num_pages
+from runtime.kv.cache import PageTable
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
+from runtime.protocol.counting import in_pages
 from runtime.trace import join as join_traces
 from runtime.trace import recording
 from runtime.worker.children import Child, wait_together
@@ -94,7 +95,7 @@ def greedy(
 ) -> list[list[int]]:
     """Continue this rank's prompts greedily, one prompt a prefill step, then all together; return the outputs."""
     texts = [_Text(prompt, []) for prompt in prompts]
-    cache = engine.new_cache(sum(num_pages(len(prompt) + max_tokens) * PAGE_TOKENS for prompt in prompts))
+    cache = engine.new_cache(sum(in_pages(len(prompt) + max_tokens) for prompt in prompts))
     for text in texts:
         cache.allocate(text.table, len(text.prompt) + max_tokens)
     for turn in _turns(group, len(texts)):

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -37,11 +37,13 @@ from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
 from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
+from runtime.gateway.tracing import Traces
 
 __all__ = ["Gateway", "create_app"]
 
 NEED_NO_KEY = ("/health", "/readyz", "/openapi.json")  # probes have none
 REQUEST_ID = "X-Request-Id"
+SMALL_BODY_BYTES = 2**10  # read at once: 1 to 2 ms, measured for digits, the demo tokenizer's slowest text
 LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
 LARGE_BODIES_AT_ONCE = 2  # assumed: as few as let the event loop and small bodies run beside them
 STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
@@ -62,6 +64,7 @@ class Gateway:
     metrics: GatewayMetrics
     started: int
     keys: KeyRing | None = None
+    traces: Traces | None = None
     log: RequestLog = field(default_factory=RequestLog)
     bodies: Bodies = field(default_factory=Bodies)
     for_large: Executor = field(default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body"))
@@ -135,7 +138,7 @@ async def embeddings(request: Request) -> Response:
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
         check_room(1, gateway.registry.room_to_embed(), gateway.registry, gateway.metrics)
-        asked = await _in_thread(request, len(raw), partial(read_embeddings, raw, gateway.model))
+        asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
@@ -167,14 +170,14 @@ async def tokens_of_text(request: Request) -> Response:
     """Answer POST /tokenize."""
     gateway: Gateway = request.app.state.gateway
     async with gateway.bodies.read(request) as raw:
-        return JSONResponse(await _in_thread(request, len(raw), partial(tokenize, raw, gateway.model)))
+        return JSONResponse(await _worked_out(request, len(raw), partial(tokenize, raw, gateway.model)))
 
 
 async def text_of_tokens(request: Request) -> Response:
     """Answer POST /detokenize."""
     gateway: Gateway = request.app.state.gateway
     async with gateway.bodies.read(request) as raw:
-        return JSONResponse(await _in_thread(request, len(raw), partial(detokenize, raw, gateway.model)))
+        return JSONResponse(await _worked_out(request, len(raw), partial(detokenize, raw, gateway.model)))
 
 
 async def openapi(request: Request) -> Response:
@@ -201,9 +204,9 @@ async def _answer(
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway)
-        asked = await _in_thread(request, len(raw), partial(read, raw, gateway.model))
+        asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model))
         _refuse_early(asked.num_choices, gateway)
-        call = await _in_thread(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
+        call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
     request_id = f"{prefix}-{uuid4().hex}"
     dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
     headers = {REQUEST_ID: request_id}
@@ -236,10 +239,18 @@ def _close(generation: Generation, spending: Spending, begun: Begun) -> None:
     used = generation.num_prompt_tokens, generation.num_generated_tokens
     gateway: Gateway = begun.request.app.state.gateway
     gateway.log.ended(begun, generation.units, *used, is_answered=generation.is_answered)
+    if gateway.traces is not None:
+        request, told = begun.request, (begun.request_id, begun.began, generation.phases, used)
+        gateway.traces.ended(request.url.path, request.headers, *told, is_answered=generation.is_answered)
 
 
-async def _in_thread(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a body of `num_bytes`. If the client leaves before it is begun, it never is."""
+async def _worked_out(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
+    """Return the result of `work` on a body of `num_bytes`. If the client leaves before it is begun, it never is.
+
+    A small body is worth no thread: beside a busy event loop, changing threads takes longer than the work.
+    """
+    if num_bytes <= SMALL_BODY_BYTES:
+        return work()
     executor = request.app.state.gateway.for_large if num_bytes > LARGE_BODY_BYTES else None
 
     async def done() -> T:
@@ -270,7 +281,7 @@ def _joined(deltas: list[Delta]) -> Delta:
     last = deltas[-1]
     logprobs = [token for delta in deltas for token in delta.logprobs or ()]
     parts = [part for delta in deltas for part in delta.parts or ()]
-    return replace(
+    return msgspec.structs.replace(
         last,
         text="".join(delta.text for delta in deltas),
         logprobs=None if last.logprobs is None else logprobs,
@@ -281,18 +292,29 @@ def _joined(deltas: list[Delta]) -> Delta:
 async def _events(dialect: Dialect, generation: Generation, first: Delta | None, call: Call) -> AsyncIterator[bytes]:
     """Yield the stream's events, the last one being [DONE] or an error.
 
+    Events whose tokens came together are yielded together: one write for all of them, when there is much to do.
     With `include_usage` every chunk has the key; its value is null but in the last, unless every chunk is to have one.
     """
     begun: set[int] = set()
+
+    def event_of(delta: Delta) -> bytes:
+        is_first = delta.index not in begun
+        if not is_first and not _says_something(delta):
+            return b""
+        begun.add(delta.index)
+        event = chunk(dialect, delta, is_first=is_first)
+        if call.include_usage:
+            event["usage"] = _usage(generation) if call.usage_in_every_chunk else None
+        return _event(event)
+
     delta = first
     try:
         while delta is not None:
-            if delta.index not in begun or _says_something(delta):
-                event = chunk(dialect, delta, is_first=delta.index not in begun)
-                begun.add(delta.index)
-                if call.include_usage:
-                    event["usage"] = _usage(generation) if call.usage_in_every_chunk else None
-                yield _event(event)
+            events = event_of(delta)
+            while (delta := generation.delta_here()) is not None:
+                events += event_of(delta)
+            if events:
+                yield events
             delta = await generation.next_delta()
     except ApiError as error:
         yield _event(error.body())

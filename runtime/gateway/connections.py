@@ -55,6 +55,7 @@ __all__ = [
 
 MAX_CONNECTIONS = 8192  # assumed: at 64 KiB each that a slow reader may have, half a GiB
 BACKLOG = 2048  # uvicorn's; the kernel keeps as many that are not taken yet
+ACCEPTED_AT_ONCE = 64  # assumed
 SWEEP_S = 0.5
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -119,6 +120,11 @@ class Connection(Protocol):
 class Guard(Protocol):
     """Whoever bounds the connections of a port."""
 
+    @property
+    def num_free(self) -> int:
+        """The connections for which nobody need be ended."""
+        ...
+
     def make_room(self) -> bool:
         """Return whether there is room for one more, if need be after ending another."""
         ...
@@ -160,9 +166,14 @@ class Connections:
         """Say something of a connection, at a bounded rate."""
         self._complaints(sentence)
 
+    @property
+    def num_free(self) -> int:
+        """The connections for which nobody need be ended."""
+        return max(self.most - len(self._began), 0)
+
     def make_room(self) -> bool:
         """Return whether there is room for one more, if need be after ending the one that has waited longest."""
-        if len(self._began) < self.most:
+        if self.num_free:
             return True
         for connection, (wait, _) in self._began.items():
             if wait not in (Wait.US, Wait.READER):
@@ -210,20 +221,17 @@ async def serve_clients(
 
 
 async def take_connections(listener: socket.socket, guard: Guard, make: Callable[[], asyncio.BaseProtocol]) -> None:
-    """Take connections one at a time until cancelled, never more than there may be. Close the listener."""
-    loop = asyncio.get_running_loop()
+    """Take connections until cancelled, never more than there may be. Close the listener."""
     listener.setblocking(False)
     listener.listen(BACKLOG)
     try:
         while True:
-            caller = await _accept(listener, guard)
-            if caller is None:
-                continue
-            if guard.make_room():
-                with suppress(OSError):  # it has left already
-                    await loop.connect_accepted_socket(make, caller)
+            callers = await _accept(listener, guard)
+            if callers and not guard.make_room():
+                (refused,) = callers  # where nothing is free, one is taken at a time
+                _refuse(refused, guard)
             else:
-                _refuse(caller, guard)
+                await asyncio.gather(*(_connect(make, caller) for caller in callers))
     finally:
         listener.close()
 
@@ -236,16 +244,27 @@ def refusal(error: ApiError) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def _accept(listener: socket.socket, guard: Guard) -> socket.socket | None:
-    """Return the next caller's socket; None where that failed."""
+async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
+    """Return the sockets of callers: one, or as many as wait and places are free; none where that failed.
+
+    Several at once, because a connection takes some turns of the event loop, and a busy loop's turns are long.
+    """
     try:
-        caller, _ = await asyncio.get_running_loop().sock_accept(listener)
+        callers = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
     except OSError as error:
         if error.errno in EXHAUSTED:
             guard.complain(f"cannot take connections: {str(error.strerror).lower()}")
             await asyncio.sleep(SWEEP_S)
-        return None
-    return caller
+        return []
+    with suppress(OSError):  # there is nobody else, or no descriptor, which the next call will say
+        while len(callers) < min(guard.num_free, ACCEPTED_AT_ONCE):
+            callers.append(listener.accept()[0])
+    return callers
+
+
+async def _connect(make: Callable[[], asyncio.BaseProtocol], caller: socket.socket) -> None:
+    with suppress(OSError):  # it has left already
+        await asyncio.get_running_loop().connect_accepted_socket(make, caller)
 
 
 def _refuse(client: socket.socket, guard: Guard) -> None:

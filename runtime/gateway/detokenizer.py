@@ -50,6 +50,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Return the part of the text so far that no stop string can still claim."""
+        if not self._stops:
+            return text
         if self.has_matched:
             return ""
         text = self._held + text

@@ -23,6 +23,7 @@ from runtime.gateway.generation import check_room
 from runtime.gateway.http_errors import invalid, rank_failed
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Answer, Rank
+from runtime.gateway.rank_load import RequestSize
 from runtime.gateway.registry import Registry
 from runtime.protocol.messages import Abort, Embed, Embedding
 
@@ -81,12 +82,13 @@ class EmbeddingCall:
         self._answers: dict[str, asyncio.Future[bytes]] = {}  # in the order of the prompts
         self._ranks: dict[str, Rank] = {}
         for prompt_ids in prompts:
-            rank = registry.choose_to_embed()
+            size = RequestSize(len(prompt_ids), 0)
+            rank = registry.choose_to_embed(size)
             assert rank is not None  # there was room
             request_id = uuid4().hex
             self._ranks[request_id] = rank
             self._answers[request_id] = asyncio.get_running_loop().create_future()
-            rank.subscribe(request_id, self._receive)
+            rank.subscribe(request_id, size, self._receive)
             rank.send(Embed(request_id, prompt_ids))
         metrics.waiting.inc(len(prompts))
 

@@ -11,10 +11,14 @@ It does not try again on other ranks.
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 from uuid import uuid4
+
+import msgspec
 
 from runtime.gateway.answer_parts import AnswerPart, AnswerReader
 from runtime.gateway.calls import Call, GenerationRequest
@@ -24,8 +28,10 @@ from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.metrics import GatewayMetrics, RequestClock
 from runtime.gateway.rank_connection import Answer as RankAnswer
 from runtime.gateway.rank_connection import Rank
+from runtime.gateway.rank_load import RequestSize, largest
 from runtime.gateway.registry import Registry
 from runtime.gateway.tokenizer import Tokenizer
+from runtime.gateway.tracing import Phase
 from runtime.protocol.messages import Abort, Embedding, Failed, Prefill, Token
 
 __all__ = ["Delta", "Generation", "InFlightRequest", "check_room"]
@@ -34,8 +40,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, some 10 MB with 20 logprobs a token
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """The growth of choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
 
     `parts` is the text as thoughts, words and calls of tools; None where all of it is words. `logprobs` is None where
@@ -54,13 +59,17 @@ class Generation:
 
     def __init__(self, call: Call, registry: Registry, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
         """Begin all prompts of the call. Raise ApiError when nobody can take them."""
-        check_room(len(call.requests), registry.room(), registry, metrics)
+        sizes = [_size(request, metrics) for request in call.requests]
+        check_room(len(sizes), registry.room(largest(sizes)), registry, metrics)
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
-        self._arrivals: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
+        self._num_unfinished = len(self._answers)
+        self._arrived: deque[tuple[int, Token | Failed]] = deque()
+        self._has_arrived = asyncio.Event()
         self._num_token_ids = tokenizer.num_token_ids
         self._max_unread = MAX_UNREAD_TOKENS * len(call.requests)
         self._in_flight = [
-            self._start(index, request, registry, metrics) for index, request in enumerate(call.requests)
+            self._start(index, *asked, registry, metrics)
+            for index, asked in enumerate(zip(call.requests, sizes, strict=True))
         ]
         self.num_prompt_tokens = call.num_prompt_tokens
 
@@ -72,13 +81,18 @@ class Generation:
     @property
     def is_answered(self) -> bool:
         """True if every prompt has its whole answer."""
-        return all(answer.finish_reason is not None for answer in self._answers)
+        return self._num_unfinished == 0
 
     @property
     def units(self) -> dict[str, str]:
         """The units that had the prompts, with their digests."""
         ranks = [rank for in_flight in self._in_flight for rank in in_flight.ranks]
         return {rank.hello.unit: rank.hello.unit_digest for rank in ranks}
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases that the prompts have been through."""
+        return [phase for in_flight in self._in_flight for phase in in_flight.phases]
 
     @property
     def num_thinking_tokens(self) -> int | None:
@@ -88,17 +102,31 @@ class Generation:
 
     async def next_delta(self) -> Delta | None:
         """Return the next delta of any choice, or None when all are complete. Raise ApiError when a rank gave up."""
-        while any(answer.finish_reason is None for answer in self._answers):
-            index, message = await self._arrivals.get()
+        while not self.is_answered:
+            if (delta := self.delta_here()) is not None:
+                return delta
+            if self._arrived:
+                _, failed = self._arrived.popleft()
+                assert isinstance(failed, Failed)
+                raise rank_failed(failed.reason)
+            self._has_arrived.clear()
+            await self._has_arrived.wait()
+        return None
+
+    def delta_here(self) -> Delta | None:
+        """Return the next delta if its token has come, without waiting; else None, and before a failure."""
+        while self._arrived:
+            index, message = self._arrived[0]
             if isinstance(message, Failed):
-                raise rank_failed(message.reason)
+                return None
+            self._arrived.popleft()
             answer = self._answers[index]
-            if answer.finish_reason is not None:
-                continue  # tokens that were on their way when a stop string ended the answer
-            delta = answer.take(message)
-            if answer.finish_reason is not None:
-                self._in_flight[index].end(answered=True)
-            return delta
+            if answer.finish_reason is None:  # else on its way when a stop string ended the answer
+                delta = answer.take(message)
+                if answer.finish_reason is not None:
+                    self._num_unfinished -= 1
+                    self._in_flight[index].end(answered=True)
+                return delta
         return None
 
     def close(self) -> None:
@@ -107,22 +135,28 @@ class Generation:
             in_flight.end()
 
     def _start(
-        self, index: int, request: GenerationRequest, registry: Registry, metrics: GatewayMetrics
+        self,
+        index: int,
+        request: GenerationRequest,
+        size: RequestSize,
+        registry: Registry,
+        metrics: GatewayMetrics,
     ) -> "InFlightRequest":
-        pair = registry.choose_ranks()
+        pair = registry.choose_ranks(size)
         assert pair is not None  # there was room
         clock = RequestClock(metrics, len(request.prompt_ids))
         in_flight = InFlightRequest(*pair, clock, self._num_token_ids, lambda message: self._arrive(index, message))
-        in_flight.start(request)
+        in_flight.start(request, size)
         return in_flight
 
     def _arrive(self, index: int, message: Token | Failed) -> None:
         """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
-        if self._arrivals.qsize() == self._max_unread:
+        if len(self._arrived) == self._max_unread:
             self.close()
             message = Failed(self._in_flight[index].request_id, "its client does not read the answer")
-        if self._arrivals.qsize() <= self._max_unread:  # of those that were on their way then, none is kept
-            self._arrivals.put_nowait((index, message))
+        if len(self._arrived) <= self._max_unread:  # of those that were on their way then, none is kept
+            self._arrived.append((index, message))
+            self._has_arrived.set()
 
 
 def check_room(num_requests: int, room: int | None, registry: Registry, metrics: GatewayMetrics) -> None:
@@ -132,6 +166,10 @@ def check_room(num_requests: int, room: int | None, registry: Registry, metrics:
     if num_requests > room:
         metrics.rejected.inc(num_requests)
         raise overloaded(num_requests, room, metrics.pace.wait_s(registry.num_requests(), num_requests - room))
+
+
+def _size(request: GenerationRequest, metrics: GatewayMetrics) -> RequestSize:
+    return RequestSize(len(request.prompt_ids), metrics.lengths.expected(request.sampling.max_tokens))
 
 
 class Answer:
@@ -208,10 +246,22 @@ class InFlightRequest:
         """The rank for its prompt, and the one for its tokens."""
         return self._prefill, self._decode
 
-    def start(self, request: GenerationRequest) -> None:
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases that have begun and, of the last one, as much as there is."""
+        first, last = self._clock.first_token, self._clock.last_token
+        prefill, decode = (
+            partial(Phase, name, rank.hello.unit, rank.hello.rank)
+            for name, rank in (("prefill", self._prefill), ("decode", self._decode))
+        )
+        if first is None or last is None:
+            return [prefill(self._clock.started, time.monotonic())]
+        return [prefill(self._clock.started, first), decode(first, last)]
+
+    def start(self, request: GenerationRequest, size: RequestSize) -> None:
         """Send the prompt off."""
-        self._prefill.subscribe(self.request_id, self._receive)
-        self._decode.subscribe(self.request_id, self._receive)
+        self._prefill.subscribe(self.request_id, size, self._receive)
+        self._decode.subscribe(self.request_id, size, self._receive)
         kv_host, kv_port = self._decode.hello.kv_host, self._decode.hello.kv_port  # None where it is a mixed rank
         self._prefill.send(Prefill(self.request_id, request.prompt_ids, request.sampling, kv_host, kv_port))
 
@@ -232,7 +282,7 @@ class InFlightRequest:
             rank.unsubscribe(self.request_id)
             self.end()
             self._deliver(Failed(self.request_id, message.reason + self._between_whom(rank)))
-        elif not all(0 <= token_id < self._num_token_ids for token_id in _token_ids(message)):
+        elif not self._is_in_vocabulary(message):
             self.end()
             self._deliver(Failed(self.request_id, f"{rank} said a token id outside the vocabulary"))
         elif rank is not self._prefill and self._num_delivered == 0:
@@ -259,7 +309,10 @@ class InFlightRequest:
             self._decode.unsubscribe(self.request_id)
         self._deliver(token)
 
-
-def _token_ids(token: Token) -> list[int]:
-    """Return every id that the message has: the token's own, and those that its logprobs are of."""
-    return [token.token_id, *(token_id for token_id, _ in (token.logprobs.best if token.logprobs else ()))]
+    def _is_in_vocabulary(self, token: Token) -> bool:
+        """Return whether every id is one: the token's own, and those that its logprobs are of."""
+        if not 0 <= token.token_id < self._num_token_ids:
+            return False
+        if token.logprobs is None:
+            return True
+        return all(0 <= token_id < self._num_token_ids for token_id, _ in token.logprobs.best)

@@ -2,8 +2,7 @@
 
 A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed. A head may have
 MAX_HEADERS fields and MAX_HEAD_BYTES. A client that closes its sending half has left: there is no other sign of that.
-Input comes in pieces of PIECE_BYTES, so that no client holds the event loop: a body in chunks of one byte has 40,000
-chunks in asyncio's usual piece, which took h11 half a second.
+Input comes in pieces of PIECE_BYTES, and each is taken in by slices, in turn with other clients' (`input_turns.py`).
 """
 
 import asyncio
@@ -18,6 +17,7 @@ from uvicorn.server import ServerState
 
 from runtime.gateway.connections import Connections, Wait, refusal
 from runtime.gateway.http_errors import ApiError, head_too_large, head_too_slow, invalid
+from runtime.gateway.input_turns import SLICE_BYTES, InputTurns
 
 __all__ = ["MAX_HEAD_BYTES", "Http1", "with_small_heads"]
 
@@ -31,9 +31,11 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
     _piece = bytearray(PIECE_BYTES)  # of all: asyncio fills and hands it over in one go
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections, turns: InputTurns) -> None:
         super().__init__(config, state, app_state={})
         self._all = connections
+        self._turns = turns
+        self._untaken = bytearray()
         self._has_begun = True  # to say a head; the first one is due from the connection's beginning
         self._is_refused = False
 
@@ -78,11 +80,28 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the next piece of input."""
-        if not self._is_refused:
-            self._has_begun = True
-            self.data_received(bytes(self._piece[:nbytes]))
-            self._all.note(self)
+        """Keep the next piece of input until it is this connection's turn."""
+        if self._is_refused:
+            return
+        self._has_begun = True
+        if not self._untaken:
+            self._turns.add(self)
+        self._untaken += self._piece[:nbytes]
+        if len(self._untaken) > PIECE_BYTES:
+            self.transport.pause_reading()
+
+    def take_slice(self) -> bool:
+        """Take in a slice of what has come; return whether there is more."""
+        if self._is_refused or self.transport.is_closing():
+            self._untaken.clear()
+            return False
+        said = bytes(self._untaken[:SLICE_BYTES])
+        del self._untaken[:SLICE_BYTES]
+        self.data_received(said)
+        self._all.note(self)
+        if not self._untaken and not self.flow.read_paused:
+            self.transport.resume_reading()
+        return bool(self._untaken)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -125,7 +144,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
     def _has_said_something(self) -> bool:
         """Return whether a part of a head is here."""
-        return bool(self.conn.trailing_data[0])
+        return bool(self._untaken or self.conn.trailing_data[0])
 
 
 def with_small_heads(app: ASGIApp) -> ASGIApp:

@@ -13,7 +13,9 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from runtime.gateway.answer_lengths import AnswerLengths
 from runtime.gateway.pace import Pace
+from runtime.gateway.token_tally import TokenTally
 
 __all__ = ["GatewayMetrics", "RequestClock"]
 
@@ -39,45 +41,54 @@ class GatewayMetrics:
         self.running = gauge("num_requests_running", "Requests between their first and last token.")
         self.waiting = gauge("num_requests_waiting", "Requests without a token yet.")
         self.ttft = histogram("time_to_first_token_seconds", "Time to the first token.", TTFT_BUCKETS_S)
-        self.itl = histogram("inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS_S)
         self.e2e = histogram("e2e_request_latency_seconds", "Time to the last token, if it came.", E2E_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
         self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
         self.pace = Pace()
-        self.generation_tokens = counter("generation_tokens_total", "Tokens generated.")
+        self.tokens = TokenTally(model_name, ITL_BUCKETS_S)
+        registry.register(self.tokens)
+        self.lengths = AnswerLengths()
 
 
 class RequestClock:
-    """Times one request and moves it through the gauges: waiting, then running, then neither."""
+    """Times one request and moves it through the gauges: waiting, then running, then neither.
+
+    Its times are of time.monotonic.
+    """
 
     def __init__(self, metrics: GatewayMetrics, num_prompt_tokens: int) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
-        self._started = time.monotonic()
-        self._last_token: float | None = None
+        self.started = time.monotonic()
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self._num_tokens = 0
         self._has_ended = False
         metrics.waiting.inc()
 
     def token(self) -> None:
         """Note that a token has come."""
         now = time.monotonic()
-        if self._last_token is None:
+        if self.last_token is None:
             self._metrics.waiting.dec()
             self._metrics.running.inc()
-            self._metrics.ttft.observe(now - self._started)
+            self._metrics.ttft.observe(now - self.started)
             self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+            self._metrics.tokens.first()
+            self.first_token = now
         else:
-            self._metrics.itl.observe(now - self._last_token)
-        self._metrics.generation_tokens.inc()
-        self._last_token = now
+            self._metrics.tokens.next(now - self.last_token)
+        self.last_token = now
+        self._num_tokens += 1
 
     def end(self, *, answered: bool) -> None:
         """Note that the request is over; the first end counts."""
         if self._has_ended:
             return
         self._has_ended = True
-        (self._metrics.waiting if self._last_token is None else self._metrics.running).dec()
+        (self._metrics.waiting if self.last_token is None else self._metrics.running).dec()
         if answered:
-            seconds = time.monotonic() - self._started
+            seconds = time.monotonic() - self.started
             self._metrics.e2e.observe(seconds)
             self._metrics.pace.ended(seconds)
+            self._metrics.lengths.ended(self._num_tokens)

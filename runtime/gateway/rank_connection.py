@@ -1,4 +1,4 @@
-"""One rank as the gateway sees it: what it said in Hello, its state, and who waits for its tokens.
+"""One rank as the gateway sees it: what it said in Hello, its state, what it has to do, and who waits for its tokens.
 
 It sends frames and passes tokens on. It does not decide which ranks are admitted (`registry.py`) or what a request does
 with its tokens (`generation.py`).
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from runtime.errors import WireError
+from runtime.gateway.ledger import Ledger
+from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import (
     Abort,
@@ -18,6 +20,7 @@ from runtime.protocol.messages import (
     FromGateway,
     FromRank,
     Hello,
+    Load,
     RankState,
     State,
     Token,
@@ -33,28 +36,31 @@ Listener = Callable[["Rank", Answer], None]
 class Rank:
     """A rank from its Hello on. Once its connection is gone it stays as "lost", so that status can show it."""
 
-    def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, hello: Hello, writer: asyncio.StreamWriter, limits: RankLimits) -> None:
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # of its tensors, of 1
         self._writer = writer
         self._listeners: dict[str, Listener] = {}
+        self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
 
     def __str__(self) -> str:
         return f"rank {self.hello.rank} of unit {self.hello.unit}"
 
     @property
-    def num_requests(self) -> int:
-        """The requests that this rank has or is about to get."""
-        return len(self._listeners)
+    def load(self) -> RankLoad:
+        """What this rank has to do, requests included that are about to come to it."""
+        return self._ledger.load
 
-    def subscribe(self, request_id: str, listener: Listener) -> None:
-        """Give `listener` everything that this rank says of the request from now on."""
+    def subscribe(self, request_id: str, size: RequestSize, listener: Listener) -> None:
+        """Count the request as this rank's, and give `listener` everything that the rank says of it from now on."""
         self._listeners[request_id] = listener
+        self._ledger.give(request_id, size)
 
     def unsubscribe(self, request_id: str) -> bool:
         """Stop listening to the request; return whether somebody did."""
         did = self._listeners.pop(request_id, None) is not None
+        self._ledger.end(request_id)
         self._dismiss_if_free()
         return did
 
@@ -69,6 +75,8 @@ class Rank:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
                 self._dismiss_if_free()
+            case Load():
+                self._ledger.take(message)
             case Token() | Embedding() | Failed():
                 self._pass_on(message)
             case Hello():
@@ -91,6 +99,8 @@ class Rank:
             self.send(Dismissed())
 
     def _pass_on(self, message: Answer) -> None:
+        if isinstance(message, Token):
+            self._ledger.hear_token(message.request_id)
         listener = self._listeners.get(message.request_id)
         if listener is not None:
             listener(self, message)

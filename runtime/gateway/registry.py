@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
-from runtime.gateway.router import RankLoad, choose_ranks, least_loaded, room
+from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
+from runtime.gateway.router import Policy, choose_ranks, choose_to_embed, num_requests, room, room_to_embed
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
@@ -32,6 +33,7 @@ __all__ = ["Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
 MAX_STRANGERS = 16  # assumed: a rank says Hello with its first packet, and the gateway may have 64 descriptors
+LEAST = RequestSize(1, 1)
 MAX_SHOWN = 63  # characters of a unit that is refused
 MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
 
@@ -56,9 +58,11 @@ class Unit:
 class Registry:
     """All ranks that ever presented themselves, by unit and number."""
 
-    def __init__(self, kv_digest: str, max_requests_per_rank: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self, kv_digest: str, limits: RankLimits, stall_timeout_s: float, policy: Policy = Policy.BALANCED
+    ) -> None:
         self._kv_digest = kv_digest
-        self._max_requests_per_rank = max_requests_per_rank
+        self._limits, self._policy = limits, policy
         self._stall_timeout_s = stall_timeout_s
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._turns = count()
@@ -86,9 +90,14 @@ class Registry:
             del self._connections[task]
             self._strangers.pop(writer, None)
 
+    @property
+    def num_free(self) -> int:
+        """The strangers for whom no other need be ended."""
+        return max(MAX_STRANGERS - len(self._strangers), 0)
+
     def make_room(self) -> bool:
         """Return True, after ending the connection that has longest not said Hello when there are many."""
-        if len(self._strangers) >= MAX_STRANGERS:
+        if not self.num_free:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.transport.abort()
@@ -107,35 +116,30 @@ class Registry:
             Unit(name, ranks[0].hello.phase, ranks[0].hello.num_ranks, tuple(ranks)) for name, ranks in members.items()
         ]
 
-    def choose_ranks(self) -> tuple[Rank, Rank] | None:
+    def choose_ranks(self, size: RequestSize) -> tuple[Rank, Rank] | None:
         """Return the rank for the next request's prompt and the rank for its tokens: the same rank in a mixed unit.
 
         It is None while no unit of a phase is ready.
         """
-        chosen = choose_ranks(*self._loads(), next(self._turns))
+        chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
 
-    def room(self) -> int | None:
-        """Return how many more requests may come; None while no unit of a phase is ready.
+    def room(self, size: RequestSize = LEAST) -> int | None:
+        """Return how many more requests of this size may come; None while no unit of a phase is ready."""
+        return room(self._loads(), size)
 
-        The rank that a request stays with to its end counts: it has its latents in memory while the request waits.
-        """
-        first, rest = self._loads()
-        return room(rest, self._max_requests_per_rank) if first and rest else None
-
-    def choose_to_embed(self) -> Rank | None:
+    def choose_to_embed(self, size: RequestSize) -> Rank | None:
         """Return the rank for a prompt that only wants its embedding; None while no unit of a phase is ready."""
-        first, _ = self._loads()
-        return self._ranks[least_loaded(first, next(self._turns)).key] if first else None
+        chosen = choose_to_embed(self._loads(), size, next(self._turns), self._policy)
+        return None if chosen is None else self._ranks[chosen.key]
 
     def room_to_embed(self) -> int | None:
         """Return how many more such prompts may come; None while no unit of a phase is ready."""
-        first, rest = self._loads()
-        return room(first, self._max_requests_per_rank) if first and rest else None
+        return room_to_embed(self._loads())
 
     def num_requests(self) -> int:
         """Return how many requests there are, each counted where it stays to its end."""
-        return sum(load.num_requests for load in self._loads()[1])
+        return num_requests(self._loads())
 
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
@@ -160,18 +164,16 @@ class Registry:
         if self._connections:
             await asyncio.wait(self._connections)
 
-    def _loads(self) -> tuple[list[RankLoad], list[RankLoad]]:
-        """Return the loads of the ranks that can compute prompts, and of those that can go on."""
-        units = [unit for unit in self.units() if unit.is_ready]
-        prefill, decode, mixed = (_loads(units, phase) for phase in ("prefill", "decode", "mixed"))
-        return (prefill, decode) if prefill and decode else (mixed, mixed)  # a mixed rank is nobody's partner
+    def _loads(self) -> list[RankLoad]:
+        """Return the loads of the ranks of ready units."""
+        return [rank.load for unit in self.units() if unit.is_ready for rank in unit.ranks]
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
         rank = self._admit(await _read_hello(frames), writer)
         self._strangers.pop(writer, None)
         log.info("%s on %s joined", rank, _where(rank))
         try:
-            while (message := await self._next_word(rank, frames)) is not None:
+            while (message := frames.whole_here() or await self._next_word(rank, frames)) is not None:
                 rank.take(message)
             if not self._is_closing and rank.state != "lost":
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
@@ -202,7 +204,7 @@ class Registry:
             unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
-        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer)
+        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits)
         return rank
 
     def _hang_up_before(self, hello: Hello) -> None:
@@ -271,11 +273,6 @@ def _what_is_wrong(hello: Hello) -> str | None:
 def _identity(hello: Hello) -> str:
     """Return what the ranks of one unit have in common, in words."""
     return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
-
-
-def _loads(units: list[Unit], phase: str) -> list[RankLoad]:
-    members = (rank for unit in units if unit.phase == phase for rank in unit.ranks)
-    return [RankLoad(rank.hello.unit, rank.hello.rank, rank.num_requests) for rank in members]
 
 
 def _where(rank: Rank) -> str:

@@ -1,28 +1,60 @@
-"""Choose the ranks for a request, for its prompt and for its tokens: those with the fewest requests, in turn among
-equals.
+"""Choose the ranks for a request: one computes its prompt, one its tokens. The balancers are here, as pure functions.
 
-Why in turn: ranks that are equally loaded would otherwise be chosen by name, and under light load the last ones never.
-It counts requests, not their tokens or KV.
+    ranks of all ready units -> prefill or mixed: all of them       -> the balancer's choice -> first
+                             -> decode or mixed: those with room    -> the balancer's choice -> rest
+
+Three balancers, which is the policy:
+    BALANCED         keeps ranks equal in every quantity at once, see below
+    LEAST_REQUESTS   the fewest requests; what there was before, and a baseline
+    ROUND_ROBIN      in turn, whatever ranks have; a baseline
+
+BALANCED compares the quantities of `rank_load.py`: in prefill the attention and the tokens that are still to be
+computed, in decode KV and requests, in mixed units all four. With x[r, q] of quantity q at rank r and m[q] its mean
+over ranks, the squared spread of all quantities together is the mean over r of
+
+    sum over q of (x[r, q] / m[q] - 1)^2
+
+A request that adds w[q] to rank r adds 2 w[q] x[r, q] / m[q]^2 to that, plus what does not depend on r, so the rank
+with the least sum over q of w[q] x[r, q] / m[q]^2 keeps the spread least. A long prompt thus goes by attention, a short
+one by tokens; a request with much KV goes by KV, a small one by the count. No weight is to be set.
+
+Ranks that are equally good take turns. Nothing depends on the order of the list, and nobody gets a request that has no
+room for it. This module imports no torch and keeps no state: `stacks` may import it, and its simulator does.
+
+Sources: DeepSeek open-infra-index, day 6 (what to equalise). R. Panigrahy et al., "Heuristics for Vector Bin Packing",
+2011 (several quantities by the product of demand and load). vLLM's `DPLBAsyncMPClient` and SGLang's `DPBudget` choose
+the least of one number: requests, those that wait counted four times, or tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-__all__ = ["Chosen", "RankLoad", "choose_ranks", "least_loaded", "room"]
+from runtime.gateway.rank_load import NO_WORK, RankLimits, RankLoad, RequestSize, Work
+
+__all__ = [
+    "NO_WORK",
+    "Chosen",
+    "Policy",
+    "RankLimits",
+    "RankLoad",
+    "RequestSize",
+    "Work",
+    "choose_ranks",
+    "choose_to_embed",
+    "num_requests",
+    "pick",
+    "room",
+    "room_to_embed",
+]
 
 
-@dataclass(frozen=True, order=True)
-class RankLoad:
-    """A rank that can take requests, and how many it has."""
+class Policy(Enum):
+    """The way to choose among ranks that have room."""
 
-    unit: str
-    rank: int
-    num_requests: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The rank's identity."""
-        return self.unit, self.rank
+    BALANCED = "balanced"
+    LEAST_REQUESTS = "least_requests"
+    ROUND_ROBIN = "round_robin"
 
 
 @dataclass(frozen=True)
@@ -33,23 +65,109 @@ class Chosen:
     rest: RankLoad
 
 
-def choose_ranks(first: Sequence[RankLoad], rest: Sequence[RankLoad], turn: int) -> Chosen | None:
-    """Return one rank of each kind, or None when there is none. `turn` is how often this was asked before.
+def choose_ranks(
+    ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
+) -> Chosen | None:
+    """Return the rank for the prompt and the rank for the other tokens: the same one in a mixed unit.
 
-    Mixed ranks come as both, and one of them is chosen as both.
+    `ranks` are those of all ready units; `turn` is how often this was asked before. None if a phase has no ready unit
+    or no rank takes the request.
     """
+    first, rest = _roles(ranks)
+    to_stay = _with_room(rest, size)
+    if not first or not to_stay:
+        return None
+    chosen = pick(to_stay, size.at(to_stay[0].phase), turn, policy)
+    return Chosen(chosen if chosen.phase == "mixed" else pick(first, size.at("prefill"), turn, policy), chosen)
+
+
+def choose_to_embed(
+    ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
+) -> RankLoad | None:
+    """Return the rank for a prompt that only wants its embedding; None if no unit that computes prompts is ready."""
+    first, _ = _roles(ranks)
+    return pick(first, size.at(first[0].phase), turn, policy) if first else None
+
+
+def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
+    """Return how many more requests of at most this size the ranks take; None if no unit of a phase is ready.
+
+    The rank that a request stays with counts: it has its latents in memory while the request waits.
+    """
+    first, rest = _roles(ranks)
+    return sum(_room_of(load, size.at(load.phase)) for load in rest) if first and rest else None
+
+
+def room_to_embed(ranks: Sequence[RankLoad]) -> int | None:
+    """Return how many more prompts may come that only want their embeddings; None if no unit of a phase is ready."""
+    first, rest = _roles(ranks)
     if not first or not rest:
         return None
-    return Chosen(least_loaded(first, turn), least_loaded(rest, turn))
+    return sum(
+        max(load.limits.max_requests + load.limits.max_queued_requests - load.work.num_requests, 0) for load in first
+    )
 
 
-def room(ranks: Sequence[RankLoad], most: int) -> int:
-    """Return how many more requests the ranks may have together, at most `most` each."""
-    return sum(max(most - load.num_requests, 0) for load in ranks)
+def num_requests(ranks: Sequence[RankLoad]) -> int:
+    """Return how many requests there are, each counted where it stays to its end."""
+    _, rest = _roles(ranks)
+    return sum(load.work.num_requests for load in rest)
 
 
-def least_loaded(ranks: Sequence[RankLoad], turn: int) -> RankLoad:
-    """Return one of the ranks with the fewest requests. `ranks` is not empty; its order does not matter."""
-    fewest = min(load.num_requests for load in ranks)
-    equals = sorted(load for load in ranks if load.num_requests == fewest)
+def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Policy.BALANCED) -> RankLoad:
+    """Return the rank of `ranks` for a request of this work. `ranks` is not empty; its order does not matter."""
+    cost = _cost_of(policy, ranks, work)
+    costs = [cost(load.work) for load in ranks]
+    least = min(costs)
+    equals = sorted((load for load, its in zip(ranks, costs, strict=True) if its == least), key=lambda load: load.key)
     return equals[turn % len(equals)]
+
+
+def _roles(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
+    """Return the ranks that can compute prompts, and those that can go on. A mixed rank is nobody's partner."""
+    prefill, decode, mixed = (
+        [load for load in ranks if load.phase == phase] for phase in ("prefill", "decode", "mixed")
+    )
+    return (prefill, decode) if prefill and decode else (mixed, mixed)
+
+
+def _with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
+    """Return the ranks where the request need not wait or, if there are none, those where it may."""
+    fitting = [load for load in ranks if load.fits(size.at(load.phase))]
+    return fitting or [load for load in ranks if load.takes(size.at(load.phase))]
+
+
+def _room_of(load: RankLoad, work: Work) -> int:
+    """Return how many requests of this work the rank takes, one after another."""
+    seats = load.limits.max_requests - load.work.num_requests
+    if work.kv_tokens:
+        seats = min(seats, (load.limits.kv_tokens - load.work.kv_tokens) // work.kv_tokens)
+    return max(seats, 0) + max(load.limits.max_queued_requests - load.num_waiting, 0)
+
+
+def _cost_of(policy: Policy, ranks: Sequence[RankLoad], work: Work) -> Callable[[Work], float]:
+    match policy:
+        case Policy.BALANCED:
+            return _growth_of_spread(sum((load.work for load in ranks), NO_WORK), work)
+        case Policy.LEAST_REQUESTS:
+            return lambda has: has.num_requests
+        case Policy.ROUND_ROBIN:
+            return lambda has: 0
+
+
+def _growth_of_spread(total: Work, work: Work) -> Callable[[Work], float]:
+    """Return what a request of `work` adds to the spread at a rank that has so much already, times a constant.
+
+    The count of requests is no load of a prefill rank, which no KV tells from others.
+    """
+
+    def weight(adds: int, of_all: int) -> float:
+        return adds / of_all**2 if of_all else 0.0
+
+    requests = weight(work.num_requests, total.num_requests) if work.kv_tokens else 0.0
+    tokens = weight(work.prompt_tokens, total.prompt_tokens)
+    pairs = weight(work.attention_pairs, total.attention_pairs)
+    kv = weight(work.kv_tokens, total.kv_tokens)
+    return lambda has: (
+        requests * has.num_requests + tokens * has.prompt_tokens + pairs * has.attention_pairs + kv * has.kv_tokens
+    )

@@ -11,18 +11,15 @@ Worked example: PAGE_TOKENS 64, a prompt of 100 tokens takes two pages, [7, 2] s
 
 Latents go to the host and come back layer by layer: a long request's are gigabytes, for which a device whose memory the
 cache fills has no second place.
-
-Source of the size: FlashMLA (github.com/deepseek-ai/FlashMLA), "Paged kvcache with block size of 64".
 """
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.device import HostLink
+from runtime.protocol.counting import PAGE_TOKENS, num_pages
 
-__all__ = ["PAGE_TOKENS", "LatentCache", "LayerPages", "PageTable", "num_pages", "slot_mapping"]
-
-PAGE_TOKENS = 64
+__all__ = ["LatentCache", "LayerPages", "PageTable", "slot_mapping"]
 
 PageTable = list[int]
 
@@ -100,11 +97,6 @@ class LayerPages:
     def read(self, slot_mapping_S: Tensor) -> Tensor:
         """Return the latents in these rows, `[S, C]`."""
         return self._rows.index_select(0, slot_mapping_S)
-
-
-def num_pages(num_tokens: int) -> int:
-    """Return how many pages hold `num_tokens` tokens of one request."""
-    return -(-num_tokens // PAGE_TOKENS)
 
 
 def slot_mapping(table: PageTable, start: int, end: int) -> list[int]:

@@ -20,11 +20,12 @@ from runtime.kernels.backend import choose_backend
 from runtime.kernels.batch_invariant import check_machine
 from runtime.kernels.device import CPU
 from runtime.kernels.fp8 import E4M3
-from runtime.kv.cache import PAGE_TOKENS, LatentCache, num_pages
+from runtime.kv.cache import LatentCache
 from runtime.model import weights
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
 from runtime.model.forward_batch import Chunk
+from runtime.protocol.counting import in_pages
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -113,7 +114,7 @@ class Engine:
 
     def _whole(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
         """Return each prompt as one chunk, in a cache of just their size."""
-        cache = self.new_cache(sum(num_pages(len(prompt)) * PAGE_TOKENS for prompt in prompts))
+        cache = self.new_cache(sum(in_pages(len(prompt)) for prompt in prompts))
         chunks = [Chunk(prompt, 0, []) for prompt in prompts]
         for chunk in chunks:
             cache.allocate(chunk.table, chunk.end)

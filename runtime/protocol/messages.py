@@ -1,6 +1,7 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
-    rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests
+    rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests; Load now and
+                          then, when what the rank has to do has changed
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Abort ends one; Dismissed
                           lets a draining rank end; Rejected ends it at once
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
@@ -10,13 +11,14 @@ A request: gateway --Prefill--> prefill rank --Token (the first)--> gateway
                                 prefill rank --Handover + KV--> decode rank --Token, Token, ...--> gateway
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 __all__ = [
     "Abort",
     "Accepted",
+    "Amount",
     "Claim",
     "Dismissed",
     "Embed",
@@ -28,6 +30,7 @@ __all__ = [
     "Handover",
     "HandoverReply",
     "Hello",
+    "Load",
     "Logprobs",
     "Place",
     "Prefill",
@@ -42,6 +45,7 @@ __all__ = [
 
 RankState = Literal["loading", "joining", "ready", "draining"]
 FinishReason = Literal["stop", "length"]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +108,22 @@ class State(_Message):
 
     state: RankState
     loaded: float = 1.0
+
+
+class Load(_Message):
+    """What a rank has to do, whoever asked for it.
+
+    Of its `num_requests`, `num_waiting` are outside the cache. `prompt_tokens` are not computed yet; core attention
+    forms `attention_pairs` of a query and a key for them. `kv_tokens` are the tokens of all requests so far, each
+    request's in whole pages. `arrived` are the requests that no Load on this connection included before.
+    """
+
+    num_requests: Amount
+    num_waiting: Amount
+    prompt_tokens: Amount
+    attention_pairs: Amount
+    kv_tokens: Amount
+    arrived: list[str]
 
 
 class Token(_Message):
@@ -210,7 +230,7 @@ class Wait(_Message):
     reason: str
 
 
-FromRank = Hello | State | Token | Embedding | Failed
+FromRank = Hello | State | Load | Token | Embedding | Failed
 FromGateway = Prefill | Embed | Abort | Dismissed | Rejected
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

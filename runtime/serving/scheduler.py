@@ -45,6 +45,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._arrived: list[str] = []
 
     def has_work(self) -> bool:
         """Return whether a request waits or runs."""
@@ -53,6 +54,12 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait."""
         self.waiting.append(request)
+        self._arrived.append(request.id)
+
+    def take_arrived(self) -> list[str]:
+        """Return the requests that came since this was called last, gone or not."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
 
     def schedule(self) -> Batch:
         """Return the next step's work, which may be empty."""

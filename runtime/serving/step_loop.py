@@ -16,8 +16,10 @@ from runtime.errors import RequestFailure
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.bounds import why_not_computable
-from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Handover, Sampling, Token
+from runtime.protocol.counting import attention_pairs
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Handover, Load, Sampling, Token
 from runtime.serving.constraint import Constraints
+from runtime.serving.load_report import LoadReport
 from runtime.serving.request import Request
 from runtime.serving.sampling import finish_reason, logprobs, sample
 from runtime.serving.scheduler import Batch, Scheduler
@@ -34,6 +36,9 @@ class Outbox(Protocol):
     def say(self, message: msgspec.Struct) -> None:
         """Tell the gateway something about a request."""
 
+    def say_load(self, load: Load) -> None:
+        """Tell the gateway what the rank has to do, and every gateway that calls after it."""
+
     def hand_over(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
         """Send a request and its KV to a decode rank."""
 
@@ -44,8 +49,8 @@ class StepCounters(Protocol):
     def watch_requests(self, scheduler: Scheduler) -> None:
         """Show the rank's requests and its KV cache from now on."""
 
-    def prompts_computed(self, num_tokens: int) -> None:
-        """Hear that a step computed `num_tokens` tokens of prompts."""
+    def prompts_computed(self, num_tokens: int, num_pairs: int) -> None:
+        """Hear that a step computed so many tokens of prompts, with so many pairs of core attention."""
 
 
 class Phase(ABC, Generic[Arriving]):
@@ -56,6 +61,7 @@ class Phase(ABC, Generic[Arriving]):
         self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
         self._constraints = Constraints(engine.checkpoint, engine.config.vocab_size)
         counters.watch_requests(self._scheduler)
+        self._report = LoadReport(self._scheduler, outbox.say_load)
 
     def receive(self, message: Arriving | Embed | Abort) -> None:
         """Take a request, or drop one that is no longer wanted."""
@@ -78,11 +84,18 @@ class Phase(ABC, Generic[Arriving]):
         """Return whether a request runs or waits."""
         return self._scheduler.has_work()
 
+    def tell_load(self) -> None:
+        """Tell the gateway what this rank has to do, if that has changed."""
+        self._report.tell()
+
     def step(self) -> None:
         """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
         batch = self._scheduler.schedule()
         logits, states = self._compute(batch)
-        self._counters.prompts_computed(sum(len(chunk.token_ids) for chunk in batch.prefilling))
+        self._counters.prompts_computed(
+            sum(len(chunk.token_ids) for chunk in batch.prefilling),
+            sum(attention_pairs(chunk.start, chunk.end) for chunk in batch.prefilling),
+        )
         chunks = (*batch.prefilling, *batch.decoding)
         for request, chunk, logits_V, state_D in zip(batch.requests, chunks, logits, states, strict=True):
             request.num_cached = chunk.end

@@ -1,8 +1,8 @@
 """The rank's line to the gateway: it presents itself, says its state, passes requests in and tokens out.
 
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
-again is simply called again: Hello and State are said anew on every connection. Tokens said while nobody listens are
-dropped: the gateway that asked for them is gone, and has failed their requests.
+again is simply called again: Hello, State and Load are said anew on every connection. Tokens said while nobody listens
+are dropped: the gateway that asked for them is gone, and has failed their requests.
 
 A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Rejected, State
+from runtime.protocol.messages import FromGateway, Hello, Load, Rejected, State
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 
 __all__ = ["GatewayLink"]
@@ -34,6 +34,7 @@ class GatewayLink:
         self._host, self._port = host, port
         self._hello = hello
         self._state = State("loading", 0.0)
+        self._load: Load | None = None
         self._receive = receive
         self._writer: asyncio.StreamWriter | None = None
 
@@ -67,6 +68,11 @@ class GatewayLink:
         self._state = state
         self.send(state)
 
+    def say_load(self, load: Load) -> None:
+        """Tell the load now and on every later connection. There, no request is new: each is an earlier one's."""
+        self._load = msgspec.structs.replace(load, arrived=[])
+        self.send(load)
+
     def repeat_state(self) -> None:
         """Tell the state again, which tells that this rank's steps go on."""
         self.send(self._state)
@@ -81,6 +87,8 @@ class GatewayLink:
             self._writer = writer
             self.send(self._hello)
             self.send(self._state)
+            if self._load is not None:
+                self.send(self._load)
             reader: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
             while (frame := await reader.read()) is not None:
                 if isinstance(frame[0], Rejected):

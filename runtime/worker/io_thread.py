@@ -20,7 +20,7 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure
 from runtime.kv.transfer import KvReceiver, KvSender
 from runtime.protocol.frames import PIECE_BYTES
-from runtime.protocol.messages import Abort, Failed, FromGateway, Handover, Hello, RankState, State
+from runtime.protocol.messages import Abort, Failed, FromGateway, Handover, Hello, Load, RankState, State
 from runtime.worker.gateway_connection import GatewayLink
 
 __all__ = ["Inbox", "Network"]
@@ -66,6 +66,10 @@ class Network:
     def say_still_here(self) -> None:
         """Tell the gateway that the steps of this rank go on."""
         self._soon(self._link.repeat_state)
+
+    def say_load(self, load: Load) -> None:
+        """Tell the gateway what this rank has to do."""
+        self._soon(self._link.say_load, load)
 
     def say_loaded(self, loaded: float) -> None:
         """Tell the gateway how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""

@@ -7,17 +7,27 @@
 A rank whose loop stands still holds up its whole unit: every turn begins with a collective. So all ranks of the unit
 say no, and whoever asks starts them again, once they have said so for longer than any step takes.
 
-A loop that turns tells the gateway so now and then (`tell_now_and_then`). From a rank that says nothing for longer than
-any step takes, the gateway expects no answer.
+A loop that turns tells the gateway so now and then (`tell_now_and_then`), and more often what it has to do. From a rank
+that says nothing for longer than any step takes, the gateway expects no answer.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 __all__ = ["Pulse"]
 
 MOMENT_S = 10.0  # assumed: most turns are shorter, and one that is longer is asked about again
 TELL_S = 10.0  # assumed: often enough beside the 30 s that a rank may be silent at least, and few messages
+
+
+@dataclass
+class _Telling:
+    """Something to tell now and then, and when it was told last."""
+
+    tell: Callable[[], None]
+    period_s: float
+    last_at: float
 
 
 class Pulse:
@@ -27,12 +37,11 @@ class Pulse:
         self._now = now
         self._has_weights = False
         self._last_turn: float | None = None
-        self._tell: Callable[[], None] = lambda: None
-        self._last_told = now()
+        self._telling: list[_Telling] = []
 
-    def tell_now_and_then(self, tell: Callable[[], None]) -> None:
-        """Call `tell` every `TELL_S`, from the thread of the loop, as long as it turns."""
-        self._tell = tell
+    def tell_now_and_then(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
+        """Call `tell` every `period_s`, from the thread of the loop, as long as it turns."""
+        self._telling.append(_Telling(tell, period_s, self._now()))
 
     def weights_are_loaded(self) -> None:
         """Say from now on that the rank has started."""
@@ -41,9 +50,10 @@ class Pulse:
     def turn(self) -> None:
         """Note that the loop begins another turn."""
         self._last_turn = now = self._now()
-        if now - self._last_told >= TELL_S:
-            self._last_told = now
-            self._tell()
+        for each in self._telling:
+            if now - each.last_at >= each.period_s:
+                each.last_at = now
+                each.tell()
 
     def is_moving(self) -> bool:
         """Return whether the rank has started and its loop, once begun, turned a moment ago."""

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
+from runtime.serving.load_report import load_of
 from runtime.serving.scheduler import Scheduler
 
 __all__ = ["RankMetrics"]
@@ -35,6 +36,12 @@ class RankMetrics:
         self._prompt_tokens = Counter(
             "tidemill_computed_prompt_tokens_total", "Prompt tokens computed here.", LABELS, registry=self.registry
         ).labels(*self._labels)
+        self._attention_pairs = Counter(
+            "tidemill_computed_attention_pairs_total",
+            "Pairs of core attention of prompts, in one head of one layer.",
+            LABELS,
+            registry=self.registry,
+        ).labels(*self._labels)
 
     def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float) -> None:
         """Count one request that was handed over and accepted."""
@@ -42,9 +49,10 @@ class RankMetrics:
         self._kv_framing.inc(framing_bytes)
         self._kv_seconds.observe(seconds)
 
-    def prompts_computed(self, num_tokens: int) -> None:
+    def prompts_computed(self, num_tokens: int, num_pairs: int) -> None:
         """Count one prefill step."""
         self._prompt_tokens.inc(num_tokens)
+        self._attention_pairs.inc(num_pairs)
 
     def watch_requests(self, scheduler: Scheduler) -> None:
         """Show the rank's requests and its KV cache from now on."""
@@ -65,9 +73,13 @@ class _SchedulerCounters:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; the metrics server calls it."""
         scheduler, cache = self._scheduler, self._scheduler.cache
+        load = load_of(scheduler, [])
         for name, meaning, value in (
             ("rank_requests_running", "Requests in the KV cache.", len(scheduler.running)),
             ("rank_requests_waiting", "Requests outside the KV cache.", len(scheduler.waiting)),
+            ("rank_prompt_tokens", "Prompt tokens that are not computed yet.", load.prompt_tokens),
+            ("rank_attention_pairs", "Pairs of core attention that these will form.", load.attention_pairs),
+            ("rank_kv_tokens", "Tokens of KV of all requests, in whole pages.", load.kv_tokens),
             ("kv_cache_usage_perc", "Pages in use, of 1.", 1 - cache.num_free_pages / cache.num_pages),
         ):
             gauge = GaugeMetricFamily(f"tidemill_{name}", meaning, labels=LABELS)

@@ -47,6 +47,7 @@ __all__ = ["Addresses", "run_rank"]
 
 PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
 LOADING_PARTS = 50  # of a rank's tensors: a bar that moves, and no message for each of 10,000 tensors
+LOAD_S = 0.1  # vLLM's coordinator tells loads as often (vllm/v1/engine/coordinator.py)
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
 
 
@@ -86,6 +87,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         network.say_state("ready")
         ready.set()
         pulse.tell_now_and_then(network.say_still_here)
+        pulse.tell_now_and_then(phase.tell_load, LOAD_S)
         step_until_left(phase, group, inbox, leaving, pulse)
 
 

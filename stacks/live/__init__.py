@@ -1,1 +1,1 @@
-"""What a plan's units do in a cluster right now."""
+"""What units do right now, and what their ranks have recorded."""

@@ -68,9 +68,10 @@ class Stream(asyncio.Protocol):
     """A client of one streamed completion, which counts its events and their gaps."""
 
     def __init__(self, step_ms, max_tokens, host="x"):
-        body = {"model": "m", "prompt": [5], "max_tokens": max_tokens, "stream": True, "seed": step_ms}
+        body = {"model": "m", "prompt": "mill", "max_tokens": max_tokens, "stream": True, "seed": step_ms}
         text = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(text)}\r\n\r\n"
+        kind = "Content-Type: application/json"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n{kind}\r\nContent-Length: {len(text)}\r\n\r\n"
         self._request = head.encode() + text
         self.num_events = 0
         self.worst_gap_s = 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from runtime.launch import Limits
-from runtime.protocol.messages import Abort, Prefill, Sampling, Token
+from runtime.protocol.messages import Abort, Load, Prefill, Sampling, Token
 from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
@@ -16,7 +16,7 @@ from runtime.serving.prefill import PrefillPhase
 __all__ = ["Limits", "Rank", "Wish", "answer_alone", "said_alone"]
 
 DECODE = ("127.0.0.1", 1)  # where the decode half is said to be
-NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens: None)
+NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens, num_pairs: None)
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Rank:
         kinds = {"mixed": [MixedPhase], "pair": [PrefillPhase, DecodePhase]}[kind]
         self.phases = [phase(engine, launch, self, NO_METRICS) for phase in kinds]
         self.said: dict[str, list[Token]] = {}
+        self.loads: list[Load] = []
         self.done: set[str] = set()
 
     @property
@@ -72,6 +73,9 @@ class Rank:
         self.said.setdefault(token.request_id, []).append(token)
         if token.finish_reason is not None:
             self.done.add(token.request_id)
+
+    def say_load(self, load):
+        self.loads.append(load)
 
     def hand_over(self, host, port, handover, latents):
         assert (host, port) == DECODE

@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from runtime.expert_parallel.group import Group, SoloGroup
-from runtime.kv.cache import PAGE_TOKENS
 from runtime.model.engine import Engine, EngineConfig
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint

@@ -13,6 +13,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter
 
 from runtime.expert_parallel.group import SoloGroup
+from runtime.gateway.rank_load import RankLimits, RequestSize
 from runtime.gateway.registry import Registry
 from runtime.kv.transfer import KvReceiver
 from runtime.launch import KvLayout
@@ -25,6 +26,7 @@ from runtime.protocol.messages import (
     FromLeader,
     Handover,
     Hello,
+    Load,
     Logprobs,
     Place,
     Prefill,
@@ -48,6 +50,7 @@ NUM_FRAMES, STEP_EVERY = 2000, 50
 LIMITS = Limits(max_requests=16, max_request_tokens=32, max_batch_tokens=64, kv_tokens=1024)
 SAMPLING = Sampling(2, 1.0, 0.9, 3, [7], num_logprobs=2)
 BYSTANDER = "bystander"
+SIZE = RequestSize(5, 5)
 DECODE_HELLO = Hello("decode-0", "decode", 0, 1, "node-0", 9, "sha256:unit", "sha256:kv", "127.0.0.1", 29600)
 
 
@@ -77,6 +80,9 @@ class Rank:
             self.others += 1
         elif isinstance(message, Token):
             self.tokens.append(message.token_id)
+
+    def say_load(self, load):
+        """Nobody tells loads here."""
 
     def hand_over(self, host, port, handover, latents):
         self.say(Token(handover.request_id, handover.first_token_id, None))
@@ -203,22 +209,23 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
     messages = [
         DECODE_HELLO,
         State("ready", 0.5),
+        Load(2, 1, 300, 45150, 384, ["a", "b"]),
         Token("mutated", 5, None, Logprobs(-0.5, [(1, -0.5)])),
         Failed("mutated", "no reason"),
     ]
 
     async def run():
         watch(rank)
-        registry = Registry("sha256:kv", 16, 150.0)
+        registry = Registry("sha256:kv", RankLimits(16, 4096, 0), 150.0)
         async with await asyncio.start_server(registry.serve, HOST, 0) as server:
             port = server.sockets[0].getsockname()[1]
             _, writer = await asyncio.open_connection(HOST, port)
             good = Hello("good", "mixed", 0, 1, "node-0", 7, "sha256:unit", "sha256:kv", None, None)
             writer.write(encode_frame(good) + encode_frame(State("ready")))
-            while registry.choose_ranks() is None:
+            while registry.choose_ranks(SIZE) is None:
                 await asyncio.sleep(0.01)
-            listener, _ = registry.choose_ranks()
-            listener.subscribe(BYSTANDER, lambda _, message: heard.append(message))
+            listener, _ = registry.choose_ranks(SIZE)
+            listener.subscribe(BYSTANDER, SIZE, lambda _, message: heard.append(message))
             for number, message in enumerate(messages):
                 hello = b"" if number == 0 else encode_frame(DECODE_HELLO)
                 for data in mutated_frames(message, b"", NUM_FRAMES // len(messages), seed=number):

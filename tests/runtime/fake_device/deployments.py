@@ -9,10 +9,10 @@ from planner.layout.layout import lay_out
 from planner.layout.memory import MemoryPlan, split_memory
 from planner.layout.working_memory import MAX_IMBALANCE
 from planner.spec.check import check_spec
-from runtime.kv.cache import PAGE_TOKENS
 from runtime.model.config import ModelConfig
 from runtime.model.forward_batch import Chunk
 from runtime.model.rope import Yarn
+from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.fake_device.ranks import FakeRank, FakeUnit
 
 __all__ = ["Deployment", "deployed"]

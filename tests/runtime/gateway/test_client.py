@@ -76,8 +76,8 @@ def test_work_of_a_client_that_left_is_not_begun():
             )
             left = request_of({"type": "http.disconnect"}, shared=shared)
             with pytest.raises(ClientDisconnect):
-                await app._in_thread(left, app.LARGE_BODY_BYTES + 1, lambda: begun.append("large"))
-            await app._in_thread(request_of(shared=shared), 5, lambda: begun.append("small"))
+                await app._worked_out(left, app.LARGE_BODY_BYTES + 1, lambda: begun.append("large"))
+            await app._worked_out(request_of(shared=shared), 5, lambda: begun.append("small"))
             may_end.set()
             await blocking
 

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from runtime.gateway.connections import Connections, Waits, serve_clients
 from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_small_heads
+from runtime.gateway.input_turns import InputTurns
 from runtime.protocol.sockets import listen
 from tests.runtime.gateway.conftest import ADDRESS, PATIENCE_S
 
@@ -42,7 +43,12 @@ async def endless(request):
     return StreamingResponse(parts())
 
 
-APP = with_small_heads(Starlette(routes=[Route("/well", well), Route("/endless", endless)]))
+async def size(request):
+    return PlainTextResponse(f"{len(await request.body())} bytes")
+
+
+ROUTES = [Route("/well", well), Route("/endless", endless), Route("/size", size, methods=["POST"])]
+APP = with_small_heads(Starlette(routes=ROUTES))
 
 
 @pytest.fixture
@@ -53,10 +59,10 @@ def serve(monkeypatch):
     def serve(behave, most=4, waits=SHORT):
         async def run():
             listener = listen(ADDRESS, 0, "http")
-            connections, state = Connections(most, waits), ServerState()
+            connections, state, turns = Connections(most, waits), ServerState(), InputTurns()
             config = uvicorn.Config(APP, ws="none", lifespan="off", log_config=None, log_level="error")
             taking = asyncio.ensure_future(
-                serve_clients(listener, connections, lambda: Http1(config, state, connections))
+                serve_clients(listener, connections, lambda: Http1(config, state, connections, turns))
             )
             port = listener.getsockname()[1]
             try:
@@ -129,6 +135,44 @@ def test_a_connection_ends_whatever_its_client_does_after_an_answer(serve, caplo
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def test_a_body_in_the_smallest_chunks_is_read_and_others_are_answered_meanwhile(serve, monkeypatch):
+    """It is taken in by slices; what comes after it is the next request."""
+    monkeypatch.setattr("runtime.gateway.input_turns.TURN_S", 0)
+    head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ended = []
+
+    async def say(open_connection):
+        (reader, writer), (other, other_writer) = await open_connection(), await open_connection()
+        writer.write(head + b"1\r\nx\r\n" * PIECE_BYTES + b"0\r\n\r\n" + GET)
+        other_writer.write(GET)
+        await asyncio.gather(ends(other, b"well"), ends(reader, b"%d bytes" % PIECE_BYTES))
+        await ends(reader, b"well")
+
+    async def ends(reader, answer):
+        await reader.readuntil(answer)
+        ended.append(answer)
+
+    serve(say, waits=Waits())
+
+    assert ended == [b"well", b"%d bytes" % PIECE_BYTES, b"well"]
+
+
+def test_a_client_that_closes_its_sending_half_has_left(serve):
+    """There is no other sign of that: its answer, which would go on for ever, is given up."""
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        writer.write(ENDLESS)
+        await reader.readuntil(b"chunked")
+        writer.write_eof()
+        await all_of(reader)
+        written.clear()
+        await asyncio.sleep(SHORT_S)
+        return len(written)
+
+    assert serve(say, waits=Waits()) == 0
+
+
 def test_requests_one_after_another_keep_their_connection(serve):
     """The time of a wait counts anew from each answer; requests may come before the answer to the last one."""
 
@@ -179,6 +223,27 @@ def test_who_waits_longest_makes_room(serve):
     answers = serve(fill, most=3, waits=Waits())
 
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
+
+
+def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeypatch):
+    """They are taken several at a time; each beyond the limit costs the one before it its place."""
+    counts, add = [], Connections.add
+
+    def counted(self, connection):
+        add(self, connection)
+        counts.append(len(self))
+
+    async def come(open_connection):
+        waiting = await asyncio.gather(*(open_connection() for _ in range(20)))
+        ended = [asyncio.ensure_future(all_of(reader)) for reader, _ in waiting]
+        while sum(future.done() for future in ended) < 17:
+            await asyncio.sleep(SHORT_S / 4)
+        return await asyncio.gather(*ended)
+
+    monkeypatch.setattr(Connections, "add", counted)
+    serve(come, most=3, waits=Waits(head_s=2 * SHORT_S))
+
+    assert max(counts) <= 3
 
 
 def test_when_all_are_being_answered_a_client_is_refused(serve):

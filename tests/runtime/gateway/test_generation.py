@@ -12,6 +12,7 @@ from runtime.gateway.generation import Generation
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Rank
+from runtime.gateway.rank_load import RankLimits
 from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
 
 HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -24,13 +25,13 @@ class Unit:
         writer = SimpleNamespace(
             write=lambda data: None, transport=SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: None)
         )
-        self.rank = Rank(HELLO, writer)
+        self.rank = Rank(HELLO, writer, RankLimits(16, 4096, 0))
         self.measured = CollectorRegistry()
         self._metrics = GatewayMetrics(self.measured, "tiny")
         self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"], num_token_ids=2)
 
     def ask(self, *stops):
-        registry = SimpleNamespace(room=lambda: 1, choose_ranks=lambda: (self.rank, self.rank))
+        registry = SimpleNamespace(room=lambda size: 1, choose_ranks=lambda size: (self.rank, self.rank))
         request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
         return Generation(Call((request,), num_prompt_tokens=1, stream=True), registry, self._tokenizer, self._metrics)
 
@@ -63,8 +64,8 @@ def test_a_reader_that_stalls_is_given_up(monkeypatch):
         answer = unit.ask()
         for _ in range(50):
             unit.say(0)
-        assert answer._arrivals.qsize() == 6
-        assert unit.rank.num_requests == 0
+        assert len(answer._arrived) == 6
+        assert unit.rank.load.work.num_requests == 0
         return await read(answer)
 
     text, error = asyncio.run(run())
@@ -90,6 +91,44 @@ def test_a_reader_that_keeps_up_reads_any_number(monkeypatch):
     assert asyncio.run(run()) == ("a" * 50 + "b", None)
 
 
+def test_tokens_that_came_together_are_read_without_waiting():
+    """A busy gateway writes them together; a failure that came with them is told by the next wait."""
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask()
+        unit.say(0)
+        unit.say(1)
+        unit.rank.fail_all("gone")
+        texts = [(await answer.next_delta()).text]
+        while (delta := answer.delta_here()) is not None:
+            texts.append(delta.text)
+        return texts, await read(answer)
+
+    texts, (rest, error) = asyncio.run(run())
+
+    assert (texts, rest) == (["a", "b"], "")
+    assert "gone" in error.message
+
+
+def test_a_prompt_goes_through_its_phases():
+    """Its first token ends the first phase and begins the second; before it, the first phase goes on."""
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask()
+        before = answer.phases
+        unit.say(0)
+        unit.say(1, "length")
+        return before, answer.phases
+
+    (waiting,), (prefill, decode) = asyncio.run(run())
+
+    assert [phase.name for phase in (waiting, prefill, decode)] == ["prefill", "prefill", "decode"]
+    assert {(phase.unit, phase.rank) for phase in (waiting, prefill, decode)} == {("mixed-0", 0)}
+    assert waiting.began == prefill.began < prefill.ended == decode.began < decode.ended
+
+
 def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
     """Its latency is measured like any other's; that of one whose reader left is not."""
 
@@ -105,7 +144,7 @@ def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
 
     text, error, unit = asyncio.run(run())
 
-    assert (text, error, unit.rank.num_requests) == ("aa", None, 0)
+    assert (text, error, unit.rank.load.work.num_requests) == ("aa", None, 0)
     assert unit.measure("e2e_request_latency_seconds_count") == 1
     assert unit.measure("num_requests_running") == 0
 

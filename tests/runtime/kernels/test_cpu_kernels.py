@@ -15,10 +15,10 @@ from runtime.kernels.cpu import kernels as cpu_kernels
 from runtime.kernels.cpu import ops as cpu_ops
 from runtime.kernels.cpu.ops import CpuOps, LoopOps, RowLoopOps
 from runtime.kernels.ops import Ops
-from runtime.kv.cache import PAGE_TOKENS
 from runtime.model.forward_batch import Chunk
 from runtime.model.layers import Linear
 from runtime.model.moe import LocalExperts
+from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.closeness import off_by
 from tests.runtime.on_cpu import TORCH_OPS, backend, new_cache
 

@@ -5,8 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.kv.cache import PAGE_TOKENS, num_pages, slot_mapping
+from runtime.kv.cache import slot_mapping
 from runtime.model.config import ModelConfig
+from runtime.protocol.counting import PAGE_TOKENS, num_pages
 from tests.runtime.on_cpu import TORCH_OPS, new_cache
 
 NUM_PAGES, NUM_LAYERS, LATENT_DIM = 5, 2, 5

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kv.cache import PAGE_TOKENS
 from runtime.model.forward_batch import Chunk
 from runtime.model.rope import Yarn
+from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.on_cpu import new_cache
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # FP32 sums in another order

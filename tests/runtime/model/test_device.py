@@ -11,10 +11,11 @@ from torch._subclasses import FakeTensorMode
 from runtime.expert_parallel.group import SoloGroup
 from runtime.kernels.backend import choose_backend
 from runtime.kernels.fp8 import E4M3
-from runtime.kv.cache import PAGE_TOKENS, LatentCache
+from runtime.kv.cache import LatentCache
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
 from runtime.model.mtp import MultiTokenPrediction
+from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.masked_dispatcher import use_masked_dispatch
 
 CUDA = torch.device("cuda")

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
 from runtime.kernels.fp8 import E4M3
-from runtime.kv.cache import PAGE_TOKENS
 from runtime.model import weights
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from runtime.model.mtp import MultiTokenPrediction
+from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime import mtp_reference as reference
 from tests.runtime.on_cpu import new_cache
 from tests.runtime.random_checkpoints import V3, write_checkpoint

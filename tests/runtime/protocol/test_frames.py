@@ -15,6 +15,7 @@ from runtime.errors import WireError, WireVersionError
 from runtime.protocol.frames import FRAME_PREFIX_BYTES, MAX_HEADER_BYTES, VERSION, FrameReader, encode_frame
 from runtime.protocol.messages import (
     Abort,
+    Amount,
     Claim,
     FromGateway,
     FromLeader,
@@ -32,6 +33,7 @@ PREFIX = struct.Struct("!4sHHIQ")
 # Text as JSON can carry it: no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 numbers = st.integers(-(2**63), 2**63 - 1)
+amounts = st.integers(0, 2**62)
 types = get_args(ANY_MESSAGE)
 st.register_type_strategy(str, texts)
 st.register_type_strategy(int, numbers)
@@ -40,8 +42,10 @@ st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False
 
 def built(kind):
     """Any value of a message type, by its annotations."""
-    fields = {name: st.from_type(kind.__annotations__[name]) for name in kind.__struct_fields__}
-    return st.builds(kind, **fields)
+    annotations = {name: kind.__annotations__[name] for name in kind.__struct_fields__}
+    return st.builds(
+        kind, **{name: amounts if each == Amount else st.from_type(each) for name, each in annotations.items()}
+    )
 
 
 st.register_type_strategy(Sampling, built(Sampling))
@@ -76,6 +80,45 @@ def test_frames_round_trip(frames):
     data = b"".join(encode_frame(message, len(payload)) + payload for message, payload in frames)
 
     assert read_all(data) == frames
+
+
+@given(st.lists(messages, min_size=1, max_size=6), st.data())
+def test_messages_come_out_whatever_pieces_they_come_in(messages, data):
+    """Those that are there without waiting, and those waited for, are together all of them in their order."""
+    sent = b"".join(map(encode_frame, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=5)))
+    pieces = [sent[start:end] for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+
+    async def read():
+        stream = asyncio.StreamReader()
+        reader, heard = FrameReader(stream, ANY_MESSAGE), []
+        feeding = asyncio.ensure_future(feed(stream))
+        while (frame := await reader.read()) is not None:
+            heard.append(frame[0])
+            while (message := reader.whole_here()) is not None:
+                heard.append(message)
+        await feeding
+        return heard
+
+    async def feed(stream):
+        for piece in pieces:
+            stream.feed_data(piece)
+            await asyncio.sleep(0)
+        stream.feed_eof()
+
+    assert asyncio.run(read()) == messages
+
+
+def test_what_came_together_is_there_without_waiting():
+    """The second of two messages in one piece; a third of which only the beginning is here is not."""
+
+    async def read():
+        stream = asyncio.StreamReader()
+        reader = FrameReader(stream, ANY_MESSAGE)
+        stream.feed_data(encode_frame(Abort("a")) + encode_frame(Abort("b")) + encode_frame(Abort("c"))[:-1])
+        return (await reader.read())[0], reader.whole_here(), reader.whole_here()
+
+    assert asyncio.run(read()) == (Abort("a"), Abort("b"), None)
 
 
 @given(messages, st.binary(min_size=1, max_size=50), st.data())
@@ -150,6 +193,7 @@ MESSAGES = {
     4: "49fb96c4a998b0b67d40a181a8736d28c5e162b0e73d2111c8e63209d68c2fe2",
     5: "5d6806c102ace8de06ab0651d5910ede189db5ff69f103c9f9cdc7203c6de979",
     6: "e0db8237fa430e295ddf1fe76501ef5f2ca3fa57dd809c930f1981f26943c9ca",
+    7: "f7074cda083bfa946db77a9ef82d7b255cefc2060b324a7668105b51c8b4fac4",
 }
 
 

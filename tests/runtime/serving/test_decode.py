@@ -29,8 +29,8 @@ def answers(config, *arrivals, steps=3, aborted=()):
     """Request id -> the tokens that decode said; Abort for those of `aborted` comes before anything else."""
     said = []
     launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256))
-    metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda _: None)
-    phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append), metrics)
+    metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda *_: None)
+    phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append, say_load=said.append), metrics)
     for message in (*map(Abort, aborted), *arrivals):
         phase.receive(message)
     for _ in range(steps):

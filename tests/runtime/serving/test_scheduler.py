@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kv.cache import PAGE_TOKENS, LatentCache, slot_mapping
+from runtime.kv.cache import LatentCache, slot_mapping
 from runtime.launch import Limits
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler

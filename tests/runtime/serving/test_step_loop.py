@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kv.cache import PAGE_TOKENS
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Failed, Sampling
 from tests.runtime.on_cpu import new_cache
 from tests.runtime.one_rank import Limits, Rank, Wish

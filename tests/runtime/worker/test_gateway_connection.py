@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import RuntimeFailure
 from runtime.protocol.frames import VERSION, FrameReader, encode_frame
-from runtime.protocol.messages import Abort, FromRank, Hello, Rejected, State
+from runtime.protocol.messages import Abort, FromRank, Hello, Load, Rejected, State
 from runtime.worker.gateway_connection import GatewayLink
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -44,6 +44,27 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
     asyncio.run(with_gateway(behave, use))
 
     assert heard == [[HELLO, State("loading", 0.4)]] * 2
+
+
+def test_a_rank_says_its_load_on_every_connection_with_no_request_that_is_new():
+    """A gateway that comes back hears what the rank still does for others; it has not asked for any of it yet."""
+    heard: list = []
+    twice = asyncio.Event()
+
+    async def behave(frames, writer):
+        heard.append([(await frames.read())[0] for _ in range(3)][2])
+        if len(heard) == 2:
+            twice.set()
+
+    async def use(link, received):
+        link.say_load(Load(1, 0, 5, 15, 64, ["earlier"]))
+        running = asyncio.create_task(link.run())
+        await twice.wait()
+        running.cancel()
+
+    asyncio.run(with_gateway(behave, use))
+
+    assert heard == [Load(1, 0, 5, 15, 64, [])] * 2
 
 
 def test_a_call_that_nobody_answers_is_made_again(monkeypatch):

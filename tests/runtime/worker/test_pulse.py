@@ -50,3 +50,16 @@ def test_a_loop_that_turns_tells_so_now_and_then():
     clock.now += 10 * TELL_S
 
     assert told == [1000 + TELL_S * times for times in range(1, 6)]
+
+
+def test_two_things_are_told_each_at_its_pace():
+    """What is told often does not make what is told seldom come sooner, nor later."""
+    clock, told = Clock(), []
+    pulse = Pulse(clock)
+    pulse.tell_now_and_then(lambda: told.append("seldom"), 1.0)
+    pulse.tell_now_and_then(lambda: told.append("often"), 0.25)
+    for _ in range(16):
+        clock.now += 0.125
+        pulse.turn()
+
+    assert told == (["often"] * 3 + ["seldom", "often"]) * 2

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.kv.cache import PAGE_TOKENS
 from runtime.launch import Limits, read_unit_launch
+from runtime.protocol.counting import PAGE_TOKENS, attention_pairs
 from runtime.protocol.messages import Sampling
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
@@ -47,3 +47,15 @@ def test_requests_pages_and_preemptions_are_shown(scheduler, sample):
     assert (sample("rank_requests_running"), sample("rank_requests_waiting")) == (1, 2)
     assert sample("kv_cache_usage_perc") == 3 / 4
     assert sample("num_preemptions_total") == 1
+
+
+def test_what_is_left_to_compute_and_all_kv_are_shown(scheduler, sample):
+    """Two prompts have 65 tokens, 60 of the first are computed: 5 of it are left, and each attends to all before."""
+    requests = [Request(str(n), [1] * (PAGE_TOKENS + 1), Sampling(99, 0.0, 1.0, 0, [])) for n in range(2)]
+    for request in requests:
+        scheduler.add(request)
+    requests[0].num_cached = 60
+
+    assert sample("rank_prompt_tokens") == 5 + 65
+    assert sample("rank_attention_pairs") == 61 + 62 + 63 + 64 + 65 + attention_pairs(0, 65)
+    assert sample("rank_kv_tokens") == 2 * 2 * PAGE_TOKENS

@@ -1,0 +1,119 @@
+"""OpenTelemetry's view of a completion or chat: one span for the call, and one for each phase of each of its prompts.
+
+    POST /v1/completions         from its arrival to its last token; its parent is the caller's `traceparent`
+    |-- prefill                  from the prompt's sending to its first token: unit and rank
+    `-- decode                   from the first token to the last: unit and rank
+
+Spans are made when a call has ended, from times that the gateway has anyway, so tokens cost nothing more. Nothing of
+what was said is in them. Without an endpoint in the environment there are none, and nothing is imported.
+Ranks send no spans: their phases are seen from here, the way of a token included.
+
+Sources: W3C Trace Context for `traceparent`; OpenTelemetry, "OTLP Exporter Configuration" for the variables and
+"Semantic conventions for generative AI" for the names that begin with gen_ai.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.errors import RuntimeFailure
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+__all__ = ["Phase", "Traces", "traces_from_environment"]
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+SERVICE = "tidemill-gateway"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of one prompt, at the rank that had it. Both times are of time.monotonic."""
+
+    name: str
+    unit: str
+    rank: int
+    began: float
+    ended: float
+
+
+class Traces:
+    """Makes a call's spans, and gives them to the provider's exporters."""
+
+    def __init__(self, provider: "TracerProvider", model_name: str) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("tidemill")
+        self._propagator = TraceContextTextMapPropagator()
+        self._model_name = model_name
+
+    def ended(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        request_id: str,
+        began: float,
+        phases: Sequence[Phase],
+        num_tokens: tuple[int, int],
+        *,
+        is_answered: bool,
+    ) -> None:
+        """Tell of a call that is over. `num_tokens` are the prompts' and the answers'; `began` is of time.monotonic."""
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        started_at_ns = time.time_ns() - time.monotonic_ns()  # when the monotonic clock began
+
+        def ns(moment: float) -> int:
+            return started_at_ns + int(moment * 1e9)
+
+        call = self._tracer.start_span(
+            f"POST {path}",
+            self._propagator.extract(headers),
+            SpanKind.SERVER,
+            {
+                "tidemill.request_id": request_id,
+                "gen_ai.request.model": self._model_name,
+                "gen_ai.usage.input_tokens": num_tokens[0],
+                "gen_ai.usage.output_tokens": num_tokens[1],
+            },
+            start_time=ns(began),
+        )
+        for phase in phases:
+            where: dict[str, str | int] = {
+                "tidemill.request_id": request_id,
+                "tidemill.unit": phase.unit,
+                "tidemill.rank": phase.rank,
+            }
+            part = self._tracer.start_span(
+                phase.name, set_span_in_context(call), attributes=where, start_time=ns(phase.began)
+            )
+            part.end(ns(phase.ended))
+        if not is_answered:
+            call.set_status(StatusCode.ERROR, "given up")
+        call.end()
+
+    def close(self) -> None:
+        """Send what is not sent yet."""
+        self._provider.shutdown()
+
+
+def traces_from_environment(model_name: str) -> Traces | None:
+    """Return where spans go by OpenTelemetry's own variables; None if no endpoint is set. Raise RuntimeFailure."""
+    endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), None)
+    if endpoint is None:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise RuntimeFailure(f"{endpoint} is set, but {error.name} is missing: install tidemill[otel]") from None
+    resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Traces(provider, model_name)

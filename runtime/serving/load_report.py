@@ -1,0 +1,46 @@
+"""What a rank has to do, told to the gateway when it has changed.
+
+The gateway itself counts what it gave a rank. From here it learns what it cannot know: how far long prompts are, and
+what other gateways asked for (`gateway/ledger.py`).
+"""
+
+from collections.abc import Callable
+
+from runtime.protocol.counting import attention_pairs, in_pages
+from runtime.protocol.messages import Load
+from runtime.serving.scheduler import Scheduler
+
+__all__ = ["LoadReport", "load_of"]
+
+
+class LoadReport:
+    """Tells the load of one rank through `say`."""
+
+    def __init__(self, scheduler: Scheduler, say: Callable[[Load], None]) -> None:
+        self._scheduler, self._say = scheduler, say
+        self._last: Load | None = None
+
+    def tell(self) -> None:
+        """Tell the load, unless it is what was told last."""
+        load = load_of(self._scheduler, self._scheduler.take_arrived())
+        if load != self._last:
+            self._last = load
+            self._say(load)
+
+
+def load_of(scheduler: Scheduler, arrived: list[str]) -> Load:
+    """Return what the requests of `scheduler` need, of which those that `arrived` are new.
+
+    The thread of the metrics port may ask too: the lists are copied at once.
+    """
+    running = list(scheduler.running)
+    requests = [*running, *scheduler.waiting]
+    left = [(request.num_cached, len(request.prompt_ids)) for request in requests if request.is_prefilling]
+    return Load(
+        num_requests=len(requests),
+        num_waiting=len(requests) - len(running),
+        prompt_tokens=sum(end - begin for begin, end in left),
+        attention_pairs=sum(attention_pairs(begin, end) for begin, end in left),
+        kv_tokens=sum(in_pages(request.num_tokens) for request in requests),
+        arrived=arrived,
+    )

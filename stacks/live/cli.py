@@ -1,0 +1,61 @@
+"""The `tidemill experts` command as it is with --from: this file prints, and the room asks the ranks."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.cli import add_command, add_format, print_json
+from planner.problems.output import require_writable, write_result
+
+__all__ = ["add_recorded", "asks_ranks"]
+
+FROM = "--from"
+
+
+def asks_ranks(words: Sequence[str]) -> bool:
+    """Return whether the command line is that of `experts` with --from."""
+    return list(words[:1]) == ["experts"] and any(word.partition("=")[0] == FROM for word in words)
+
+
+def add_recorded(commands: Any) -> None:
+    """Add `experts` as it is with --from: it asks ranks, where the planner's own makes a map."""
+    recorded = add_command(
+        commands,
+        "experts",
+        "save the loads that ranks have recorded",
+        "Save the loads of experts that running ranks have counted, as a file for expert_load.file of a spec and for "
+        "LOADS of this command.",
+    )
+    recorded.add_argument(
+        FROM,
+        dest="urls",
+        action="append",
+        required=True,
+        metavar="URL",
+        help="a rank's metrics (http://HOST:PORT/metrics), once for each rank, or a Prometheus that has them all",
+    )
+    recorded.add_argument("--model", metavar="NAME", help="the model, where ranks of several have recorded loads")
+    recorded.add_argument("-o", dest="output", type=Path, metavar="LOADS.json", required=True, help="the file to write")
+    add_format(recorded)
+    recorded.set_defaults(command=_recorded)
+
+
+def _recorded(arguments: argparse.Namespace) -> None:
+    from stacks.live.recorded import read_recorded  # loads an HTTP client, which nothing else here needs
+
+    require_writable(arguments.output)
+    found = read_recorded(arguments.urls, arguments.model)
+    write_result(arguments.output, json.dumps(found.loads) + "\n")
+    size = {
+        "layers": len(found.loads),
+        "experts": len(found.loads[0]),
+        "rows": found.num_rows,
+        "ranks": found.num_ranks,
+    }
+    if arguments.format == "json":
+        print_json({"file": str(arguments.output), **size})
+    else:
+        said = "{rows:,} rows of {experts} experts in {layers} MoE layers, from {ranks} ranks".format(**size)
+        print(f"{arguments.output}: {said}")

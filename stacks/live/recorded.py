@@ -1,0 +1,157 @@
+"""The loads of experts as running ranks have counted them: `tidemill experts --from URL`, for the next plan.
+
+    http://NODE:9400/metrics    the metrics of one rank; those of all ranks of a unit are added up
+    http://PROMETHEUS:9090      a Prometheus, which has scraped them all
+
+A rank counts the rows that each of its slots computed, from its start on. Summed over slots and ranks they are the
+loads of logical experts: what `expert_load.file` of a spec and `tidemill experts LOADS` read. SGLang's recorder writes
+a file on its server, which both read as it is (`planner/facts/loads.py`).
+It does not know which ranks there are: an expert of which nobody told is found out, a replica is not.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from planner.problems.errors import TidemillError, Violation
+
+__all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
+
+METRIC = "tidemill_expert_rows_total"
+QUERY = f"sum by (model_name, unit, rank, moe_layer, expert) ({METRIC})"
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 2**28  # a DeepSeek-V3 on 300 ranks has 160,000 samples, of 150 bytes each
+LINE = re.compile(METRIC + r"\{(.*)\} (\S+)")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+MAX_LAYERS, MAX_EXPERTS = 2**10, 2**12  # assumed: whoever answers with more is no rank
+
+
+class RecordedError(TidemillError):
+    """There are no recorded loads to be had. `rule` starts with its id."""
+
+    exit_status = 1
+
+    def __init__(self, rule: str, reason: str, fix: str) -> None:
+        super().__init__([Violation("", None, rule, reason, fix).at("tidemill experts")])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows that one rank computed of one expert."""
+
+    model: str
+    rank: tuple[str, str]
+    layer: int
+    expert: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class RecordedLoads:
+    """Rows that logical experts computed, `[num_moe_layers][num_logical_experts]`, and how many ranks told of them."""
+
+    loads: tuple[tuple[int, ...], ...]
+    num_ranks: int
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all experts in all layers."""
+        return sum(map(sum, self.loads))
+
+
+def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoads:
+    """Return what is recorded at all `urls` together, of `model` if several are. Raise RecordedError."""
+    samples = [sample for url in urls for sample in _samples(url)]
+    models = sorted({sample.model for sample in samples})
+    if not samples:
+        raise RecordedError(
+            f"R113 --from must have samples of {METRIC}",
+            f"there are none at {', '.join(urls)}",
+            "give a rank's metrics, on its own port, or a Prometheus that scrapes the ranks",
+        )
+    if model not in models and (model is not None or len(models) > 1):
+        reason = f"ranks of {', '.join(models)} have recorded loads there"
+        raise RecordedError("R114 --model must be one of the models", reason, f"for example --model {models[0]}")
+    of_model = [sample for sample in samples if model in (None, sample.model)]
+    return RecordedLoads(_summed(of_model), len({sample.rank for sample in of_model}))
+
+
+def _summed(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
+    rows: Counter[tuple[int, int]] = Counter()
+    for sample in samples:
+        rows[sample.layer, sample.expert] += sample.rows
+    num_layers, num_experts = (max(place) + 1 for place in zip(*rows, strict=True))
+    absent = [place for place in product(range(num_layers), range(num_experts)) if place not in rows]
+    if absent:
+        layer, expert = absent[0]
+        reason = f"nobody told of expert {expert} in MoE layer {layer}, one of {len(absent):,} that are missing"
+        raise RecordedError("R115 --from must cover every expert", reason, "give --from URL once for each rank")
+    return tuple(tuple(rows[layer, expert] for expert in range(num_experts)) for layer in range(num_layers))
+
+
+def _samples(url: str) -> Iterator[Sample]:
+    try:
+        is_rank = urlsplit(url).path.endswith("/metrics")
+        asked = url if is_rank else f"{url.rstrip('/')}/api/v1/query?{urlencode({'query': QUERY})}"
+        answer = _ask(asked)
+        told = _of_text(answer.decode()) if is_rank else _of_prometheus(json.loads(answer))
+        yield from (_sample(labels, value) for labels, value in told)
+    except (urllib3.exceptions.HTTPError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise RecordedError(
+            f"R112 --from ({url}) must be the metrics of a rank, or a Prometheus",
+            _said(error),
+            "for example http://127.0.0.2:9400/metrics, or http://prometheus:9090",
+        ) from None
+
+
+def _ask(url: str) -> bytes:
+    """Return the answer. Raise HTTPError or ValueError."""
+    pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False)
+    response = pool.request("GET", url, preload_content=False)
+    try:
+        answer: bytes = response.read(MAX_ANSWER_BYTES + 1, decode_content=True)
+    finally:
+        response.release_conn()
+    if response.status != 200:
+        raise ValueError(f"it answers with status {response.status}")
+    if len(answer) > MAX_ANSWER_BYTES:
+        raise ValueError(f"its answer has more than {MAX_ANSWER_BYTES:,} bytes")
+    return answer
+
+
+def _sample(labels: Mapping[str, str], value: str) -> Sample:
+    """Return what a series says. Raise KeyError or ValueError."""
+    layer, expert, rows = int(labels["moe_layer"]), int(labels["expert"]), int(float(value))
+    if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and rows >= 0):
+        raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows} rows")
+    return Sample(labels["model_name"], (labels["unit"], labels["rank"]), layer, expert, rows)
+
+
+def _of_text(text: str) -> Iterator[tuple[dict[str, str], str]]:
+    """Yield the samples of Prometheus' text format."""
+    for line in text.splitlines():
+        if found := LINE.fullmatch(line):
+            yield dict(LABEL.findall(found[1])), found[2]
+
+
+def _of_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
+    """Yield the samples of a Prometheus' answer to an instant query."""
+    for series in answer["data"]["result"]:
+        yield series["metric"], series["value"][1]
+
+
+def _said(error: Exception) -> str:
+    """Return the error in words, without the addresses of objects that urllib3 puts before them."""
+    if isinstance(error, urllib3.exceptions.NewConnectionError):
+        return "nobody answers there"
+    if isinstance(error, urllib3.exceptions.TimeoutError):
+        return f"it does not answer within {TIMEOUT_S:g} s"
+    return str(error) if type(error) is ValueError else "its answer is neither"

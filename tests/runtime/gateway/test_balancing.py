@@ -1,0 +1,82 @@
+"""A real gateway chooses ranks by what they report. The ranks are fakes that answer when told."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from runtime.protocol.messages import Load, State, Token
+
+KV_TOKENS = 4096  # of each rank, as the gateway's launch file says
+
+
+class Pair:
+    """A prefill and a decode unit of two ready ranks each, and calls that wait for their answers."""
+
+    def __init__(self, gateway, join, client, until, pool):
+        self._gateway, self._client, self._until, self._pool = gateway, client, until, pool
+        self._calls = []
+        self.prefill, self.decode = (
+            [join(unit=f"{phase}-{id(self)}", phase=phase, num_ranks=2, rank=rank) for rank in range(2)]
+            for phase in ("prefill", "decode")
+        )
+        for rank in (*self.prefill, *self.decode):
+            rank.say(State("ready"))
+        until(lambda: gateway.ready_report()["ready"], "the units are ready")
+
+    def ask(self, num_tokens):
+        """The number of the prefill rank that gets a prompt of so many tokens."""
+        asked = {"model": "org/tiny", "prompt": [5] * num_tokens, "max_tokens": 5}
+        call = self._pool.submit(self._client.completions.create, **asked)
+        heard = self._until(lambda: [n for n in range(2) if not self.prefill[n].heard.empty()], "the prompt is sent")
+        self._calls.append((call, heard[0], self.prefill[heard[0]].hear()))
+        return heard[0]
+
+    def answer_all(self):
+        """Give every call its one token."""
+        for call, number, prompt in self._calls:
+            self.prefill[number].say(Token(prompt.request_id, 70, "length"))
+            assert call.result(10).usage.completion_tokens == 1
+
+    def report(self, rank, load):
+        """Let the rank say what it has, and wait until the gateway has read that and what came after it."""
+        rank.say(load)
+        rank.say(State("ready", 0.5))
+        self._until(lambda: self._loaded(rank.hello) == 0.5, "the load is read")
+
+    def _loaded(self, hello):
+        (unit,) = [unit for unit in self._gateway.ready_report()["units"] if unit["unit"] == hello.unit]
+        return unit["ranks"][hello.rank]["loaded"]
+
+
+@pytest.fixture
+def ranks(gateway, join, client, until):
+    with ThreadPoolExecutor() as pool:
+        pair = Pair(gateway, join, client, until, pool)
+        yield pair
+        pair.answer_all()
+
+
+def test_short_prompts_stay_away_from_a_long_one(ranks):
+    """Three of five tokens go where nobody computes a hundred, though that rank has more requests in the end."""
+    long = ranks.ask(100)
+
+    assert {ranks.ask(5) for _ in range(3)} == {1 - long}
+
+
+def test_what_a_rank_reports_counts(ranks):
+    """A rank that has another gateway's prompts gets none of this one's while its peer has none."""
+    ranks.report(ranks.prefill[1], Load(3, 0, 300, 30000, 0, []))
+
+    assert {ranks.ask(5) for _ in range(3)} == {0}
+
+
+def test_a_full_cache_takes_as_many_as_may_wait_and_no_more(ranks, client):
+    """Two decode ranks without KV let two requests each wait; the fifth is told to come again."""
+    for rank in ranks.decode:
+        ranks.report(rank, Load(1, 0, 0, 0, KV_TOKENS, []))
+    for _ in range(4):
+        ranks.ask(5)
+
+    with pytest.raises(openai.RateLimitError, match="there is room for 0 more requests now"):
+        client.completions.create(model="org/tiny", prompt=[5, 6], max_tokens=5)

@@ -1,0 +1,140 @@
+"""Recorded loads, from ranks' metrics and from a Prometheus; both answer from a small server here."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from planner.facts.loads import read_loads
+from stacks import cli
+from stacks.live.recorded import METRIC, QUERY, RecordedError, read_recorded
+
+LABELS = ("model_name", "unit", "rank", "moe_layer", "slot", "expert")
+ODD = 'a "model", {odd} \\ one'
+
+
+def slots(rank, experts, model="m"):
+    """Samples of a rank: two MoE layers, a slot for each of `experts`; its rows are its number, and 10 more a layer."""
+    return [
+        ((model, "mixed-0", str(rank), str(layer), str(slot), str(expert)), 10 * layer + expert)
+        for layer in range(2)
+        for slot, expert in enumerate(experts)
+    ]
+
+
+def text_of(samples):
+    registry = CollectorRegistry()
+    rows = Counter(METRIC, "Rows computed.", LABELS, registry=registry)
+    for labels, count in samples:
+        rows.labels(*labels).inc(count)
+    return generate_latest(registry)
+
+
+def answer_of(samples):
+    result = [{"metric": dict(zip(LABELS, labels, strict=True)), "value": [1.5, str(n)]} for labels, n in samples]
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+
+
+PAGES = {
+    "/0/metrics": text_of(slots(0, [0, 1])),
+    "/1/metrics": text_of(slots(1, [1, 2])),
+    "/odd/metrics": text_of(slots(0, [0], ODD)),
+    "/none/metrics": b"# HELP up\nup 1\n",
+    "/huge/metrics": text_of([(("m", "u", "0", "99999999", "0", "0"), 1)]),
+    "/prometheus/api/v1/query": answer_of(slots(0, [0, 1]) + slots(1, [1, 2])),
+    "/html/api/v1/query": b"<html>",
+    "/list/api/v1/query": b"[]",
+    "/nan/api/v1/query": answer_of([(labels, "NaN") for labels, _ in slots(0, [0])]),
+}
+asked = []
+
+
+@pytest.fixture(scope="module")
+def url():
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            page = PAGES.get(urlsplit(self.path).path)
+            self.send_response(404 if page is None else 200)
+            self.end_headers()
+            self.wfile.write(page or b"")
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_loads_are_those_of_all_ranks_together(url):
+    """Expert 1 has a replica on both ranks; its rows are added up."""
+    found = read_recorded([f"{url}/0/metrics", f"{url}/1/metrics"])
+
+    assert found.loads == ((0, 2, 2), (10, 22, 12))
+    assert found.num_ranks == 2
+
+
+def test_a_prometheus_is_asked_once_for_all(url):
+    """It answers as the ranks themselves do."""
+    found = read_recorded([f"{url}/prometheus"])
+
+    assert found == read_recorded([f"{url}/0/metrics", f"{url}/1/metrics"])
+    assert parse_qs(urlsplit(asked[-3]).query) == {"query": [QUERY]}
+
+
+def test_what_is_saved_is_what_the_planner_reads(url, tmp_path, capsys):
+    """The file's loads come out of `read_loads` as they went in."""
+    file = tmp_path / "loads.json"
+    status = cli.main(["experts", "--from", f"{url}/0/metrics", f"--from={url}/1/metrics", "-o", str(file)])
+
+    assert status == 0
+    assert read_loads(file, "loads.json").loads == ((0, 2, 2), (10, 22, 12))
+    assert capsys.readouterr().out == f"{file}: 48 rows of 3 experts in 2 MoE layers, from 2 ranks\n"
+
+
+def test_a_models_name_is_any_text(url):
+    """Prometheus' quoting is read; the name chooses among several models."""
+    urls = [f"{url}/0/metrics", f"{url}/odd/metrics"]
+
+    assert read_recorded(urls, model="m").loads == ((0, 1), (10, 11))
+    with pytest.raises(RecordedError, match="R114"):
+        read_recorded(urls)
+    with pytest.raises(RecordedError, match="R114"):
+        read_recorded(urls[:1], model="n")
+    assert read_recorded(urls[1:]).num_rows == 10
+
+
+@pytest.mark.parametrize(
+    ("page", "rule", "reason"),
+    [
+        ("/1/metrics", "R115", "nobody told of expert 0 in MoE layer 0, one of 2 that are missing"),
+        ("/none/metrics", "R113", "there are none at"),
+        ("/gone/metrics", "R112", "it answers with status 404"),
+        ("/html", "R112", "its answer is neither"),
+        ("/list", "R112", "its answer is neither"),
+        ("/nan", "R112", "cannot convert float NaN to integer"),
+        ("/huge/metrics", "R112", "expert 0 of MoE layer 99999999 cannot have 1 rows"),
+    ],
+)
+def test_what_is_no_record_is_said(url, page, rule, reason):
+    """In one sentence, and nothing is written."""
+    with pytest.raises(RecordedError) as error:
+        read_recorded([url + page])
+
+    (problem,) = error.value.problems
+    assert problem.rule.startswith(rule)
+    assert reason in problem.reason
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/metrics", "ftp://127.0.0.1/metrics", "metrics", "http://[/metrics"]
+)
+def test_where_nobody_answers_is_said(url):
+    """A closed port, another protocol, and what is no URL."""
+    with pytest.raises(RecordedError, match="R112"):
+        read_recorded([url])
